@@ -1,0 +1,122 @@
+# The front door. `make` prints the targets and variables below; `make -n ppo` prints the commands without running them.
+#
+# Each stage target calls `rlhf run STAGE`, after the stages that it builds on. The runner knows what is done already,
+# so a second `make ppo` costs seconds. Text behind `##` is what `make` prints: one line for each target and variable.
+
+## HW         hardware the recipe is made for: cpu, 4090, h100, ... (see `make recipes`) [cpu]
+HW ?= cpu
+## RECIPE     folder of a recipe version, instead of HW: recipes/cpu-tiny/v1
+RECIPE ?=
+## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
+DATA ?=
+## OUT        root of the run directories [runs; with DATA or SEED a root of their own: runs/data-a/seed-1]
+OUT ?= $(OUT_DEFAULT)
+## SEED       seed, instead of the recipe's
+SEED ?=
+## SEEDS      seeds for `make reproduce` ["0 1 2"]
+SEEDS ?= 0 1 2
+## SET        recipe values to change for this run: "ppo.steps=10 ppo.kl_coef=0.1"
+SET ?=
+## RESUME     1: go on from the last checkpoint of an interrupted stage
+RESUME ?=
+## REPORT_TO  tensorboard, trackio, wandb (install the last two yourself) or none: where metrics also go [none]
+REPORT_TO ?=
+## PYTHON     the interpreter that `make setup` starts from, 3.11 to 3.13 [python3]
+PYTHON ?= python3
+## VENV       where the packages are installed [.venv]
+VENV ?= .venv
+## EXTRAS     optional parts to install [dev,tracking; also gpu unless the recipe is for cpu]
+EXTRAS ?= dev,tracking$(if $(findstring cpu,$(or $(RECIPE),$(HW))),,$(comma)gpu)
+## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
+PIP_ARGS ?=
+## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
+TEST_ARGS ?=
+
+STAGES  := pretrain sft rm ppo dpo eval merge
+TARGETS := help setup recipes data-check $(STAGES) all reproduce test lint lock clean
+
+.PHONY: $(TARGETS)
+.DEFAULT_GOAL := help
+.NOTPARALLEL: # one GPU: stages never run side by side, whatever -j says
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+comma := ,
+
+# A mistyped target gets a clear answer, also where a folder has that name (make would call it up to date).
+$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make` alone lists them))
+
+##@ Start
+help: ## this list
+	@echo 'Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=4090'
+	@awk -F ':.*## ' '/^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@echo; echo 'Variables [default]'
+	@sed -n 's/^## /  /p' Makefile
+setup: $(VENV)/.ready-$(EXTRAS) ## make .venv with the locked packages; the other targets do it when needed
+recipes: setup ## list the recipes
+	@$(VENV)/bin/rlhf recipes
+data-check: setup ## read the files in DATA and report what is wrong with them
+	@$(VENV)/bin/rlhf data check $(if $(DATA),$(foreach f,$(DATA_FILES),'$(f)'),$(error data-check needs DATA="file ..."))
+
+##@ Train (a stage first runs the ones that it builds on, unless they are done)
+pretrain: setup     ## a small base model from nothing, for recipes that do not start from a published one
+sft: setup pretrain ## supervised fine-tuning
+rm: setup sft       ## reward model, from pairs of a chosen and a rejected answer
+ppo: setup sft rm   ## PPO: train the policy against the reward model
+dpo: setup sft      ## DPO: train the policy on the pairs themselves
+eval: setup ppo     ## evaluate the trained models
+merge: setup ppo    ## merge the trained adapter into its base model
+all: setup ppo dpo eval merge ## every stage of the recipe
+reproduce: setup    ## the recipe once for each of SEEDS, against its published figures
+	@$(VENV)/bin/rlhf reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))
+
+$(STAGES):
+	@$(VENV)/bin/rlhf run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(resume) $(if_needed))
+
+recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
+options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(foreach s,$(SET),--set '$(s)')
+seed      = $(if $(SEED),--seed $(SEED))
+report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
+resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
+if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
+
+no_file     = DATA: there is no file '$(f)'. A name with spaces cannot pass through make: use `rlhf run --data`
+DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
+
+# Runs on other data or with another seed get a root of their own: runs/data-a, runs/seed-1, runs/data-a/seed-1.
+OUT_DEFAULT = runs$(addprefix /data-,$(data_name))$(addprefix /seed-,$(SEED))
+data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES)))))
+
+##@ Develop
+test: setup ## run the tests
+	@$(VENV)/bin/python -m pytest $(TEST_ARGS)
+lint: setup ## ruff and mypy
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+lock: $(VENV)/bin/pip ## pin the versions in requirements/cpu.txt, after a change in pyproject.toml
+	@$(VENV)/bin/pip install --quiet $(PIP_ARGS) uv
+	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh
+clean: ## remove caches and build leftovers; never runs/ or .venv
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find $(wildcard rlhf bench tests) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- the environment: .venv, with a stamp in it that says which EXTRAS are installed from the files as they are now
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c '$(right_python)' 2>/dev/null || { echo "$(other_python)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(no_venv)" >&2; exit 1; }
+	@echo "setup: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-%: pyproject.toml requirements/cpu.txt | $(VENV)/bin/pip
+	@echo 'setup: installing rlhf[$(EXTRAS)] at the versions in requirements/cpu.txt; the first time takes minutes'
+	@$(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$(EXTRAS)]' | sed -nu '$(progress)'
+	@$(VENV)/bin/python -c '$(summary)'
+	@touch $@
+
+right_python = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+other_python = setup: needs Python 3.11, 3.12 or 3.13, which $(PYTHON) is not. Try: make setup PYTHON=python3.12
+no_venv      = setup: $(PYTHON) lacks the venv module (on Debian and Ubuntu: apt install python3-venv)
+progress     = s/^ *\(Downloading .* MB)\).*/  \1/p; s/^Installing collected.*/  Unpacking/p
+summary      = import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name(); \
+               print(f"setup: done, torch {torch.__version__}, GPU: {gpu or None}")

@@ -1,0 +1,269 @@
+"""The front door: what `make` prints, and which commands each target runs."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
+TARGETS = ["help", "setup", *STAGES, "all", "reproduce", "recipes", "data-check", "test", "lint", "lock", "clean"]
+VARIABLES = re.findall(r"^([A-Z_]+) \?=", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+def make(*arguments) -> subprocess.CompletedProcess:
+    """Run make in the checkout, with nothing handed down from a make or a shell that runs these tests."""
+    handed_down = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", *VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in handed_down}
+    command = ["make", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def calls(*arguments) -> list[list[str]]:
+    """The arguments of each `rlhf` command that make would run, in order."""
+    result = make("-n", *arguments)
+    assert result.returncode == 0, result.stderr
+    commands = [shlex.split(line) for line in result.stdout.splitlines() if "/bin/rlhf " in line]
+    return [words for program, *words in commands if program == ".venv/bin/rlhf"]
+
+
+def option(words: list[str], name: str) -> list[str]:
+    """Each value that an option is given."""
+    return [value for flag, value in pairwise(words) if flag == name]
+
+
+# ---- help ----
+
+
+def test_help_is_what_make_alone_prints():
+    assert make().stdout == make("help").stdout
+
+
+@pytest.mark.parametrize("name", [*TARGETS, *VARIABLES])
+def test_help_has_one_line_for_each_target_and_variable(name):
+    lines = [line for line in make("help").stdout.splitlines() if re.match(rf"  {name} +\S", line)]
+    assert len(lines) == 1
+    assert len(lines[0]) <= 120
+
+
+def test_the_variables_people_use_are_there():
+    promised = "HW RECIPE DATA OUT SEED SEEDS SET RESUME REPORT_TO PYTHON VENV PIP_ARGS"
+    assert set(promised.split()) <= set(VARIABLES)
+
+
+# ---- the stages ----
+
+
+def test_ppo_runs_the_stages_before_it_first():
+    assert calls("ppo", "HW=cpu") == [
+        ["run", "pretrain", "--hw", "cpu", "--out", "runs", "--if-needed"],
+        ["run", "sft", "--hw", "cpu", "--out", "runs", "--if-needed"],
+        ["run", "rm", "--hw", "cpu", "--out", "runs", "--if-needed"],
+        ["run", "ppo", "--hw", "cpu", "--out", "runs"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("pretrain", "pretrain"),
+        ("sft", "pretrain sft"),
+        ("rm", "pretrain sft rm"),
+        ("dpo", "pretrain sft dpo"),
+        ("eval", "pretrain sft rm ppo evaluate"),
+        ("merge", "pretrain sft rm ppo merge"),
+        ("all", "pretrain sft rm ppo dpo evaluate merge"),
+    ],
+)
+@pytest.mark.parametrize("jobs", ["-j1", "-j8"])
+def test_stage_order(target, expected, jobs):
+    assert [words[1] for words in calls(target, jobs)] == expected.split()
+
+
+def test_all_asks_for_no_stage_in_particular():
+    assert all("--if-needed" in words for words in calls("all"))
+
+
+def test_hardware_is_cpu_unless_given():
+    assert calls("ppo") == calls("ppo", "HW=cpu")
+    assert {value for words in calls("ppo", "HW=4090") for value in option(words, "--hw")} == {"4090"}
+
+
+def test_recipe_overrides_hardware():
+    for words in calls("ppo", "HW=4090", "RECIPE=recipes/cpu-tiny/v1"):
+        assert option(words, "--recipe") == ["recipes/cpu-tiny/v1"]
+        assert "--hw" not in words
+
+
+def test_every_stage_gets_the_same_options():
+    for words in calls("ppo", "SEED=3", "SET=ppo.steps=2 sft.lr=[1,2]", "RESUME=1", "REPORT_TO=tensorboard"):
+        assert option(words, "--seed") == ["3"]
+        assert option(words, "--set") == ["ppo.steps=2", "sft.lr=[1,2]"]
+        assert option(words, "--report-to") == ["tensorboard"]
+        assert "--resume" in words
+
+
+@pytest.mark.parametrize("value", ["", "0", "no"])
+def test_resume_is_off_unless_switched_on(value):
+    assert "--resume" not in calls("pretrain", f"RESUME={value}")[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "trackers"),
+    [("", []), ("none", []), ("wandb", ["wandb"]), ("tensorboard trackio", ["tensorboard", "trackio"])],
+)
+def test_metrics_go_elsewhere_only_when_asked(value, trackers):
+    assert option(calls("pretrain", f"REPORT_TO={value}")[0], "--report-to") == trackers
+
+
+def test_reproduce_is_one_call():
+    assert calls("reproduce") == [["reproduce", "--hw", "cpu", "--seeds", "0 1 2", "--out", "runs"]]
+    (words,) = calls("reproduce", "SEEDS=5 6", "RECIPE=recipes/cpu-tiny/v1", "OUT=elsewhere")
+    assert words == ["reproduce", "--recipe", "recipes/cpu-tiny/v1", "--seeds", "5 6", "--out", "elsewhere"]
+
+
+# ---- data and the root of the run directories ----
+
+
+@pytest.fixture
+def files(tmp_path) -> list[Path]:
+    paths = [tmp_path / "pairs.v1.jsonl.gz", tmp_path / "more(1).jsonl"]
+    for path in paths:
+        path.touch()
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("arguments", "root"),
+    [
+        ("", "runs"),
+        ("SEED=7", "runs/seed-7"),
+        ("DATA={0}", "runs/data-pairs.v1"),
+        ("DATA={0} SEED=7", "runs/data-pairs.v1/seed-7"),
+        ("OUT=mine", "mine"),
+        ("DATA={0} SEED=7 OUT=mine", "mine"),
+    ],
+)
+def test_other_data_or_another_seed_have_their_own_root(arguments, root, files):
+    for words in calls("sft", *arguments.format(*files).split()):
+        assert option(words, "--out") == [root]
+
+
+def test_data_takes_several_files(files):
+    for words in calls("sft", "DATA=" + " ".join(map(str, files))):
+        assert option(words, "--data") == [str(path) for path in files]
+
+
+def test_data_takes_a_pattern(files):
+    (words, *_) = calls("sft", f"DATA={files[0].parent}/*.jsonl")
+    assert option(words, "--data") == [str(files[1])]
+    assert option(words, "--out") == ["runs/data-more(1)"]
+
+
+def test_missing_data_stops_at_once(tmp_path):
+    result = make("-n", "sft", f"DATA={tmp_path}/my pairs.jsonl")
+    assert result.returncode != 0
+    assert "DATA: there is no file" in result.stderr
+    assert "spaces" in result.stderr
+    assert not result.stdout
+
+
+def test_data_check(files):
+    assert calls("data-check", f"DATA={files[0]} {files[1]}") == [["data", "check", *map(str, files)]]
+    assert "needs DATA=" in make("-n", "data-check").stderr
+
+
+# ---- targets ----
+
+
+@pytest.mark.parametrize("name", ["pop", "tests", "rlhf"])
+def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
+    result = make("-n", name)
+    assert result.returncode != 0
+    assert f"no target '{name}'" in result.stderr
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_target_is_taken_for_a_file_of_that_name(target, files):
+    result = make("-n", target, f"DATA={files[0]}")
+    assert result.returncode == 0, result.stderr
+    assert "Nothing to be done" not in result.stdout or target == "setup"
+
+
+# ---- setup, with a stand-in for Python, pip and rlhf ----
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """An interpreter of Python 3.12, as far as make can see; all programs write their arguments to `log`."""
+    bin_ = tmp_path / "tools"
+    bin_.mkdir()
+    tool = bin_ / "tool"
+    tool.write_text(
+        "#!/usr/bin/env bash\n"
+        f'echo "$(basename "$0") $*" >>{tmp_path}/log\n'
+        'case "$*" in\n'
+        "--version) echo Python 3.12.1 ;;\n"
+        '"-m venv "*) mkdir -p "$3/bin" && for name in pip python rlhf; do cp "$0" "$3/bin/$name"; done ;;\n'
+        '"run rm "*) exit 3 ;;\n'
+        "esac\n"
+    )
+    tool.chmod(0o755)
+    (tmp_path / "log").touch()
+    return tmp_path
+
+
+def log(folder: Path) -> list[str]:
+    lines = (folder / "log").read_text().splitlines()
+    (folder / "log").write_text("")
+    return lines
+
+
+def test_setup_installs_the_pinned_package_once(fake):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
+    result = make("setup", *variables)
+    assert result.returncode == 0, result.stderr
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking]" in log(fake)
+    again = make("setup", *variables)
+    assert again.returncode == 0
+    assert log(fake) == []
+
+    assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
+    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,gpu]" in log(fake)
+
+
+def test_a_failing_stage_stops_the_chain(fake):
+    result = make("ppo", f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv")
+    assert result.returncode != 0
+    stages = [line.split()[2] for line in log(fake) if line.startswith("rlhf run")]
+    assert stages == ["pretrain", "sft", "rm"]
+
+
+def test_failing_pip_leaves_setup_undone(fake):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
+    (fake / "venv" / "bin").mkdir(parents=True)
+    pip = fake / "venv" / "bin" / "pip"
+    pip.write_text("#!/usr/bin/env bash\nexit 1\n")
+    pip.chmod(0o755)
+    assert make("setup", *variables).returncode != 0
+    assert make("-q", "setup", *variables).returncode != 0
+
+
+@pytest.mark.parametrize("python", ["{}/old", "{}/absent"])
+def test_python_too_old_or_missing_is_one_line(python, tmp_path):
+    old = tmp_path / "old"
+    old.write_text("#!/usr/bin/env bash\nexit 1\n")
+    old.chmod(0o755)
+    result = make("setup", f"PYTHON={python.format(tmp_path)}", f"VENV={tmp_path}/venv")
+    assert result.returncode != 0
+    ours = [line for line in result.stderr.splitlines() if not line.startswith("make: ***")]
+    assert len(ours) == 1
+    assert "needs Python 3.11, 3.12 or 3.13" in ours[0]
+    assert not (tmp_path / "venv").exists()
