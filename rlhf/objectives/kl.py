@@ -1,0 +1,33 @@
+"""Per-token estimates of the divergence from the reference policy."""
+
+from torch import Tensor
+
+from .masked import at_least_float32
+
+KINDS = ("k1", "k2", "k3")
+
+
+def estimate(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
+    """Estimate KL(pi || ref) at each token sampled from pi (Schulman, "Approximating KL Divergence", 2020,
+    joschu.net/blog/kl-approx.html).
+
+    With d = ref_logp - logp:
+        k1 = -d                 unbiased; negative at single tokens, high variance
+        k2 = d^2 / 2            biased, small when the policies are close; never negative
+        k3 = exp(d) - 1 - d     unbiased; never negative; unbounded where ref puts far more mass than pi
+
+    Shapes: logp, ref_logp equal; returns that shape, elementwise. No mask: what stands in a padded slot stays there,
+    for the caller's masked mean to drop. The kinds estimate the value, for a penalty or a metric. As a loss on the
+    policy's own samples only k2 has the gradient of the KL; zero the pads of both inputs before differentiating.
+    Raises ValueError when shapes differ or kind is unknown.
+    """
+    if logp.shape != ref_logp.shape:
+        raise ValueError(f"logp has shape {tuple(logp.shape)}, ref_logp has {tuple(ref_logp.shape)}")
+    d = at_least_float32(ref_logp) - at_least_float32(logp)
+    if kind == "k1":
+        return -d
+    if kind == "k2":
+        return d**2 / 2
+    if kind == "k3":
+        return d.expm1() - d  # exp(d) - 1 would round to 0 for the small d of a young policy
+    raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KINDS)}")

@@ -1,0 +1,117 @@
+"""The losses of PPO, of reward modelling and of DPO, each a mean that is to be minimised.
+
+The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .masked import at_least_float32, check, masked_mean, zero_pads
+
+Stats = dict[str, Tensor]
+
+
+def ppo_policy_loss(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip: float
+) -> tuple[Tensor, Stats]:
+    """Clipped surrogate objective, negated (arXiv 1707.06347, eq. 7).
+
+    loss = -mean(min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
+
+    Shapes: logp, old_logp, advantages, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss and
+    detached 0-dim stats, all means over real tokens:
+        clipfrac    share of tokens where the clipped term is the smaller, so that they give no gradient
+        approxkl    mean((logp - old_logp)^2) / 2, the k2 estimate of how far this update has moved
+        ratio       mean(ratio), 1 in expectation
+    Raises ValueError when shapes differ or no token is real.
+    """
+    check(mask, logp=logp, old_logp=old_logp, advantages=advantages)
+    log_ratio = zero_pads(logp, mask) - zero_pads(old_logp, mask)
+    ratio = log_ratio.exp()
+    a = zero_pads(advantages, mask)
+    free, clipped = ratio * a, ratio.clamp(1 - clip, 1 + clip) * a
+    loss = -masked_mean(torch.minimum(free, clipped), mask)
+    stats = {
+        "clipfrac": masked_mean(clipped < free, mask),
+        "approxkl": masked_mean(log_ratio.detach() ** 2, mask) / 2,
+        "ratio": masked_mean(ratio.detach(), mask),
+    }
+    return loss, stats
+
+
+def ppo_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
+) -> tuple[Tensor, Stats]:
+    """Squared error of the critic, which cannot gain by moving further than `clip` from its rollout-time value.
+
+    loss = mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)) / 2;   clip None: mean((V - R)^2) / 2
+    (openai/baselines ppo2; kept in arXiv 1909.08593's code.)
+
+    Shapes: values, old_values, returns, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss and
+    detached 0-dim stats: clipfrac, the share of real tokens where the clipped error is the larger (no gradient).
+    Raises ValueError when shapes differ or no token is real.
+    """
+    check(mask, values=values, old_values=old_values, returns=returns)
+    v, old, r = (zero_pads(x, mask) for x in (values, old_values, returns))
+    free = (v - r) ** 2
+    clipped = free if clip is None else (v.clamp(old - clip, old + clip) - r) ** 2
+    loss = masked_mean(torch.maximum(free, clipped), mask) / 2
+    return loss, {"clipfrac": masked_mean(clipped > free, mask)}
+
+
+def bradley_terry_loss(
+    chosen: Tensor, rejected: Tensor, margin: float | Tensor = 0.0, center_coef: float = 0.0
+) -> Tensor:
+    """Negative log-likelihood of the preferences under Bradley-Terry (arXiv 2203.02155, eq. 1).
+
+    loss = mean(-log sigmoid(c - r - margin)) + center_coef * mean((c + r)^2)
+
+    margin: how much better the chosen response is known to be (arXiv 2307.09288, eq. 2), one number or one per pair.
+    center_coef keeps the scores, which preferences fix only up to a constant, near 0 (arXiv 2312.09244, eq. 2).
+
+    Shapes: chosen, rejected (B,), and margin (B,) or 0-dim where it is a tensor; returns a 0-dim loss.
+    Raises ValueError when shapes differ or the batch is empty.
+    """
+    pairs = {"chosen": chosen, "rejected": rejected}
+    if isinstance(margin, Tensor) and margin.dim() > 0:
+        pairs["margin"] = margin
+    _check_batch(**pairs)
+    c, r = at_least_float32(chosen), at_least_float32(rejected)
+    return -F.logsigmoid(c - r - margin).mean() + center_coef * ((c + r) ** 2).mean()
+
+
+def margin_ranking_loss(chosen: Tensor, rejected: Tensor, margin: float) -> Tensor:
+    """Hinge on the score difference: mean(max(0, margin - (c - r))), as torch.nn.MarginRankingLoss with y = 1.
+
+    Shapes: chosen, rejected (B,); returns a 0-dim loss. Raises ValueError when shapes differ or the batch is empty.
+    """
+    _check_batch(chosen=chosen, rejected=rejected)
+    return F.relu(margin - (at_least_float32(chosen) - at_least_float32(rejected))).mean()
+
+
+def dpo_loss(
+    policy_chosen: Tensor, policy_rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float
+) -> Tensor:
+    """Direct preference optimisation (arXiv 2305.18290, eq. 7).
+
+    loss = mean(-log sigmoid(beta ((pi_c - ref_c) - (pi_r - ref_r))))
+
+    Shapes: all (B,), the log-probability of each whole response in nats, summed over its tokens; returns a 0-dim
+    loss. Raises ValueError when shapes differ or the batch is empty.
+    """
+    _check_batch(
+        policy_chosen=policy_chosen, policy_rejected=policy_rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected
+    )
+    chosen = at_least_float32(policy_chosen) - at_least_float32(ref_chosen)
+    rejected = at_least_float32(policy_rejected) - at_least_float32(ref_rejected)
+    return -F.logsigmoid(beta * (chosen - rejected)).mean()
+
+
+def _check_batch(**tensors: Tensor) -> None:
+    """Raise ValueError unless the named tensors share one shape and are not empty."""
+    shapes = {name: tuple(x.shape) for name, x in tensors.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"shapes differ: {shapes}")
+    if any(x.numel() == 0 for x in tensors.values()):
+        raise ValueError("the batch is empty")

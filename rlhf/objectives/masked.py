@@ -1,0 +1,81 @@
+"""Statistics over the real tokens of a padded batch."""
+
+import torch
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x itself when it is float32 or float64, else x as float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def zero_pads(x: Tensor, mask: Tensor) -> Tensor:
+    """x in float32 or wider, with 0 where mask is False.
+
+    Selects, never multiplies: 0 * NaN is NaN, in the value and again in the gradient. Done before any arithmetic,
+    it gives padded slots a gradient of exactly 0.
+    """
+    return torch.where(mask, at_least_float32(x), 0.0)
+
+
+def check(mask: Tensor, **tensors: Tensor) -> None:
+    """Raise ValueError unless mask is bool and each named tensor has its shape (nothing is broadcast)."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool, not {mask.dtype}")
+    for name, x in tensors.items():
+        if x.shape != mask.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, mask has {tuple(mask.shape)}")
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    """Mean over real tokens: sum(x where mask) / count(mask), over all dimensions or over `dim`.
+
+    Shapes: x, mask equal. Returns a 0-dim tensor, or x's shape without `dim`; there a row without real tokens gives 0.
+    Raises ValueError when `dim` is None and no token is real.
+    """
+    check(mask, x=x)
+    if dim is None and not mask.any():
+        raise ValueError("mask has no real token")
+    return zero_pads(x, mask).sum(dim) / mask.sum(dim).clamp(min=1)
+
+
+def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
+    """Variance over all n real tokens: sum((x - mean)^2) / (n - 1), or / n when not unbiased.
+
+    Shapes: x, mask equal; returns a 0-dim tensor. Raises ValueError without real tokens, or with one when unbiased.
+    """
+    mean = masked_mean(x, mask)
+    squares = (zero_pads(x, mask) - mean) ** 2
+    if not unbiased:
+        return masked_mean(squares, mask)
+    n = mask.sum()
+    if n < 2:
+        raise ValueError("an unbiased variance needs two real tokens")
+    return masked_mean(squares, mask) * n / (n - 1)
+
+
+def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """Rescale the real tokens to standard deviation 1: (x - mean) / sqrt(var + 1e-8), var unbiased.
+
+    shift_mean True leaves them with mean 0; False adds the original mean back, so that only the spread changes.
+    The 1e-8 turns constant input into 0 (or its mean) instead of amplified rounding error; input whose own deviation
+    is near 1e-4 or below therefore ends with less than 1.
+
+    Shapes: x, mask equal; returns that shape, 0 where mask is False. Raises ValueError below two real tokens.
+    """
+    mean = masked_mean(x, mask)
+    white = (zero_pads(x, mask) - mean) * torch.rsqrt(masked_var(x, mask) + 1e-8)
+    return zero_pads(white if shift_mean else white + mean, mask)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """Share of the returns' variance that the critic predicts: 1 - Var[R - V] / Var[R] over real tokens.
+
+    1 is a perfect critic (up to a constant), 0 no better than a constant, below 0 worse; NaN when all R are equal.
+    Shapes: values, returns, mask equal; returns a detached 0-dim tensor. Raises ValueError without real tokens.
+    """
+    check(mask, values=values, returns=returns)
+    v, r = zero_pads(values.detach(), mask), zero_pads(returns.detach(), mask)
+    ev = 1 - masked_var(r - v, mask, unbiased=False) / masked_var(r, mask, unbiased=False)
+    constant = r[mask].min() == r[mask].max()  # asked of R itself: the variance of equal numbers may round above 0
+    return torch.where(constant, torch.nan, ev)

@@ -1,0 +1,403 @@
+"""Losses against loops over tokens and pairs in Python floats."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf.objectives.losses import (
+    bradley_terry_loss,
+    dpo_loss,
+    margin_ranking_loss,
+    ppo_policy_loss,
+    ppo_value_loss,
+)
+
+FEW = settings(max_examples=50, deadline=None, derandomize=True)
+GARBAGE = [1e9, math.inf, -math.inf, math.nan]
+
+number = st.floats(-3, 3, allow_subnormal=False)
+# Slots of one row, flattened over the batch: three numbers and whether the token is real.
+slots = st.lists(st.tuples(number, number, number, st.booleans()), min_size=1, max_size=10).filter(
+    lambda batch: any(real for *_, real in batch)
+)
+# Four numbers for each pair of a batch.
+quads = st.lists(st.tuples(number, number, number, number), min_size=1, max_size=8)
+
+
+def f64(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def columns(rows):
+    *numbers, mask = zip(*rows, strict=True)
+    return [f64(column) for column in numbers], torch.tensor([mask])
+
+
+def mean(values):
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
+def softplus(x):
+    """-log sigmoid(-x), without overflow."""
+    return max(x, 0) + math.log1p(math.exp(-abs(x)))
+
+
+def oracle_policy(rows, clip):
+    terms, bound, squares, ratios = [], [], [], []
+    for logp, old, advantage, real in rows:
+        if not real:
+            continue
+        ratio = math.exp(logp - old)
+        clipped = min(max(ratio, 1 - clip), 1 + clip)
+        terms.append(-min(ratio * advantage, clipped * advantage))
+        bound.append(clipped * advantage < ratio * advantage)
+        squares.append(0.5 * (logp - old) ** 2)
+        ratios.append(ratio)
+    return mean(terms), {"clipfrac": mean(bound), "approxkl": mean(squares), "ratio": mean(ratios)}
+
+
+def oracle_value(rows, clip):
+    terms, bound = [], []
+    for value, old, target, real in rows:
+        if not real:
+            continue
+        free = (value - target) ** 2
+        near = value if clip is None else min(max(value, old - clip), old + clip)
+        terms.append(max(free, (near - target) ** 2))
+        bound.append((near - target) ** 2 > free)
+    return 0.5 * mean(terms), {"clipfrac": mean(bound)}
+
+
+# --- the policy loss ---------------------------------------------------------------------------------------------
+
+
+def test_policy_loss_by_hand():
+    # Ratios 2, 2, 1/2, 1/2, 9/8 with advantages 1, -1, 1, -1, 3 and clip 1/4:
+    #   2,   A = 1:  min(2, 5/4)      = 5/4, clipped
+    #   2,   A = -1: min(-2, -5/4)    = -2
+    #   1/2, A = 1:  min(1/2, 3/4)    = 1/2
+    #   1/2, A = -1: min(-1/2, -3/4)  = -3/4, clipped
+    #   9/8, A = 3:  inside the range = 27/8
+    # The sum is 19/8 over 5 tokens. The sixth slot is padding.
+    ratio = f64([2, 2, 0.5, 0.5, 1.125, 7])
+    old = f64([-1, -2, -3, -4, -5, -6])
+    advantages = f64([1, -1, 1, -1, 3, 9])
+    mask = torch.tensor([[True] * 5 + [False]])
+    loss, stats = ppo_policy_loss(old + ratio.log(), old, advantages, mask, clip=0.25)
+    assert loss.item() == pytest.approx(-19 / 8 / 5, rel=1e-14)
+    assert stats.keys() == {"clipfrac", "approxkl", "ratio"}
+    assert stats["clipfrac"].item() == pytest.approx(2 / 5, rel=1e-6)
+    assert stats["ratio"].item() == pytest.approx((2 + 2 + 0.5 + 0.5 + 1.125) / 5, rel=1e-14)
+    kl = (4 * math.log(2) ** 2 + math.log(1.125) ** 2) / 2 / 5
+    assert stats["approxkl"].item() == pytest.approx(kl, rel=1e-14)
+
+
+def test_clipped_tokens_give_no_gradient():
+    # The gradient of an unclipped token is -ratio A / n; the ratios are those of the test above.
+    ratio, advantages = f64([2, 2, 0.5, 0.5]), f64([1, -1, 1, -1])
+    logp = ratio.log().requires_grad_()
+    loss, _ = ppo_policy_loss(logp, torch.zeros_like(logp), advantages, torch.ones(1, 4, dtype=torch.bool), clip=0.25)
+    loss.backward()
+    assert logp.grad.flatten().tolist() == pytest.approx([0, 2 / 4, -0.5 / 4, 0], abs=1e-15)
+
+
+@FEW
+@given(slots, st.floats(0.01, 0.9))
+def test_policy_loss_against_a_loop(rows, clip):
+    (logp, old, advantages), mask = columns(rows)
+    loss, stats = ppo_policy_loss(logp, old, advantages, mask, clip)
+    expected, expected_stats = oracle_policy(rows, clip)
+    assert loss.item() == pytest.approx(expected, rel=1e-11, abs=1e-11)
+    assert loss.shape == ()
+    for name in ("approxkl", "ratio"):
+        assert stats[name].item() == pytest.approx(expected_stats[name], rel=1e-12)
+    # At a ratio on the very edge of the range, either answer is right.
+    on_edge = any(abs(abs(math.exp(a - b) - 1) - clip) < 1e-12 or abs(c) < 1e-300 for a, b, c, _ in rows)
+    assert on_edge or stats["clipfrac"].item() == pytest.approx(expected_stats["clipfrac"], rel=1e-6)
+
+
+@FEW
+@given(slots)
+def test_policy_loss_at_the_old_policy(rows):
+    """Ratio 1: the loss is minus the mean advantage, and its gradient the policy gradient -A / n."""
+    (logp, _, advantages), mask = columns(rows)
+    logp.requires_grad_()
+    loss, stats = ppo_policy_loss(logp, logp.detach(), advantages, mask, clip=0.2)
+    real = [a for _, _, a, is_real in rows if is_real]
+    assert loss.item() == pytest.approx(-mean(real), abs=1e-14)
+    assert {name: x.item() for name, x in stats.items()} == {"clipfrac": 0, "approxkl": 0, "ratio": 1}
+    loss.backward()
+    torch.testing.assert_close(logp.grad[mask], -f64(*real) / len(real), rtol=1e-14, atol=0)
+
+
+# --- the value loss ----------------------------------------------------------------------------------------------
+
+
+def test_value_loss_by_hand():
+    # Old value 0, clip 1. Value, return -> squared error, clipped squared error:
+    #   3, 4 -> 1, (1 - 4)^2 = 9: the clipped one counts
+    #   3, 1 -> 4, 0: the free one counts
+    #   1/2, 2 -> 9/4 in both, inside the range
+    #   -3, -5 -> 4, (-1 + 5)^2 = 16: the clipped one counts
+    # The sum is 31.25 over 4 tokens, halved. The fifth slot is padding.
+    values, returns = f64([3, 3, 0.5, -3, 8]), f64([4, 1, 2, -5, 1])
+    mask = torch.tensor([[True] * 4 + [False]])
+    loss, stats = ppo_value_loss(values, torch.zeros_like(values), returns, mask, clip=1.0)
+    assert loss.item() == 31.25 / 4 / 2
+    assert stats.keys() == {"clipfrac"} and stats["clipfrac"].item() == 0.5
+    # Without clipping: 1 + 4 + 9/4 + 4.
+    loss, stats = ppo_value_loss(values, torch.zeros_like(values), returns, mask, clip=None)
+    assert loss.item() == 11.25 / 4 / 2
+    assert stats["clipfrac"].item() == 0
+
+
+def test_clipped_values_give_no_gradient():
+    values = f64([3, 3, 0.5, -3]).requires_grad_()
+    returns = f64([4, 1, 2, -5])
+    loss, _ = ppo_value_loss(values, f64([0, 0, 0, 0]), returns, torch.ones(1, 4, dtype=torch.bool), clip=1.0)
+    loss.backward()
+    # (V - R) / n where the free error counts.
+    assert values.grad.flatten().tolist() == [0, 2 / 4, -1.5 / 4, 0]
+
+
+@FEW
+@given(slots, st.one_of(st.none(), st.floats(0.01, 2)))
+def test_value_loss_against_a_loop(rows, clip):
+    (values, old, returns), mask = columns(rows)
+    loss, stats = ppo_value_loss(values, old, returns, mask, clip)
+    expected, expected_stats = oracle_value(rows, clip)
+    assert loss.item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
+    assert loss.shape == () and loss.item() >= 0
+    assert stats["clipfrac"].item() == pytest.approx(expected_stats["clipfrac"], rel=1e-6)
+
+
+# --- both PPO losses ---------------------------------------------------------------------------------------------
+
+LOSSES = {
+    "policy": lambda a, b, c, mask: ppo_policy_loss(a, b, c, mask, clip=0.2),
+    "value": lambda a, b, c, mask: ppo_value_loss(a, b, c, mask, clip=0.2),
+    "value, unclipped": lambda a, b, c, mask: ppo_value_loss(a, b, c, mask, clip=None),
+}
+each_loss = pytest.mark.parametrize("f", LOSSES.values(), ids=LOSSES.keys())
+
+
+def example(shape=(4, 6), dtype=torch.float64):
+    """Inputs with tokens inside and outside the clipping range, and rows of 6, 4, 3 and 1 real tokens."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3)]
+    return inputs, torch.arange(shape[1]) < torch.tensor([6, 4, 3, 1]).unsqueeze(1)
+
+
+@each_loss
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("dirty", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_garbage_in_pads_changes_nothing(f, garbage, dirty):
+    def run(inputs):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        loss, stats = f(*inputs, mask)
+        loss.backward()
+        return [loss.detach(), *stats.values()], [x.grad for x in inputs]
+
+    inputs, mask = example()
+    inputs = [torch.where(mask, x, 0.0) for x in inputs]
+    clean, clean_grads = run(inputs)
+    out, grads = run([torch.where(mask, x, garbage) if i in dirty else x for i, x in enumerate(inputs)])
+    assert all(torch.equal(a, b) for a, b in zip(clean, out, strict=True))
+    for a, b in zip(clean_grads, grads, strict=True):
+        if a is None:  # the unclipped value loss does not use the old values
+            assert b is None
+            continue
+        assert torch.equal(a[mask], b[mask])
+        assert (b[~mask] == 0).all()
+    assert clean_grads[0][mask].abs().max() > 0
+
+
+@each_loss
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3)], ids=str)
+def test_micro_batches_add_up_to_the_minibatch(f, sizes):
+    inputs, mask = example()
+    whole = inputs[0].clone().requires_grad_()
+    loss, stats = f(whole, *inputs[1:], mask)
+    loss.backward()
+
+    parts = inputs[0].clone().requires_grad_()
+    total, stat_totals, start = 0.0, dict.fromkeys(stats, 0.0), 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        share = mask[rows].sum() / mask.sum().double()
+        part, part_stats = f(parts[rows], inputs[1][rows], inputs[2][rows], mask[rows])
+        (part * share).backward()
+        total += (part * share).item()
+        for name, x in part_stats.items():
+            stat_totals[name] += (x * share).item()
+        start += size
+    assert total == pytest.approx(loss.item(), rel=1e-12)
+    torch.testing.assert_close(parts.grad, whole.grad, rtol=1e-12, atol=1e-15)
+    for name, x in stats.items():
+        tolerance = 1e-6 if name == "clipfrac" else 1e-12  # a share is a float32
+        assert stat_totals[name] == pytest.approx(x.item(), rel=tolerance)
+
+
+@each_loss
+@pytest.mark.parametrize(("left", "right"), [(3, 0), (0, 3), (2, 5)])
+def test_padding_side_and_amount_are_irrelevant(f, left, right):
+    def pad(x, fill):
+        return torch.nn.functional.pad(x, (left, right), value=fill)
+
+    inputs, mask = example()
+    loss, stats = f(*inputs, mask)
+    wide, wide_stats = f(*(pad(x, 3.0) for x in inputs), pad(mask, False))
+    assert wide.item() == pytest.approx(loss.item(), rel=1e-13)
+    for name, x in stats.items():
+        assert wide_stats[name].item() == pytest.approx(x.item(), rel=1e-13)
+
+
+@each_loss
+def test_gradcheck_of_the_ppo_losses(f):
+    inputs, mask = example()
+    inputs = [x.requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(lambda *xs: f(*xs, mask)[0], inputs)
+
+
+@each_loss
+def test_stats_are_detached_scalars(f):
+    inputs, mask = example()
+    loss, stats = f(*(x.requires_grad_() for x in inputs), mask)
+    assert loss.requires_grad and loss.shape == ()
+    for x in stats.values():
+        assert isinstance(x, torch.Tensor) and x.shape == () and not x.requires_grad
+
+
+@each_loss
+def test_bfloat16_inputs_are_computed_in_float32(f):
+    inputs, mask = example(dtype=torch.bfloat16)
+    loss, _ = f(*inputs, mask)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(f(*(x.double() for x in inputs), mask)[0].item(), rel=1e-5)
+
+
+@each_loss
+def test_errors_of_the_ppo_losses_and_inputs_unchanged(f):
+    inputs, mask = example()
+    kept = [x.clone() for x in inputs]
+    f(*inputs, mask)
+    assert all(torch.equal(a, b) for a, b in zip(inputs, kept, strict=True))
+    for i in range(3):
+        with pytest.raises(ValueError, match=r"has shape \(4, 1\), mask has \(4, 6\)"):
+            f(*(x[:, :1] if j == i else x for j, x in enumerate(inputs)), mask)
+    with pytest.raises(ValueError, match="bool"):
+        f(*inputs, mask.double())
+    with pytest.raises(ValueError, match="no real token"):
+        f(*inputs, torch.zeros_like(mask))
+
+
+# --- losses over pairs -------------------------------------------------------------------------------------------
+
+
+def test_bradley_terry_by_hand():
+    # sigmoid(log 3) = 3/4, sigmoid(-log 4) = 1/5: the mean of log(4/3) and log 5.
+    chosen, rejected = f64(math.log(3), 1.0), f64(0.0, 1 + math.log(4))
+    assert bradley_terry_loss(chosen, rejected).item() == pytest.approx((math.log(4 / 3) + math.log(5)) / 2, rel=1e-14)
+    # A margin of log 3 leaves log 1 = 0 in the first pair, and -log 12 in the second.
+    with_margin = (math.log(2) + math.log(13)) / 2
+    assert bradley_terry_loss(chosen, rejected, math.log(3)).item() == pytest.approx(with_margin, rel=1e-14)
+    # A margin for each pair: log 3 and 0.
+    each = (math.log(2) + math.log(5)) / 2
+    assert bradley_terry_loss(chosen, rejected, f64(math.log(3), 0.0)).item() == pytest.approx(each, rel=1e-14)
+    # Scores 1, 2 and 3, -1: sums 3 and 2, squares 9 and 4, mean 6.5, a tenth of it.
+    plain = bradley_terry_loss(f64(1, 3), f64(2, -1)).item()
+    centred = bradley_terry_loss(f64(1, 3), f64(2, -1), center_coef=0.1).item()
+    assert centred - plain == pytest.approx(0.65, rel=1e-12)
+
+
+@FEW
+@given(quads, st.floats(0, 1))
+def test_pair_losses_against_a_loop(rows, coef):
+    a, b, c, d = (f64(*column) for column in zip(*rows, strict=True))
+    close = dict(rel=1e-12, abs=1e-14)
+    expected = mean(softplus(-(w - x - y)) for w, x, y, _ in rows) + coef * mean((w + x) ** 2 for w, x, _, _ in rows)
+    assert bradley_terry_loss(a, b, margin=c, center_coef=coef).item() == pytest.approx(expected, **close)
+    expected = mean(max(0.0, coef - (w - x)) for w, x, _, _ in rows)
+    assert margin_ranking_loss(a, b, coef).item() == pytest.approx(expected, **close)
+    expected = mean(softplus(-coef * ((w - y) - (x - z))) for w, x, y, z in rows)
+    assert dpo_loss(a, b, c, d, coef).item() == pytest.approx(expected, **close)
+
+
+@FEW
+@given(quads, st.floats(-50, 50))
+def test_bradley_terry_knows_only_differences(rows, shift):
+    a, b, *_ = (f64(*column) for column in zip(*rows, strict=True))
+    torch.testing.assert_close(bradley_terry_loss(a + shift, b + shift), bradley_terry_loss(a, b), rtol=0, atol=1e-11)
+
+
+def test_margin_ranking_by_hand():
+    # Differences 3, 1/2, -1 against a margin of 1: 0, 1/2, 2.
+    loss = margin_ranking_loss(f64(3, 1, 0), f64(0, 0.5, 1), margin=1.0)
+    assert loss.item() == pytest.approx(2.5 / 3, rel=1e-14)
+
+
+def test_dpo_by_hand():
+    # Log-ratios to the reference: chosen -1 + 3 = 2 and -4 + 3 = -1, rejected -2 + 1 = -1 and -2 + 4 = 2.
+    # The differences 3 and -3, times beta log(2) / 3, are log 2 and -log 2: sigmoids 2/3 and 1/3.
+    loss = dpo_loss(f64(-1, -4), f64(-2, -2), f64(-3, -3), f64(-1, -4), beta=math.log(2) / 3)
+    assert loss.item() == pytest.approx((math.log(3 / 2) + math.log(3)) / 2, rel=1e-14)
+
+
+def test_dpo_at_the_reference_is_log_two_and_pushes_apart():
+    chosen, rejected = f64(-10, -20).requires_grad_(), f64(-15, -5).requires_grad_()
+    loss = dpo_loss(chosen, rejected, chosen.detach(), rejected.detach(), beta=0.1)
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-14)
+    loss.backward()
+    # d/dx of -log sigmoid(beta x) at 0 is -beta / 2, over two pairs.
+    assert chosen.grad.tolist() == pytest.approx([-0.025, -0.025], rel=1e-14)
+    assert rejected.grad.tolist() == pytest.approx([0.025, 0.025], rel=1e-14)
+
+
+PAIR_LOSSES = {
+    "bradley_terry": (2, lambda a, b: bradley_terry_loss(a, b, margin=0.5, center_coef=0.1)),
+    "margin_ranking": (2, lambda a, b: margin_ranking_loss(a, b, margin=0.5)),
+    "dpo": (4, lambda a, b, c, d: dpo_loss(a, b, c, d, beta=0.3)),
+}
+each_pair_loss = pytest.mark.parametrize(("count", "f"), PAIR_LOSSES.values(), ids=PAIR_LOSSES.keys())
+
+
+@each_pair_loss
+def test_pair_losses_gradients_dtypes_and_errors(count, f):
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(count)]
+    kept = [x.clone() for x in inputs]
+    loss = f(*inputs)
+    assert isinstance(loss, torch.Tensor) and loss.shape == ()
+    assert all(torch.equal(a, b) for a, b in zip(inputs, kept, strict=True))
+    assert torch.autograd.gradcheck(f, [x.clone().requires_grad_() for x in inputs])
+
+    halves = [x.bfloat16() for x in inputs]
+    assert f(*halves).dtype == torch.float32
+    assert f(*halves).item() == pytest.approx(f(*(x.double() for x in halves)).item(), rel=1e-5)
+
+    for i in range(count):
+        with pytest.raises(ValueError, match="shapes differ"):
+            f(*(x[:1] if j == i else x for j, x in enumerate(inputs)))
+    with pytest.raises(ValueError, match="empty"):
+        f(*(x[:0] for x in inputs))
+
+
+def test_no_overflow_for_far_scores():
+    far = f64(1e4)
+    assert bradley_terry_loss(-far, far).item() == 2e4
+    assert bradley_terry_loss(far, -far).item() == 0
+    assert dpo_loss(-far, far, far * 0, far * 0, beta=1.0).item() == 2e4
+
+
+def test_a_margin_is_one_number_or_one_per_pair():
+    chosen, rejected = f64(1, 2), f64(0, 3)
+    one = bradley_terry_loss(chosen, rejected, 0.5)
+    assert torch.equal(bradley_terry_loss(chosen, rejected, torch.tensor(0.5, dtype=torch.float64)), one)
+    assert torch.equal(bradley_terry_loss(chosen, rejected, f64(0.5, 0.5)), one)
+    for margin in (f64(0.5), f64([0.5], [0.5])):  # neither is broadcast, least of all to (2, 2)
+        with pytest.raises(ValueError, match="margin"):
+            bradley_terry_loss(chosen, rejected, margin)
