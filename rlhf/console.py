@@ -1,0 +1,150 @@
+"""What a person sees: progress with the time left, tables, and no flood of library warnings."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+OUT = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+ERR = Console(stderr=True, highlight=False)
+_PLAIN_SECONDS = 20  # between two lines of progress where there is no terminal
+
+
+class Bar:
+    """Progress of one loop: on a terminal a bar with the time left, elsewhere a line now and then."""
+
+    def __init__(self, title: str, total: int):
+        self.title, self.total = title, total
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+            console=ERR,
+            transient=True,
+        )
+        self._task = self._progress.add_task(title, total=total, note="")
+        self._live = ERR.is_terminal
+        self._start = self._printed = time.monotonic()
+
+    def update(self, done: int, note: str = "", total: int | None = None) -> None:
+        self.total = total or self.total
+        self._progress.update(self._task, completed=done, note=note, total=self.total)
+        now = time.monotonic()
+        if not self._live and now - self._printed > _PLAIN_SECONDS:
+            left = (now - self._start) / max(done, 1) * (self.total - done)
+            ERR.print(f"{self.title} {done}/{self.total}, about {left:.0f} s left  {note}")
+            self._printed = now
+
+    def __enter__(self) -> "Bar":
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._live:
+            self._progress.stop()
+
+
+def number(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or (abs(value) >= 1000 and value == int(value)):
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def span(low: float | None, high: float | None) -> str:
+    """A target's range in words: `≤ 5`, `≥ 0.6`, `0.05 – 0.3`."""
+    if low is not None and high is not None:
+        return f"{number(low)} – {number(high)}"
+    return f"≥ {number(low)}" if low is not None else f"≤ {number(high)}" if high is not None else "-"
+
+
+def summary_table(summary: Mapping[str, Any], where: Any) -> None:
+    """Targets first, then every other metric of a finished stage."""
+    title = f"{summary['recipe']} {summary['version']}: {summary['stage']}, seed {summary['seed']}"
+    table = Table(title=title + (", modified recipe" if summary["modified"] else ""), title_justify="left")
+    for column, side in (("metric", "left"), ("target", "left"), ("measured", "right"), ("", "left")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for target in summary["targets"]:
+        verdict = {True: "[green]within", False: "[red]outside", None: "not measured"}[target["within"]]
+        table.add_row(target["name"], span(*target["published"]), f"{number(target['measured'])}", verdict)
+    shown = {t["name"] for t in summary["targets"]}
+    for name, value in summary["metrics"].items():
+        if name not in shown:
+            table.add_row(name, "", number(value), "")
+    speed = summary["tokens_per_second"]
+    table.add_row("wall time", "", f"{summary['wall_seconds']:.0f} s", "")
+    table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
+    if summary["peak_vram_bytes"]:
+        table.add_row("peak VRAM", "", f"{summary['peak_vram_bytes'] / 1e9:.2f} GB", "")
+    table.add_row("peak memory of the process", "", f"{summary['peak_rss_bytes'] / 1e9:.2f} GB", "")
+    OUT.print(table)
+    OUT.print(f"written to {where}", style="dim")
+
+
+def targets_table(summaries: Iterable[Mapping[str, Any]]) -> None:
+    """What a recipe's finished stages reached, one line per target."""
+    table = Table(title="the chain so far", title_justify="left")
+    for column in ("stage", "metric", "target", "measured", "", "wall"):
+        table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
+    for summary in summaries:
+        wall = f"{summary['wall_seconds']:.0f} s"
+        for i, target in enumerate(summary["targets"] or [{"name": "", "published": (None, None), "measured": None}]):
+            verdict = {True: "[green]within", False: "[red]outside"}.get(target.get("within"), "")
+            limits = span(*target["published"]) if target["name"] else ""
+            measured = number(target["measured"]) if target["name"] else ""
+            table.add_row("" if i else summary["stage"], target["name"], limits, measured, verdict, "" if i else wall)
+    OUT.print(table)
+
+
+def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
+    OUT.print(f"\n[bold]{title}[/bold]")
+    OUT.print(prompt.strip(), style="dim", markup=False)
+    for name, answer in answers.items():
+        OUT.print(f"{name:>8}: {answer}", markup=False)
+
+
+def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    OUT.print(table)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Enter before transformers is imported: its bars, notices and telemetry are switched off, errors are not."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    import logging
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import datasets
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+        for name in ("trl", "peft", "accelerate", "torch", "bitsandbytes"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        yield

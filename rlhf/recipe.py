@@ -1,0 +1,491 @@
+"""Recipes: `recipes/<name>/v<N>/recipe.yaml`, read into frozen, strictly typed objects.
+
+A recipe states everything that decides a run's outcome. Unknown keys, wrong types and impossible combinations are
+refused with one line that names the file, the key and the way out. Keys carry the names of TRL and transformers
+where those exist. Lengths are in tokens, learning rates per optimizer step, memory in GB (10^9 bytes).
+"""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
+PARENTS: dict[str, tuple[str, ...]] = {  # what a stage reads from the run directory
+    "pretrain": (),
+    "sft": ("pretrain",),
+    "rm": ("pretrain", "sft"),
+    "ppo": ("pretrain", "sft", "rm"),
+    "dpo": ("pretrain", "sft"),
+    "evaluate": ("pretrain", "sft", "rm"),  # and every trained policy that is there
+    "merge": ("pretrain", "sft"),  # and the stage whose adapter is merged
+}
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+_AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message is one line for the person who wrote it."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class Hardware(Section):
+    name: str  # what `--hw` names: cpu, 4090, h100
+    device: Literal["cpu", "cuda"]
+    memory_gb: Positive | None = None  # of the card; null on a CPU
+    threads: PositiveInt | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
+
+
+class Architecture(Section):
+    """A Llama built from nothing; the names are those of `transformers.LlamaConfig`."""
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool
+
+    @model_validator(mode="after")
+    def _divides(self):
+        if self.hidden_size % self.num_attention_heads or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
+        return self
+
+
+class Model(Section):
+    source: Literal["pretrain", "hub", "local", "random"]
+    name: str | None = None  # hub id, or folder of a local checkpoint
+    revision: str | None = None  # 40-digit commit of the hub repository
+    architecture: Architecture | None = None
+    dtype: Literal["float32", "bfloat16"]
+    quantization: Literal["none", "nf4"] = "none"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+
+    @model_validator(mode="after")
+    def _complete(self):
+        if self.source in ("hub", "local") and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
+        if self.source in ("pretrain", "random") and self.architecture is None and self.name is None:
+            raise ValueError(f"source: {self.source} needs an architecture")
+        return self
+
+
+class Tokenizer(Section):
+    source: Literal["train", "hub", "local"]
+    name: str | None = None
+    revision: str | None = None
+    vocab_size: PositiveInt | None = None  # when it is trained
+    template: Literal["hh", "chat"]  # hh: "\n\nHuman: …\n\nAssistant:"; chat: the tokenizer's own chat template
+
+    @model_validator(mode="after")
+    def _complete(self):
+        if self.source == "train" and not self.vocab_size:
+            raise ValueError("source: train needs vocab_size")
+        if self.source == "train" and self.template == "chat":
+            raise ValueError("a tokenizer that is trained here has no chat template; use template: hh")
+        if self.source != "train" and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit")
+        return self
+
+
+class Toy(Section):
+    documents: PositiveInt  # pretraining transcripts
+    pairs: PositiveInt  # labelled preference pairs, train and held-out together
+    bayes_accuracy: Annotated[float, Field(gt=0.5, lt=1)]  # of the best possible reward model
+
+
+class Data(Section):
+    source: Literal["toy", "files", "hub"]
+    files: Annotated[tuple[str, ...], _AsTuple] = ()
+    name: str | None = None
+    revision: str | None = None
+    data_dir: str | None = None
+    format: Literal["auto", "text", "hh", "instruction", "preference"] = "auto"
+    on_bad_row: Literal["stop", "skip"]
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
+    toy: Toy | None = None
+
+    @model_validator(mode="after")
+    def _complete(self):
+        for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name")):
+            if self.source == source and not getattr(self, key):
+                raise ValueError(f"source: {source} needs {key}")
+        return self
+
+
+class Lora(Section):
+    """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
+
+    r: PositiveInt
+    lora_alpha: PositiveInt
+    lora_dropout: Fraction
+    target_modules: Annotated[tuple[str, ...], _AsTuple] | Literal["all-linear"]
+
+
+class Optimization(Section):
+    """What the four supervised stages share; the names are those of `transformers.TrainingArguments`."""
+
+    learning_rate: Positive
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    warmup_ratio: Fraction
+    weight_decay: NonNegative
+    max_grad_norm: Positive
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    num_train_epochs: Positive
+    max_steps: PositiveInt | None = None  # stops earlier than num_train_epochs
+    per_device_train_batch_size: PositiveInt
+    gradient_accumulation_steps: PositiveInt
+    gradient_checkpointing: bool
+    group_by_length: bool
+    max_samples: PositiveInt | None  # a deterministic subset of the training rows; null: all
+    max_eval_samples: PositiveInt
+    logging_steps: PositiveInt
+    save_steps: PositiveInt
+    max_length: PositiveInt
+
+    @model_validator(mode="after")
+    def _aligned(self):
+        if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
+            raise ValueError("save_steps must be a multiple of logging_steps")
+        return self
+
+
+class Pretrain(Optimization):
+    pass
+
+
+class Sft(Optimization):
+    max_prompt_length: PositiveInt
+
+
+class Rm(Optimization):
+    max_prompt_length: PositiveInt
+    loss_type: Literal["bradley_terry", "margin_ranking"]  # TRL's default; the ranking loss of torch.nn
+    margin: NonNegative  # subtracted from the difference of scores
+    center_rewards_coefficient: NonNegative
+
+
+class Dpo(Optimization):
+    max_prompt_length: PositiveInt
+    beta: Positive
+
+
+class Ppo(Section):
+    """Names follow TRL's PPOConfig. One step = one batch of rollouts and `num_ppo_epochs` passes over it."""
+
+    steps: PositiveInt
+    batch_size: PositiveInt  # rollouts per step
+    num_ppo_epochs: PositiveInt
+    num_mini_batches: PositiveInt  # optimizer steps per epoch
+    per_device_train_batch_size: PositiveInt  # micro-batch: memory only, never the result
+    rollout_batch_size: PositiveInt  # prompts decoded together
+    learning_rate: Positive
+    value_learning_rate: Positive
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    warmup_steps: Annotated[int, Field(ge=0)]
+    max_grad_norm: Positive
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    gradient_checkpointing: bool
+    max_prompt_length: PositiveInt
+    response_length: PositiveInt
+    temperature: Positive
+    kl_coef: NonNegative
+    kl_estimator: Literal["k1", "k2", "k3"]
+    gamma: Fraction
+    lam: Fraction
+    cliprange: Positive
+    cliprange_value: Positive | None
+    vf_coef: NonNegative
+    whiten_advantages: bool
+    normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
+    missing_eos_penalty: NonNegative | None
+    value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
+    max_samples: PositiveInt | None
+    logging_steps: PositiveInt
+    save_steps: PositiveInt
+    eval_steps: PositiveInt  # held-out responses are sampled and scored this often
+    max_eval_samples: PositiveInt
+
+    @model_validator(mode="after")
+    def _divides(self):
+        if self.batch_size % self.num_mini_batches:
+            raise ValueError("batch_size must be a multiple of num_mini_batches")
+        return self
+
+
+class Evaluate(Section):
+    max_samples: PositiveInt
+    batch_size: PositiveInt
+    response_length: PositiveInt
+    max_prompt_length: PositiveInt
+    temperature: Positive
+
+
+class Merge(Section):
+    stage: Literal["sft", "ppo", "dpo"]
+
+
+class Recipe(Section):
+    status: Literal["draft", "released"]
+    default: bool  # the one that `--hw` picks among the recipes of its hardware
+    description: str
+    hardware: Hardware
+    seed: Annotated[int, Field(ge=0)]
+    model: Model
+    tokenizer: Tokenizer
+    data: Data
+    lora: Lora
+    pretrain: Pretrain | None = None
+    sft: Sft
+    rm: Rm
+    ppo: Ppo
+    dpo: Dpo
+    evaluate: Evaluate
+    merge: Merge
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if (self.model.source == "pretrain") != (self.pretrain is not None):
+            raise ValueError("model.source: pretrain and a pretrain section belong together")
+        if self.data.source == "toy" and self.tokenizer.template != "hh":
+            raise ValueError("data.source: toy writes HH transcripts and needs tokenizer.template: hh")
+        if self.hardware.device == "cpu" and self.model.quantization != "none":
+            raise ValueError("model.quantization: nf4 needs hardware.device: cuda")
+        if self.model.architecture is not None:
+            room = self.model.architecture.max_position_embeddings
+            for stage, need in self._lengths().items():
+                if need > room:
+                    raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
+        return self
+
+    def _lengths(self) -> dict[str, int]:
+        return {
+            "sft.max_length": self.sft.max_length,
+            "rm.max_length": self.rm.max_length,
+            "dpo.max_length": self.dpo.max_length,
+            "ppo.max_prompt_length + ppo.response_length": self.ppo.max_prompt_length + self.ppo.response_length,
+            "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
+            + self.evaluate.response_length,
+        }
+
+
+class Target(Section):
+    """One published figure and how it is measured here."""
+
+    name: str
+    stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge"]
+    metric: str  # key in the stage's summary metrics
+    range: Annotated[tuple[float | None, float | None], _AsTuple]
+    unit: str
+    source: str
+
+
+class Loaded(NamedTuple):
+    """A recipe together with where it came from."""
+
+    recipe: Recipe
+    directory: Path
+    sha256: str  # of the released file's content, without overrides
+    overrides: dict[str, Any]
+    targets: tuple[Target, ...]
+
+    @property
+    def name(self) -> str:
+        return self.directory.parent.name
+
+    @property
+    def version(self) -> str:
+        return self.directory.name
+
+    @property
+    def modified(self) -> bool:
+        return bool(self.overrides)
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML whose numbers may be written 1e-4 (YAML 1.1 reads that as text) and whose keys may not repeat."""
+
+    def construct_mapping(self, node, deep=False):
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
+    """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
+
+    Another `seed` is no modification: a released recipe is meant to be run with several.
+    Raises RecipeError, one line, for anything that is wrong with the file, a key or a combination of values.
+    """
+    file = directory / "recipe.yaml"
+    if not re.fullmatch(r"v[0-9]+", directory.name):
+        raise RecipeError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
+    content = _parse_file(file)
+    overrides = dict(overrides or {})
+    changes = overrides if seed is None else {**overrides, "seed": seed}
+    recipe = _validate(Recipe, _with_overrides(content, changes), file, changes)
+    published = directory / "published.yaml"
+    targets: tuple[Target, ...] = ()
+    if published.exists():
+        rows = _parse_file(published).get("targets")
+        if not isinstance(rows, list):
+            raise RecipeError(f"{published}: needs one key 'targets' with a list of figures")
+        targets = tuple(_validate(Target, row, published, {}, f"targets.{i}.") for i, row in enumerate(rows))
+    return Loaded(recipe, directory, content_hash(content), overrides, targets)
+
+
+def content_hash(content: Any) -> str:
+    """sha256 of parsed YAML: comments and layout do not count, every value does."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
+    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file."""
+    found: dict[str, Any] = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
+        try:
+            found[key.strip()] = yaml.load(value, _Yaml)
+        except yaml.YAMLError:
+            raise RecipeError(f"--set {item}: the value is not valid YAML") from None
+    return found
+
+
+def available(root: Path) -> list[Path]:
+    """Every recipe directory below `root`, by name, oldest version first."""
+    found = [file.parent for file in root.glob("*/v*/recipe.yaml") if re.fullmatch(r"v[0-9]+", file.parent.name)]
+    return sorted(found, key=lambda d: (d.parent.name, int(d.name[1:])))
+
+
+def resolve(hardware: str, root: Path) -> Path:
+    """The newest released version of the default recipe of `hardware`. Raises RecipeError when there is none."""
+    names: set[str] = set()
+    chosen: Path | None = None
+    for directory in available(root):
+        recipe = load(directory).recipe
+        names.add(recipe.hardware.name)
+        if recipe.hardware.name == hardware and recipe.default and recipe.status == "released":
+            chosen = directory  # available() puts the newest version last
+    if chosen is None:
+        known = ", ".join(sorted(names)) or "none"
+        raise RecipeError(f"--hw {hardware}: no released default recipe in {root} (hardware there: {known})")
+    return chosen
+
+
+def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
+    """The part of a recipe that decides what `stage` and its parents produce: runs are joined only where it agrees."""
+    sections = {"hardware", "seed", "model", "tokenizer", "data", "lora", stage, *PARENTS[stage]}
+    return {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+
+
+def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the keys in which two nested dictionaries differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]
+    return [] if a == b else [prefix.rstrip(".")]
+
+
+def _parse_file(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), _Yaml)
+    except FileNotFoundError:
+        raise RecipeError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}: not UTF-8 at byte {error.start}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise RecipeError(f"{file}:{line}: {error.problem or 'not valid YAML'}") from None
+    if not isinstance(content, dict):
+        raise RecipeError(f"{file}: holds no keys")
+    return content
+
+
+def _with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    changed = json.loads(json.dumps(content))
+    for key, value in overrides.items():
+        *path, last = key.split(".")
+        node = changed
+        for part in path:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}  # the check names a section that does not exist
+            node = node[part]
+        node[last] = value
+    return changed
+
+
+def _validate(kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], at: str = "") -> SectionT:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError(_one_line(kind, error, file, overrides, at)) from None
+
+
+def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Mapping[str, Any], at: str) -> str:
+    """The first problem, an unknown key before any other: a misspelt key is also reported as missing."""
+    problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    problem = problems[0]
+    location = [str(part) for part in problem["loc"] if re.fullmatch(r"\w+", str(part))]  # without names of types
+    key = at + ".".join(location)
+    touched = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
+    where = f"{file} with --set" if overrides and (touched or not key) else str(file)
+    if problem["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(location[-1], _keys_at(kind, location[:-1]), n=1, cutoff=0)
+        return f"{where}: unknown key '{key}'; the nearest key is '{at}{'.'.join([*location[:-1], *nearest])}'"
+    if problem["type"] == "missing":
+        return f"{where}: key '{key}' is missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if problem["type"] == "value_error":
+        return f"{where}: {key + ': ' if key else ''}{message}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {key} = {problem['input']!r}: {message}{more}"
+
+
+def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
+    """Valid keys of the section that `path` leads to."""
+    for part in path:
+        field = kind.model_fields.get(part)
+        inner = [t for t in _section_types(field.annotation)] if field else []
+        if not inner:
+            return list(kind.model_fields)
+        kind = inner[0]
+    return list(kind.model_fields)
+
+
+def _section_types(annotation: Any) -> list[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [found for part in getattr(annotation, "__args__", ()) for found in _section_types(part)]

@@ -1,0 +1,336 @@
+"""Run directories: `<out>/<recipe>/<version>/<stage>/`, the only thing that stages hand on.
+
+manifest.json     what is being run: recipe, settings, parents, data, packages, device, argv
+metrics.jsonl     one object per logged step; a function of recipe, data and seed alone
+telemetry.jsonl   what the step cost (seconds, tokens, bytes); differs from run to run
+samples.jsonl     prompts and responses
+checkpoints/step-000200/   complete or absent: written beside and renamed, with a hash of every file
+adapter/          the result in peft's format (`model/` for pretrain and merge)
+summary.json      written last: its presence means that the stage is done
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlhf import recipe as recipes
+from rlhf.recipe import Loaded
+
+SCHEMA = 1
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
+
+
+class RunError(RuntimeError):
+    """Something about a run directory stops the stage; the message says what to do."""
+
+
+class ParentMissing(RunError):
+    """An earlier stage has to be run first."""
+
+    def __init__(self, stage: str, parent: str, path: Path, begun: bool):
+        state = "did not finish" if begun else "has not been run"
+        super().__init__(f"{stage} needs {parent}, which {state} ({path})")
+        self.parent = parent
+
+
+class Run:
+    """One stage's directory while the stage runs. Use it as a context manager: it holds the directory's lock."""
+
+    def __init__(self, out: Path, loaded: Loaded, stage: str):
+        self.loaded, self.stage = loaded, stage
+        self.root = out / loaded.name / loaded.version
+        self.path = self.root / stage
+        self.resumed_from: Path | None = None
+        self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # also told what log() writes
+        self._manifest: dict[str, Any] = {}
+        self._started = time.monotonic()
+
+    # -- before the stage ------------------------------------------------------------------------------------------
+
+    def done(self) -> dict[str, Any] | None:
+        """The summary of this stage if it finished with these settings, None if there is none.
+
+        Raises RunError when the directory holds a finished run of other settings: it is never overwritten.
+        """
+        summary = read_json(self.path / "summary.json")
+        if summary is None:
+            return None
+        self._check_same_settings(self.path, self.stage)
+        return summary
+
+    def parent(self, stage: str) -> Path:
+        """The finished directory of an earlier stage, made with settings that agree with ours."""
+        path = self.root / stage
+        if not (path / "summary.json").exists():
+            raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
+        self._check_same_settings(path, stage)
+        return path
+
+    def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
+        """Make the directory ready; an unfinished run found there is continued (`resume`) or set aside."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+        if self.path.exists():
+            if resume:
+                self._check_same_settings(self.path, self.stage)
+                self.resumed_from = self.latest_checkpoint()
+            if self.resumed_from is None:
+                self._set_aside()
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        self._manifest |= {
+            "schema": SCHEMA,
+            "recipe": self.loaded.name,
+            "version": self.loaded.version,
+            "recipe_sha256": self.loaded.sha256,
+            "overrides": self.loaded.overrides,
+            "stage": self.stage,
+            "seed": self.loaded.recipe.seed,
+            "settings": recipes.settings(self.loaded.recipe, self.stage),
+            "code": _code_version(),
+            "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+            "python": platform.python_version(),
+            "device": dict(device),
+            "argv": argv,
+            "resumed_from": self.resumed_from.name if self.resumed_from else None,
+        }
+        self.describe()
+        if self.resumed_from:
+            last = checkpoint_step(self.resumed_from)
+            for name in ("metrics.jsonl", "telemetry.jsonl", "samples.jsonl"):
+                _keep_until(self.path / name, last)
+
+    def describe(self, **facts: Any) -> None:
+        """Add facts to manifest.json, such as the data's fingerprint."""
+        self._manifest.update(facts)
+        write_json(self.path / "manifest.json", self._manifest)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time in a stage's directory."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / f".{self.stage}.lock", "w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path}: another process is running {self.stage} there") from None
+            yield
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one line to metrics.jsonl. Nothing that depends on the clock belongs here."""
+        _append(self.path / "metrics.jsonl", [{"step": step, **values}])
+        for track in self.trackers:
+            track(step, values)
+
+    def log_telemetry(self, step: int, values: Mapping[str, float]) -> None:
+        _append(self.path / "telemetry.jsonl", [{"step": step, **values}])
+
+    def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        _append(self.path / "samples.jsonl", [{"step": step, **row} for row in rows])
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Call `write(folder)`; when all is on disk, one rename makes the folder `checkpoints/step-<step>`."""
+        partial = self.path / "checkpoints" / f".partial-{step}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write(partial)
+        return self.seal_checkpoint(step, partial)
+
+    def seal_checkpoint(self, step: int, folder: Path) -> Path:
+        """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
+        write_json(folder / "checkpoint.json", {"step": step, "sha256": hashes})
+        for file in [*files, folder]:
+            _sync(file)
+        final = self.path / "checkpoints" / f"step-{step:06d}"
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        _sync(final.parent)
+        return final
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest checkpoint whose every file has the hash it was written with; damaged ones are passed over."""
+        folders = sorted((self.path / "checkpoints").glob("step-*"), key=checkpoint_step, reverse=True)
+        for folder in folders:
+            problem = checkpoint_problem(folder)
+            if problem is None:
+                return folder
+            print(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before", file=sys.stderr)
+        return None
+
+    def finish(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, Any]:
+        """Write summary.json, last. `costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes."""
+        summary = {
+            "schema": SCHEMA,
+            "recipe": self.loaded.name,
+            "version": self.loaded.version,
+            "recipe_sha256": self.loaded.sha256,
+            "modified": self.loaded.modified,
+            "stage": self.stage,
+            "status": "done",
+            "seed": self.loaded.recipe.seed,
+            "device": self._manifest["device"]["name"],
+            "wall_seconds": round(time.monotonic() - self._started, 3),
+            "predicted_peak_vram_bytes": None,
+            **costs,
+            "metrics": dict(metrics),
+            "targets": [_measured(t, metrics) for t in self.loaded.targets if t.stage == self.stage],
+        }
+        write_json(self.path / "summary.json", summary)
+        return summary
+
+    def _set_aside(self) -> None:
+        """Rename what an earlier run left, unless it stopped before its first step."""
+        if not (self.path / "metrics.jsonl").exists():
+            shutil.rmtree(self.path)
+            return
+        aside = _free_name(self.path.with_name(f"{self.stage}.before"))
+        self.path.rename(aside)
+        print(f"{self.stage}: what was there is now in {aside}", file=sys.stderr)
+
+    # -- details ---------------------------------------------------------------------------------------------------
+
+    def _check_same_settings(self, path: Path, stage: str) -> None:
+        manifest = read_json(path / "manifest.json")
+        if manifest is None:
+            raise RunError(f"{path}: manifest.json is missing or damaged; move the directory away, run {stage} again")
+        wanted = recipes.settings(self.loaded.recipe, stage)
+        keys = recipes.differences(manifest.get("settings"), wanted)
+        if keys:
+            more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
+            raise RunError(
+                f"{path} was made with another {', '.join(keys[:3])}{more}; "
+                "choose another --out (make: OUT=…), or move that directory away"
+            )
+
+
+def checkpoint_step(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Why a checkpoint cannot be used, or None."""
+    record = read_json(folder / "checkpoint.json")
+    if record is None:
+        return "checkpoint.json is missing or damaged"
+    for name, digest in record["sha256"].items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if sha256(folder / name) != digest:
+            return f"{name} is damaged"
+    return None
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """The file's object, or None where there is none that can be read."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write beside and rename, so that a reader sees the old file or the new one."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _sync(temporary)
+    os.replace(temporary, file)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file that this module wrote; a last line cut by a crash is left out."""
+    if not file.exists():
+        return []
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _append(file: Path, rows: list[dict[str, Any]]) -> None:
+    with open(file, "a", encoding="utf-8") as handle:
+        handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _keep_until(file: Path, step: int) -> None:
+    """Drop lines after `step`: the resumed run writes them again."""
+    kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in read_lines(file) if row["step"] <= step]
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, file)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _measured(target: recipes.Target, metrics: Mapping[str, float]) -> dict[str, Any]:
+    value = metrics.get(target.metric)
+    low, high = target.range
+    within = None if value is None else (low is None or value >= low) and (high is None or value <= high)
+    return {
+        "name": target.name,
+        "published": list(target.range),
+        "unit": target.unit,
+        "measured": value,
+        "within": within,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _code_version() -> dict[str, Any]:
+    """Commit of the code that runs and whether it was changed since; None outside a git checkout."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    commit, status = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
