@@ -1,0 +1,220 @@
+"""`rlhf`: parses the command line, resolves the recipe, calls a stage."""
+
+import json
+import math
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhf import console, recipe, stages, tracking
+from rlhf.data.formats import DataError
+from rlhf.run import ParentMissing, RunError, read_json
+
+RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
+
+
+def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options by which a command finds its recipe and its run directory."""
+    options = (
+        click.option("--hw", metavar="NAME", help="Hardware: its default recipe, newest released version."),
+        click.option(
+            "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
+        ),
+        click.option(
+            "--data", multiple=True, metavar="FILE", help="Train on these files instead of the recipe's data."
+        ),
+        click.option(
+            "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
+        ),
+        click.option(
+            "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; marks the run modified."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rlhf")
+def cli() -> None:
+    """Reproducible RLHF on one GPU."""
+
+
+@cli.command()
+@click.argument("stage", type=click.Choice(recipe.STAGES))
+@recipe_options
+@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the recipe's.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
+@click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
+@click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
+def run(
+    stage: str,
+    hw: str | None,
+    directory: Path | None,
+    data: tuple[str, ...],
+    out: Path,
+    changes: tuple[str, ...],
+    seed: int | None,
+    resume: bool,
+    report_to: tuple[str, ...],
+    if_needed: bool,
+) -> None:
+    """Run one STAGE of a recipe; its parents must be finished."""
+    loaded = load_recipe(hw, directory, data, changes, seed)
+    if if_needed and getattr(loaded.recipe, stage) is None:
+        console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
+        return
+    summary, result, path = stages.execute(stage, loaded, out, resume=resume, report_to=report_to)
+    if if_needed and result is None:
+        console.OUT.print(f"{stage}: done ({path})")
+        return
+    console.summary_table(summary, path)
+    if result and result.sample:
+        console.show_sample("a held-out prompt", *result.sample)
+    console.targets_table([s for name in recipe.STAGES if (s := read_json(path.parent / name / "summary.json"))])
+
+
+@cli.command("recipes")
+def list_recipes() -> None:
+    """List the recipes."""
+    rows = []
+    for directory in recipe.available(RECIPES):
+        loaded = recipe.load(directory)
+        found = loaded.recipe
+        default = "default" if found.default else ""
+        rows.append((str(directory), found.hardware.name, found.status, default, found.description))
+    console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
+
+
+@cli.group("data")
+def data_group() -> None:
+    """Look at data."""
+
+
+@data_group.command("check")
+@click.argument("files", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def check_data(files: tuple[str, ...], as_json: bool) -> None:
+    """Read FILES as training would and report on their quality. Exit code 1 when a row is malformed."""
+    from rlhf.data import formats, quality
+
+    rows = formats.read(list(files), on_bad_row="skip")
+    report = quality.check(rows)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        console.rows_table("data", ("what", "value", "hint"), report.table())
+    if rows.report.malformed:
+        raise DataError("; ".join(f"{source}: {reason}" for source, reason in rows.report.malformed[:3]))
+
+
+@cli.command()
+@recipe_options
+@click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
+@click.option("--until", default="ppo dpo", show_default=True, help="Final stages, separated by spaces.")
+def reproduce(
+    hw: str | None,
+    directory: Path | None,
+    data: tuple[str, ...],
+    out: Path,
+    changes: tuple[str, ...],
+    seeds: str,
+    until: str,
+) -> None:
+    """Run the chain once per seed and show each target's mean ± standard deviation."""
+    loaded = load_recipe(hw, directory, data, changes, None)
+    wanted = [*until.split(), *(p for stage in until.split() for p in recipe.PARENTS[stage])]
+    chain = [s for s in recipe.STAGES if s in wanted and getattr(loaded.recipe, s) is not None]
+    numbers = [int(seed) for seed in seeds.split()]
+    for seed in numbers:
+        for stage in chain:
+            options = ["--recipe", str(loaded.directory), "--out", str(out / f"seed-{seed}"), "--seed", str(seed)]
+            options += [part for file in data for part in ("--data", file)]
+            options += [part for change in changes for part in ("--set", change)]
+            command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--if-needed", "--resume", *options]
+            if subprocess.run(command, check=False).returncode:
+                raise RunError(f"seed {seed} stopped in {stage}; what is finished is kept: run the same command again")
+    by_seed = [
+        [
+            read_json(out / f"seed-{seed}" / loaded.name / loaded.version / stage / "summary.json") or {}
+            for stage in chain
+        ]
+        for seed in numbers
+    ]
+    console.rows_table(
+        f"{loaded.name} {loaded.version}, seeds {seeds}",
+        ("stage", "metric", "target", *(f"seed {seed}" for seed in numbers), "mean ± sd"),
+        seed_rows(by_seed),
+    )
+
+
+def seed_rows(by_seed: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[str, ...]]:
+    """One row per target: what it asks, each seed's value, mean ± sample standard deviation."""
+    rows = []
+    for summaries in zip(*by_seed, strict=True):
+        for targets in zip(*(s["targets"] for s in summaries), strict=True):
+            values = [t["measured"] for t in targets]
+            known = [v for v in values if v is not None and math.isfinite(v)]
+            spread = f" ± {console.number(statistics.stdev(known))}" if len(known) > 1 else ""
+            mean = console.number(statistics.mean(known)) + spread if known else "-"
+            span = console.span(*targets[0]["published"])
+            rows.append((summaries[0]["stage"], targets[0]["name"], span, *map(console.number, values), mean))
+        walls = [s["wall_seconds"] for s in summaries]
+        rows.append(
+            (summaries[0]["stage"], "wall time, s", "", *(f"{w:.0f}" for w in walls), f"{statistics.mean(walls):.0f}")
+        )
+    return rows
+
+
+def load_recipe(
+    hw: str | None, directory: Path | None, data: Sequence[str], changes: Sequence[str], seed: int | None
+) -> recipe.Loaded:
+    """The recipe that the options name, with their changes."""
+    if directory is None:
+        if hw is None:
+            raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
+        directory = recipe.resolve(hw, RECIPES)
+    overrides = recipe.parse_overrides(changes)
+    if data:
+        overrides |= {"data.source": "files", "data.files": [str(Path(file).resolve()) for file in data]}
+    return recipe.load(directory, overrides, seed)
+
+
+def main() -> None:
+    """Turn what can go wrong into one line and a non-zero exit code."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ParentMissing as error:
+        fail(f"{error}: first run `{_same_command(error.parent)}`")
+    except (recipe.RecipeError, DataError, RunError, tracking.TrackerMissing) as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
+    except (KeyboardInterrupt, click.Abort):
+        print("stopped; `--resume` (make: RESUME=1) continues from the newest checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+def fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _same_command(stage: str) -> str:
+    """The command line that was given, for another stage."""
+    options = [argument for argument in sys.argv[1:] if argument not in ("run", "--resume", *recipe.STAGES)]
+    return shlex.join(["rlhf", "run", stage, *options])
+
+
+if __name__ == "__main__":
+    main()

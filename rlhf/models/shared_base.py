@@ -1,0 +1,154 @@
+"""One frozen base model for all roles of PPO, and a small adapter for each role.
+
+    policy     trainable, starts as a copy of SFT
+    reference  frozen copy of SFT
+    reward     frozen: the reward model's adapter and its scalar head
+    value      trainable: either a head on the policy's hidden states, or an adapter of its own that starts as the
+               reward model, so that the critic begins by knowing what the score will be
+
+A role is made active before a forward pass and stays so until its backward pass: with gradient checkpointing the
+recomputation uses whatever adapter is active then.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, set_peft_model_state_dict
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from rlhf.models.loading import adapter_weights, require_adapter
+from rlhf.objectives.logprobs import token_logprobs
+from rlhf.rollout import Rollout
+
+SCORE_WEIGHT = "base_model.model.score.weight"
+HEAD_CHUNK = 4096  # response tokens whose logits exist at the same time
+
+
+class SharedBase:
+    """Roles over one base. `trainable` roles keep their gradients; all others are frozen."""
+
+    def __init__(self, base: PreTrainedModel, policy_dir: Path, reference_dir: Path):
+        base.generation_config = GenerationConfig()  # a hub model may bring sampling settings of its own
+        self.peft = PeftModel.from_pretrained(
+            base, require_adapter(policy_dir), adapter_name="policy", is_trainable=True, autocast_adapter_dtype=True
+        )
+        self.base = base
+        self.trainable = {"policy"}
+        self.peft.load_adapter(require_adapter(reference_dir), "reference", is_trainable=False)
+        self.score_head: nn.Linear | None = None
+        self.value_head: nn.Linear | None = None
+        self._no_dropout()
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    def add_reward(self, rm_dir: Path) -> None:
+        """The reward model's adapter as role `reward`, and its head."""
+        weights = adapter_weights(rm_dir)
+        self._add_frozen("reward", rm_dir, weights)
+        self.score_head = _head(weights[SCORE_WEIGHT]).to(self.device).requires_grad_(False)
+
+    def add_value(self, kind: str, rm_dir: Path, mean: float, sd: float) -> None:
+        """The critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
+        hidden = self.base.config.hidden_size
+        self.value_head = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        if kind == "adapter":
+            weights = adapter_weights(rm_dir)
+            self._add_frozen("value", rm_dir, weights)
+            self.trainable.add("value")
+            with torch.no_grad():
+                self.value_head.weight.copy_(weights[SCORE_WEIGHT].float() / sd)
+                self.value_head.bias.fill_(-mean / sd)
+        self.value_head.to(self.device)
+
+    @property
+    def value_role(self) -> str:
+        """The role on whose hidden states the value head stands."""
+        return "value" if "value" in self.trainable else "policy"
+
+    def parameters(self, role: str) -> list[nn.Parameter]:
+        """The adapter weights of one role, in a fixed order."""
+        return [p for name, p in self.peft.named_parameters() if f".{role}." in name]
+
+    def activate(self, role: str) -> None:
+        """Make a role's adapter the active one; gradients only for trainable roles."""
+        self.peft.set_adapter(role, inference_mode=role not in self.trainable)
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Inside, the bare base runs, whatever role is active."""
+        self.peft.base_model.disable_adapter_layers()
+        try:
+            yield
+        finally:
+            self.peft.base_model.enable_adapter_layers()
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention."""
+        return self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+
+    def response_hidden(self, rollout: Rollout) -> Tensor:
+        """Hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
+        hidden = self.hidden(rollout.ids)
+        index = rollout.predictors[..., None].expand(-1, -1, hidden.shape[-1])
+        return hidden.gather(1, index)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.base.get_output_embeddings()(hidden)
+
+    def logprobs(self, hidden: Tensor, rollout: Rollout, temperature: float) -> Tensor:
+        """Log-probabilities (B, R) of the response tokens given `response_hidden`; 0 in masked slots.
+
+        Logits are made for real response tokens only, a chunk at a time.
+        """
+        mask = rollout.mask
+        states, tokens = hidden[mask], rollout.tokens[mask]
+        parts = [
+            token_logprobs(self.logits(part) / temperature, ids)
+            for part, ids in zip(states.split(HEAD_CHUNK), tokens.split(HEAD_CHUNK), strict=True)
+        ]
+        found = torch.cat(parts)
+        return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask, found)
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Values (B, R) of the states before each response token, float32."""
+        assert self.value_head is not None
+        return self.value_head(hidden.float()).squeeze(-1)
+
+    @torch.no_grad()
+    def scores(self, rollout: Rollout) -> Tensor:
+        """The reward model's raw scores (B,) float32: its head at each sequence's last real token."""
+        assert self.score_head is not None
+        self.activate("reward")
+        hidden = self.hidden(rollout.ids)
+        last = hidden[torch.arange(len(hidden), device=hidden.device), rollout.last]
+        return self.score_head(last.float()).squeeze(-1)
+
+    def _add_frozen(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
+        """A classification adapter of the same shape as a causal one; its head is kept apart."""
+        config = LoraConfig.from_pretrained(require_adapter(rm_dir))
+        config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
+        self.peft.add_adapter(role, config)
+        lora = {name: value for name, value in weights.items() if "lora_" in name}
+        outcome = set_peft_model_state_dict(self.peft, lora, adapter_name=role)
+        assert not outcome.unexpected_keys
+        self._no_dropout()
+
+    def _no_dropout(self) -> None:
+        """Dropout would make the ratio of new to old probabilities noise from the first update on."""
+        for module in self.peft.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+
+
+def _head(weight: Tensor) -> nn.Linear:
+    head = nn.Linear(weight.shape[1], 1, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(weight.float())
+    return head

@@ -1,0 +1,52 @@
+"""Train the tokenizer and a small Llama from nothing: the base of recipes that must run anywhere.
+
+LoRA on random weights learns nothing, so a recipe without pretrained weights makes its own. 7B recipes skip this stage.
+"""
+
+import torch
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
+
+from rlhf.data import load, tokenize
+from rlhf.data.tokenize import Codec
+from rlhf.models.loading import new_base
+from rlhf.run import Run
+from rlhf.stages import Result
+from rlhf.telemetry import Telemetry
+from rlhf.trainer import arguments, perplexity, rows_to_dataset, train
+
+
+def run_stage(run: Run, device: torch.device) -> Result:
+    recipe = run.loaded.recipe
+    options, architecture = recipe.pretrain, recipe.model.architecture
+    assert options and architecture
+    telemetry = Telemetry(device)
+
+    texts = load.load(run).texts(recipe.tokenizer.template)
+    training = texts.train[: options.max_samples]
+    assert recipe.tokenizer.vocab_size
+    codec = Codec(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
+    documents = codec.encode_texts(training, options.max_length)
+    heldout = codec.encode_texts(texts.heldout[: options.max_eval_samples], options.max_length)
+
+    torch.manual_seed(recipe.seed)
+    model = new_base(architecture, codec, recipe.model.dtype).to(device)
+    trainer = Trainer(
+        model=model,
+        args=arguments(TrainingArguments, run, options),
+        train_dataset=rows_to_dataset([{"input_ids": ids} for ids in documents]),
+        data_collator=DataCollatorForLanguageModeling(codec.tokenizer, mlm=False),
+    )
+    train(trainer, run, telemetry)
+
+    folder = run.path / "model"
+    model.save_pretrained(folder)
+    codec.tokenizer.save_pretrained(folder)
+    with telemetry.phase("evaluate"):
+        metrics = {
+            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], codec.pad_id, options.max_eval_samples),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "vocab_size": len(codec.tokenizer),
+            "train_documents": len(training),
+            "train_tokens": sum(map(len, documents)),
+        }
+    return Result(metrics, telemetry.costs())

@@ -1,0 +1,139 @@
+"""Reward model: the SFT adapter continued under a scalar head, trained on preference pairs with TRL's RewardTrainer.
+
+The score of a dialogue is the head's output at its last token (EOS). Default loss: Bradley-Terry, -log σ(r_c - r_r);
+option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRankingLoss.
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from trl import RewardConfig, RewardTrainer
+
+from rlhf.data import load, toy
+from rlhf.data.formats import PreferencePair
+from rlhf.data.tokenize import Codec, Encoded
+from rlhf.models.loading import base_name, load_base, load_codec, reward_from_sft, save_adapter
+from rlhf.objectives.losses import margin_ranking_loss
+from rlhf.recipe import Dpo, Rm
+from rlhf.run import Run
+from rlhf.stages import Result
+from rlhf.telemetry import Telemetry
+from rlhf.trainer import arguments, pad_right, rows_to_dataset, train, with_exact_weights
+
+
+def run_stage(run: Run, device: torch.device) -> Result:
+    recipe = run.loaded.recipe
+    options = recipe.rm
+    telemetry = Telemetry(device)
+
+    pairs = load.load(run).preferences("rm")
+    codec = load_codec(run)
+    training, counts = encode_pairs(codec, pairs.train[: options.max_samples], options)
+    heldout, _ = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    run.describe(cuts=counts)
+
+    torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
+    base = load_base(run, device, head="score")
+    base.config.pad_token_id = codec.pad_id
+    model = reward_from_sft(base, run, run.parent("sft"))
+    margin = {"margin": options.margin} if options.loss_type == "bradley_terry" and options.margin else {}
+    trainer = with_exact_weights(
+        model,
+        lambda: (RewardTrainer if options.loss_type == "bradley_terry" else _MarginRankingTrainer)(
+            model=model,
+            args=arguments(
+                RewardConfig,
+                run,
+                options,
+                max_length=None,  # TRL would drop longer pairs without a word; they are cut and counted above
+                center_rewards_coefficient=options.center_rewards_coefficient or None,
+                remove_unused_columns=False,  # the sampler needs `length`
+            ),
+            train_dataset=rows_to_dataset([_joined(chosen, rejected) | margin for chosen, rejected in training]),
+            processing_class=codec.tokenizer,
+        ),
+    )
+    if isinstance(trainer, _MarginRankingTrainer):
+        trainer.margin = options.margin
+    train(trainer, run, telemetry)
+
+    save_adapter(model, run.path / "adapter", base_name(run))
+    with telemetry.phase("evaluate"):
+        batch = 2 * options.per_device_train_batch_size
+        chosen = score(model, [c.prompt + c.response for c, _ in heldout], codec.pad_id, batch)
+        rejected = score(model, [r.prompt + r.response for _, r in heldout], codec.pad_id, batch)
+    metrics = {
+        "accuracy": accuracy(chosen - rejected),
+        "margin": (chosen - rejected).mean().item(),
+        "score_mean": torch.cat([chosen, rejected]).mean().item(),
+        "score_sd": torch.cat([chosen, rejected]).std().item(),
+        "train_pairs": len(training),
+        "heldout_pairs": len(heldout),
+        **counts,
+    }
+    if recipe.data.source == "toy":
+        metrics |= _against_ceiling(codec, pairs.heldout[: options.max_eval_samples], metrics["accuracy"])
+    return Result(metrics, telemetry.costs())
+
+
+def encode_pairs(
+    codec: Codec, pairs: list[PreferencePair], options: Rm | Dpo
+) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int]]:
+    """Both sides of each pair; a pair is dropped, and counted, when either side loses its whole response."""
+    limits = options.max_prompt_length, options.max_length
+    chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
+    rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
+    whole = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
+    counts = dict(cut_chosen + cut_rejected)
+    counts.pop("dropped", None)
+    return whole, counts | ({"pairs_dropped": len(pairs) - len(whole)} if len(whole) < len(pairs) else {})
+
+
+@torch.no_grad()
+def score(model: PreTrainedModel, sequences: list[list[int]], pad_id: int, batch_size: int) -> torch.Tensor:
+    """Scores (N,) float32 on the CPU, in the order given; batches are made by length."""
+    model.eval()
+    device = next(model.parameters()).device
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    scores = torch.empty(len(sequences))
+    for at in range(0, len(order), batch_size):
+        rows = order[at : at + batch_size]
+        ids = pad_right([sequences[i] for i in rows], pad_id).to(device)
+        scores[rows] = model(input_ids=ids, use_cache=False).logits.squeeze(-1).float().cpu()
+    return scores
+
+
+def accuracy(differences: torch.Tensor) -> float:
+    """Share of pairs with a positive score difference; a tie counts one half."""
+    return ((differences > 0).double() + 0.5 * (differences == 0).double()).mean().item()
+
+
+class _MarginRankingTrainer(RewardTrainer):
+    """TRL's trainer with the margin ranking loss in place of its own; the metrics stay TRL's."""
+
+    margin = 0.0
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        _, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+        loss = margin_ranking_loss(chosen, rejected, self.margin)
+        return (loss, outputs) if return_outputs else loss
+
+
+def _joined(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
+    chosen_ids, rejected_ids = chosen.prompt + chosen.response, rejected.prompt + rejected.response
+    length = max(len(chosen_ids), len(rejected_ids))
+    return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids, "length": length}
+
+
+def _against_ceiling(codec: Codec, pairs: list[PreferencePair], accuracy: float) -> dict[str, float]:
+    """How far the accuracy is below what a reward model that knew the annotator's utility would reach, in points."""
+    realised, expected = toy.bayes_accuracy((codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs)
+    return {
+        "best_possible_accuracy": realised,
+        "best_possible_accuracy_expected": expected,
+        "accuracy_gap_points": 100 * (realised - accuracy),
+    }

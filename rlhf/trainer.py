@@ -1,0 +1,145 @@
+"""Between our run directories and transformers' Trainer, on which pretrain, SFT, the reward model and DPO rest."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from rlhf.console import Bar
+from rlhf.recipe import Optimization
+from rlhf.run import Run
+from rlhf.telemetry import Telemetry
+
+ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
+TrainerT = TypeVar("TrainerT", bound=Trainer)
+_NOT_METRICS = ("train_", "total_flos", "epoch")
+
+
+def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: Any) -> ArgumentsT:
+    """Training arguments of one stage; everything that decides the result comes from the recipe."""
+    recipe = run.loaded.recipe
+    return kind(
+        output_dir=str(run.path / "checkpoints" / ".partial"),
+        seed=recipe.seed,
+        use_cpu=recipe.hardware.device == "cpu",
+        bf16=recipe.model.dtype == "bfloat16",
+        learning_rate=options.learning_rate,
+        lr_scheduler_type=options.lr_scheduler_type,
+        warmup_steps=options.warmup_ratio,  # a fraction is a share of all steps
+        weight_decay=options.weight_decay,
+        max_grad_norm=options.max_grad_norm,
+        optim=options.optim,
+        num_train_epochs=options.num_train_epochs,
+        max_steps=options.max_steps or -1,
+        per_device_train_batch_size=options.per_device_train_batch_size,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        activation_checkpointing=options.gradient_checkpointing,
+        train_sampling_strategy="group_by_length" if options.group_by_length else "random",
+        length_column_name="length",
+        logging_steps=options.logging_steps,
+        save_strategy="steps",
+        save_steps=options.save_steps,
+        dataloader_pin_memory=recipe.hardware.device == "cuda",
+        include_num_input_tokens_seen="non_padding",
+        report_to="none",
+        disable_tqdm=True,
+        **more,
+    )
+
+
+def with_exact_weights(model: PreTrainedModel, build: Callable[[], TrainerT]) -> TrainerT:
+    """Build a trainer and give the trainable weights back the values and type that they had before.
+
+    On a 4-bit base TRL casts them to bfloat16 when it is built, which rounds a warm start away.
+    """
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    trainer = build()
+    for name, parameter in trainer.model.named_parameters():
+        if name in before:
+            parameter.data = before[name].to(parameter.device)
+    return trainer
+
+
+def train(trainer: Trainer, run: Run, telemetry: Telemetry) -> None:
+    """Train to the end, from the run's newest checkpoint when it is resumed."""
+    trainer.remove_callback(PrinterCallback)
+    with Bar(run.stage, 1) as bar:
+        trainer.add_callback(_RunCallback(run, bar, telemetry))
+        with telemetry.phase("train"):
+            trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
+
+
+class _RunCallback(TrainerCallback):
+    """Logs to the run directory, and turns each checkpoint that transformers has written into a sealed one."""
+
+    def __init__(self, run: Run, bar: Bar, telemetry: Telemetry):
+        self.run, self.bar, self.telemetry = run, bar, telemetry
+        self.note = ""
+        self.tokens = 0
+        self.time = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        values = {key: value for key, value in (logs or {}).items() if not key.startswith(_NOT_METRICS)}
+        values.pop("num_input_tokens_seen", None)
+        if not values:  # the closing record holds only times
+            return
+        self.run.log(state.global_step, values)
+        now = time.monotonic()
+        seen = state.num_input_tokens_seen - self.tokens
+        self.telemetry.count(seen)
+        self.run.log_telemetry(state.global_step, {"seconds": now - self.time, "tokens": seen})
+        self.tokens, self.time = state.num_input_tokens_seen, now
+        self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update(state.global_step, self.note, total=state.max_steps)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step = state.global_step
+        self.run.seal_checkpoint(step, Path(args.output_dir) / f"checkpoint-{step}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.telemetry.count(state.num_input_tokens_seen - self.tokens)
+
+
+def rows_to_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
+    return Dataset.from_list(list(rows))
+
+
+@torch.no_grad()
+def perplexity(
+    model: PreTrainedModel, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
+) -> float:
+    """exp of the mean negative log-likelihood per scored token, over all tokens alike.
+
+    `sequences`: (ids, how many tokens at the start are not scored). Batches are sorted by length and do not change the
+    result; the Trainer's own eval loss is a mean of batch means, which does.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    total, count = 0.0, 0
+    ordered = sorted(sequences, key=lambda s: len(s[0]))
+    for at in range(0, len(ordered), batch_size):
+        batch = ordered[at : at + batch_size]
+        ids = pad_right([ids for ids, _ in batch], pad_id).to(device)
+        scored = torch.zeros_like(ids, dtype=torch.bool)
+        for row, (sequence, skipped) in enumerate(batch):
+            scored[row, max(skipped, 1) : len(sequence)] = True
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1][scored[:, 1:]].float()
+        losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][scored[:, 1:]], reduction="none")
+        total += losses.double().sum().item()
+        count += losses.numel()
+    return float(torch.tensor(total / count).exp())
+
+
+def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
+    """(B, longest) int64; causal attention never looks at what stands to the right, so no mask is needed."""
+    width = max(len(s) for s in sequences)
+    return torch.tensor([[*s, *[pad_id] * (width - len(s))] for s in sequences])
