@@ -88,7 +88,7 @@ class Run:
                 self._check_same_settings(self.path, self.stage)
                 self.resumed_from = self.latest_checkpoint()
             if self.resumed_from is None:
-                self._set_aside()
+                self.set_aside()
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._manifest |= {
             "schema": SCHEMA,
@@ -194,9 +194,9 @@ class Run:
         write_json(self.path / "summary.json", summary)
         return summary
 
-    def _set_aside(self) -> None:
+    def set_aside(self) -> None:
         """Rename what an earlier run left, unless it stopped before its first step."""
-        if not (self.path / "metrics.jsonl").exists():
+        if not any((self.path / name).exists() for name in ("metrics.jsonl", "summary.json")):
             shutil.rmtree(self.path)
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))

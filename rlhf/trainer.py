@@ -16,7 +16,8 @@ from rlhf.telemetry import Telemetry
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 TrainerT = TypeVar("TrainerT", bound=Trainer)
-_NOT_METRICS = ("train_", "total_flos", "epoch")
+# Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
+_NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
 
 
 def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: Any) -> ArgumentsT:
@@ -87,7 +88,6 @@ class _RunCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         values = {key: value for key, value in (logs or {}).items() if not key.startswith(_NOT_METRICS)}
-        values.pop("num_input_tokens_seen", None)
         if not values:  # the closing record holds only times
             return
         self.run.log(state.global_step, values)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from rlhf import tracking
 from rlhf.console import quiet_libraries
-from rlhf.recipe import Loaded
-from rlhf.run import Run, RunError
+from rlhf.recipe import PARENTS, Loaded
+from rlhf.run import Run, RunError, read_json
 
 
 class Result(NamedTuple):
@@ -25,8 +25,10 @@ def execute(
     run = Run(out, loaded, stage)
     with run.locked():
         summary = run.done()
-        if summary is not None:
+        if summary is not None and not _outdated(run):
             return summary, None, run.path
+        if summary is not None:
+            run.set_aside()
         if getattr(loaded.recipe, stage) is None:
             raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
         for parent in _parents(run):
@@ -45,10 +47,19 @@ def execute(
         return run.finish(result.metrics, result.costs), result, run.path
 
 
+def trained_policies(run: Run) -> list[str]:
+    """The finished stages whose policies an evaluation compares with SFT."""
+    return [stage for stage in ("ppo", "dpo") if (run.root / stage / "summary.json").exists()]
+
+
+def _outdated(run: Run) -> bool:
+    """An evaluation made before another policy was trained."""
+    manifest = read_json(run.path / "manifest.json") or {}
+    return run.stage == "evaluate" and manifest.get("policies") != trained_policies(run)
+
+
 def _parents(run: Run) -> list[str]:
     """The stages that must be finished, nearest first, so that an error names the one to run now."""
-    from rlhf.recipe import PARENTS
-
     parents = list(PARENTS[run.stage])
     if run.stage == "merge":
         parents.append(run.loaded.recipe.merge.stage)

@@ -10,11 +10,9 @@ from rlhf.evaluation import Measured, compare, measure
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.run import Run
-from rlhf.stages import Result
+from rlhf.stages import Result, trained_policies
 from rlhf.telemetry import Telemetry
 from rlhf.trainer import perplexity
-
-TRAINED = ("ppo", "dpo")
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -37,11 +35,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     metrics: dict[str, float] = {}
     repeated = {"response_length_sft", "score_sft", "true_reward_sft"}  # they stand under sft/ already
     measured: dict[str, Measured] = {}
-    present = [stage for stage in TRAINED if (run.root / stage / "summary.json").exists()]
-    run.describe(policies=["base", "sft", *present])
+    present = trained_policies(run)
+    run.describe(policies=present)
     with telemetry.phase("evaluate"):
         for name in ("base", "sft", *present):
-            shared = SharedBase(load_base(run, device), run.parent(name) if name in TRAINED else sft, sft)
+            shared = SharedBase(load_base(run, device), run.parent(name) if name in present else sft, sft)
             shared.add_reward(rm)
             role = {"base": "base", "sft": "reference"}.get(name, "policy")
             found = measure(

@@ -64,7 +64,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     torch.manual_seed(recipe.seed)
     shared = SharedBase(load_base(run, device), sft, sft)
     if options.gradient_checkpointing:
-        shared.base.gradient_checkpointing_enable()
+        shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
     shared.add_reward(rm)
 
@@ -205,8 +205,10 @@ class Trained:
         ]
         self.optimizer = new_optimizer(options.optim, groups, **ADAM)
         self.schedule = get_scheduler(
-            options.lr_scheduler_type, self.optimizer, options.warmup_steps, num_training_steps=options.steps
+            options.lr_scheduler_type, self.optimizer, options.warmup_steps, num_training_steps=options.steps + 1
         )
+        self.optimizer.step()  # without gradients nothing moves; the schedule wants it before its own first step
+        self.schedule.step()  # transformers' schedules begin at 0, which would waste the first batch of rollouts
         self.step = 0
 
     def update(self, e: Experience) -> dict[str, float]:

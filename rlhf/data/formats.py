@@ -1,0 +1,577 @@
+"""Readers: data files and hub sets in; documents, examples and preference pairs out.
+
+Four kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
+
+    text          {"text"}                                  -> Document
+    hh            {"chosen", "rejected"}: two transcripts   -> PreferencePair
+    instruction   {"instruction", "input"?, "output"}       -> Example
+    preference    {"prompt", "chosen", "rejected"}: text or lists of messages; lists that hold the whole
+                  conversation need no prompt               -> PreferencePair
+
+Other keys are ignored. Each row out carries its source: `file:line`, or `file:row N` where rows are not lines.
+
+Texts are kept as they stand, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
+(and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
+
+Whatever cannot be used is a `DataError` of one line. A bad row may be skipped instead, and is then listed in the
+report; damage to the file itself (cut off, not UTF-8, not Parquet) always stops. Rows with an empty answer, and pairs
+whose two sides answer different prompts or give the same answer, are found in the best sets and are never an error:
+they are left out and listed.
+"""
+
+import gzip
+import hashlib
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+Role = Literal["system", "user", "assistant"]
+Kind = Literal["text", "hh", "instruction", "preference"]
+Format = Literal["auto", "text", "hh", "instruction", "preference"]
+OnBadRow = Literal["stop", "skip"]
+
+KEYS: dict[Kind, tuple[str, ...]] = {
+    "text": ("text",),
+    "hh": ("chosen", "rejected"),
+    "instruction": ("instruction", "output"),
+    "preference": ("prompt", "chosen", "rejected"),
+}
+
+
+class DataError(ValueError):
+    """Data that cannot be used as it is; one line that says where, what is wrong and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain text to pretrain on."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt and the response to imitate."""
+
+    prompt: tuple[Message, ...]
+    response: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """Two responses to one prompt; people preferred `chosen`."""
+
+    prompt: tuple[Message, ...]
+    chosen: str
+    rejected: str
+    source: str
+
+
+Row = Document | Example | PreferencePair
+LeftOut = Literal["prompts differ", "identical", "empty answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """One file, or one split of a hub set; `sha256` is of the file's bytes, of a hub set's rows as JSON lines."""
+
+    name: str
+    sha256: str
+    kind: Kind
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What was read and what was left out; `malformed` pairs a source with the reason, the others are sources."""
+
+    files: tuple[FileReport, ...]
+    malformed: tuple[tuple[str, str], ...]
+    prompts_differ: tuple[str, ...]
+    identical: tuple[str, ...]
+    empty: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def summary(self) -> str:
+        left_out = len(self.malformed) + len(self.prompts_differ) + len(self.identical) + len(self.empty)
+        return (
+            f"{self.rows - left_out:,} of {self.rows:,} rows kept from {', '.join(file.name for file in self.files)}; "
+            f"left out: {len(self.malformed)} malformed, {len(self.prompts_differ)} with prompts that differ, "
+            f"{len(self.identical)} with identical answers, {len(self.empty)} with an empty answer"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    documents: tuple[Document, ...]
+    examples: tuple[Example, ...]
+    pairs: tuple[PreferencePair, ...]
+    report: ReadReport
+
+
+def read(files: Sequence[str | Path], *, on_bad_row: OnBadRow = "stop", format: Format = "auto") -> Rows:
+    """Read JSON lines, JSON arrays (both also gzipped) and Parquet; which it is shows in the content, not the name."""
+    if isinstance(files, str) or not files:
+        raise DataError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
+    reader = _Reader(on_bad_row, format)
+    for path in map(Path, files):
+        reader.take(str(path), _rows(path), partial(_sha256, path))
+    return reader.rows()
+
+
+def read_hub(
+    name: str,
+    revision: str,
+    *,
+    split: str = "train",
+    data_dir: str | None = None,
+    on_bad_row: OnBadRow = "stop",
+    format: Format = "auto",
+) -> Rows:
+    """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set."""
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise DataError(
+            f"{name}: revision {revision!r} is not a commit of 40 hex digits; branches and tags can move, and the run "
+            "could not be repeated. Copy the commit from the set's history on the hub into data.revision"
+        )
+    import datasets  # slow to import, and only needed here
+
+    label = "/".join(part for part in (name, data_dir, split) if part)
+    try:
+        table = datasets.load_dataset(name, revision=revision, split=split, data_dir=data_dir)
+    except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause
+        reason = _one_line(error.__cause__ or error)
+        raise DataError(
+            f"{label}: not loaded ({reason}); check data.name, data.data_dir, the split and the network"
+        ) from error
+    digest = hashlib.sha256()
+
+    def rows() -> Iterator[tuple[str, object]]:
+        for number, row in enumerate(table, 1):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+            yield f"{label}:row {number}", row
+
+    reader = _Reader(on_bad_row, format)
+    reader.take(label, rows(), digest.hexdigest)
+    return reader.rows()
+
+
+# HH transcripts
+
+_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_ROLE_OF_SPEAKER: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
+_SPEAKER_OF_ROLE = {role: speaker for speaker, role in _ROLE_OF_SPEAKER.items()}
+
+
+def parse_hh(text: str) -> tuple[Message, ...]:
+    """Turns of a transcript; text before the first turn is a system message. A text without turns is that alone."""
+    lead, *parts = _TURN.split(text)
+    messages = [Message("system", lead)] if lead.strip() else []
+    for speaker, content in zip(parts[::2], parts[1::2], strict=True):
+        messages.append(Message(_ROLE_OF_SPEAKER[speaker], content.removeprefix(" ")))
+    return tuple(messages)
+
+
+def render_hh(messages: Sequence[Message]) -> str:
+    """A prompt as a transcript that ends where the assistant is to answer: `...\\n\\nHuman: Hello\\n\\nAssistant:`.
+
+    `parse_hh` gives the same messages back, plus an empty assistant turn, as long as no content holds a turn marker
+    itself. The response follows after one space. Raises ValueError when a system message is not the first.
+    """
+    text = ""
+    for position, message in enumerate(messages):
+        if message.role != "system":
+            text += f"\n\n{_SPEAKER_OF_ROLE[message.role]}: {message.content}"
+        elif position == 0:
+            text = message.content
+        else:
+            raise ValueError(f"message {position + 1} of the prompt is a system message; only the first can be one")
+    return text + "\n\nAssistant:"
+
+
+# One row
+
+
+class _Malformed(Exception):
+    """Why a row cannot be used; `_Reader` knows where it stands and what to do about it."""
+
+
+_ROLES: dict[object, Role] = {
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "human": "user",
+    "gpt": "assistant",
+}
+_TYPES = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _kind_of(row: dict[str, object]) -> Kind | None:
+    """Kind by the keys that have a value; Parquet and hub sets fill absent keys with null."""
+    for keys in ({key for key, value in row.items() if value is not None}, row.keys()):
+        if "chosen" in keys or "rejected" in keys:
+            lists = isinstance(row.get("chosen"), list) or isinstance(row.get("rejected"), list)
+            return "preference" if "prompt" in keys or lists else "hh"
+        if "instruction" in keys:
+            return "instruction"
+        if "text" in keys:
+            return "text"
+    return None
+
+
+def _parse(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
+    if kind == "text":
+        text = _text(_field(row, "text", kind), "text")
+        if not text.strip():
+            raise _Malformed("'text' is empty")
+        return Document(text, source)
+    if kind == "instruction":
+        return _example(row, source)
+    return _pair(row, kind, source)
+
+
+def _example(row: dict[str, object], source: str) -> Example | LeftOut:
+    request = _text(_field(row, "instruction", "instruction"), "instruction")
+    response = _text(_field(row, "output", "instruction"), "output").removeprefix(" ").rstrip()
+    if not request.strip():
+        raise _Malformed("'instruction' is empty")
+    if row.get("input") is not None:
+        extra = _text(row["input"], "input")
+        request += f"\n{extra}" if extra.strip() else ""
+    return Example((Message("user", request),), response, source) if response else "empty answer"
+
+
+def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | LeftOut:
+    sides = [_field(row, "chosen", kind), _field(row, "rejected", kind)]
+    given = None
+    if kind == "preference" and (row.get("prompt") is not None or not all(isinstance(side, list) for side in sides)):
+        given = _prompt(_field(row, "prompt", kind))
+    prompt, chosen = _answer(sides[0], "chosen", given)
+    other_prompt, rejected = _answer(sides[1], "rejected", given)
+    if prompt != other_prompt:
+        return "prompts differ"
+    if given is not None and prompt != given:
+        raise _Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
+    if not any(message.role == "user" and message.content.strip() for message in prompt):
+        raise _Malformed("no user turn with text before the answer")
+    chosen, rejected = chosen.rstrip(), rejected.rstrip()
+    if not chosen or not rejected:
+        return "empty answer"
+    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source)
+
+
+def _prompt(value: object) -> tuple[Message, ...]:
+    if isinstance(value, list):
+        return _messages(value, "prompt")
+    text = _text(value, "prompt")
+    return parse_hh(text)[:-1] if text.rstrip().endswith("\n\nAssistant:") else (Message("user", text),)
+
+
+def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
+    """Split one side at its last assistant turn; a side that is only an answer belongs to the given prompt."""
+    if isinstance(value, list):
+        messages = _messages(value, key)
+    else:
+        text = _text(value, key)
+        whole = given is None or text.startswith("\n\nHuman:")
+        messages = parse_hh(text) if whole else (Message("assistant", text.removeprefix(" ")),)
+    if not any(message.role == "assistant" for message in messages):
+        hint = "" if given else r"; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'"
+        raise _Malformed(f"'{key}' has no assistant turn{hint}")
+    if messages[-1].role != "assistant":
+        raise _Malformed(f"'{key}' ends with a {messages[-1].role} turn; the answer, an assistant turn, must come last")
+    if given is not None and len(messages) == 1:
+        return given, messages[0].content
+    return messages[:-1], messages[-1].content
+
+
+def _messages(values: list[object], key: str) -> tuple[Message, ...]:
+    messages = []
+    for number, value in enumerate(values, 1):
+        where = f"{key}[{number}]"
+        if not isinstance(value, dict):
+            raise _Malformed(f"'{where}' is {_type_name(value)}; a message is an object with role and content")
+        name = value.get("role", value.get("from"))
+        role = _ROLES.get(name) if isinstance(name, str) else None
+        if role is None:
+            raise _Malformed(f"'{where}' has the role {str(name)[:40]!r}; known are {', '.join(map(str, _ROLES))}")
+        if role == "system" and number > 1:
+            raise _Malformed(f"'{where}' is a system message; only the first can be one")
+        messages.append(Message(role, _text(value.get("content", value.get("value")), f"{where}.content")))
+    return tuple(messages)
+
+
+def _field(row: dict[str, object], key: str, kind: Kind) -> object:
+    if key not in row:
+        raise _Malformed(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
+    return row[key]
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise _Malformed(f"'{name}' is {_type_name(value)}; it must be text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise _Malformed(f"'{name}' holds half a surrogate pair at character {error.start}") from None
+    return value
+
+
+def _type_name(value: object) -> str:
+    return _TYPES.get(type(value), type(value).__name__)
+
+
+def _names(keys: Iterable[str]) -> str:
+    """The first few keys for a message; a damaged row may have any number of any length."""
+    shown = [repr(key[:40]) for key in itertools.islice(keys, 8)]
+    return ", ".join(shown) or "no keys"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# All rows
+
+
+class _Reader:
+    """Gathers rows from one file after another, and keeps account of those left out."""
+
+    def __init__(self, on_bad_row: OnBadRow, format: Format):
+        for name, value, known in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, Format)):
+            if value not in get_args(known):
+                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
+        self.on_bad_row = on_bad_row
+        self.format = format
+        self.kept: list[Row] = []
+        self.left_out: dict[LeftOut, list[str]] = {"prompts differ": [], "identical": [], "empty answer": []}
+        self.malformed: list[tuple[str, str]] = []
+        self.files: list[FileReport] = []
+
+    def take(self, name: str, rows: Iterable[tuple[str, object]], sha256: Callable[[], str]) -> None:
+        """Parse the (source, row) of one file; `sha256` is asked for when all have been read."""
+        kind: Kind | None = None if self.format == "auto" else self.format
+        count = 0
+        bad: list[tuple[str, str]] = []
+        for source, value in rows:
+            count += 1
+            try:
+                row = _object(value)
+                kind = self._checked_kind(row, kind)
+                outcome = _parse(row, kind, source)
+            except _Malformed as problem:
+                if self.on_bad_row == "stop":
+                    raise DataError(f"{source}: {problem}. Set data.on_bad_row: skip to leave such rows out") from None
+                bad.append((source, str(problem)))
+            else:
+                if isinstance(outcome, str):
+                    self.left_out[outcome].append(source)
+                else:
+                    self.kept.append(outcome)
+        if not count:
+            raise DataError(f"{name}: no rows in it; put one JSON object on each line, or name another file")
+        if kind is None or 2 * len(bad) > count:
+            raise DataError(
+                f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
+                f"Name it in data.format or repair the file; the first is {bad[0][0]}: {bad[0][1]}"
+            )
+        self.malformed += bad
+        self.files.append(FileReport(name, sha256(), kind, count))
+
+    def _checked_kind(self, row: dict[str, object], kind: Kind | None) -> Kind:
+        """The file's kind, which the first row decides that is of any."""
+        found = _kind_of(row)
+        if kind is None:
+            if found is None:
+                known = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
+                raise _Malformed(f"unknown columns: {_names(row)}. Rename them to those of a known kind: {known}")
+            return found
+        if self.format == "auto" and found not in (None, kind):
+            raise _Malformed(
+                f"one {found} row among {kind} rows, which have {', '.join(KEYS[kind])}; this one has {_names(row)}. "
+                "Keep one kind in a file, or name it in data.format"
+            )
+        return kind
+
+    def rows(self) -> Rows:
+        report = ReadReport(
+            tuple(self.files),
+            tuple(self.malformed),
+            tuple(self.left_out["prompts differ"]),
+            tuple(self.left_out["identical"]),
+            tuple(self.left_out["empty answer"]),
+        )
+        return Rows(
+            tuple(row for row in self.kept if isinstance(row, Document)),
+            tuple(row for row in self.kept if isinstance(row, Example)),
+            tuple(row for row in self.kept if isinstance(row, PreferencePair)),
+            report,
+        )
+
+
+def _object(value: object) -> dict[str, object]:
+    if isinstance(value, _Malformed):
+        raise value
+    if not isinstance(value, dict):
+        raise _Malformed(f"a row must be a JSON object; this one is {_type_name(value)}")
+    return value
+
+
+# Files
+
+
+def _rows(path: Path) -> Iterator[tuple[str, object]]:
+    """(source, row) of a file; a line that is not JSON comes as the `_Malformed` that says so."""
+    head = _head(path)
+    if not head:
+        raise DataError(f"{path}: the file is empty; download or write it again")
+    if head.startswith(b"version https://git-lfs"):
+        raise DataError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
+    if head.startswith(b"PAR1"):
+        return _parquet_rows(path)
+    if path.suffix == ".parquet":
+        raise DataError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
+    return _json_rows(path, _decoded(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b"))))
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(64)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path in data.files") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: a directory; name the files in it in data.files") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
+    count = 0
+    try:
+        with gzip.open(path) if gzipped else path.open("rb") as file:
+            for line in file:
+                yield line
+                count += 1
+    except EOFError:
+        raise DataError(f"{path}: gzip stream ends early after {count:,} lines; download it again") from None
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: gzip stream damaged after {count:,} lines ({error}); download it again") from None
+
+
+def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    """(number, text) of the lines that are not blank, without a byte order mark."""
+    offset = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: byte 0x{line[error.start]:02x} at offset {offset + error.start} is not UTF-8; "
+                "convert the file to UTF-8"
+            ) from None
+        offset += len(line)
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+        if text.strip():
+            yield number, text
+
+
+def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[str, object]]:
+    first = next(lines, None)
+    if first is None:
+        return
+    lines = itertools.chain([first], lines)
+    if _is_one_document(path, first[1]):
+        yield from _document_rows(path, lines)
+        return
+    for number, line in lines:
+        try:
+            yield f"{path}:{number}", json.loads(line.strip())
+        except (ValueError, RecursionError) as error:
+            reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            if not line.endswith("\n"):
+                raise DataError(
+                    f"{path}:{number}: invalid JSON ({reason}) in a last line without a line end: the file looks cut "
+                    "off; download or write it again"
+                ) from None
+            yield f"{path}:{number}", _Malformed(f"invalid JSON ({reason})")
+
+
+def _is_one_document(path: Path, first: str) -> bool:
+    """Whether all lines make one JSON value, to go by the first: an array, {"data": [...]}, or something unfinished."""
+    if first.lstrip().startswith("["):
+        return True
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return ".jsonl" not in path.suffixes
+    return isinstance(value, dict) and isinstance(value.get("data"), list)
+
+
+def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, object]]:
+    """Rows of an array or of {"data": [...]}; the file is held in memory as a whole."""
+    numbers, texts = zip(*lines, strict=True)
+    try:
+        content = json.loads("".join(texts))
+    except json.JSONDecodeError as error:
+        number = numbers[min(error.lineno, len(numbers)) - 1]
+        raise DataError(
+            f"{path}:{number}: invalid JSON ({error.msg} at column {error.colno}): the file is damaged or cut off; "
+            "download or write it again"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: invalid JSON ({error}); write it again") from None
+    rows = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise DataError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
+    for number, row in enumerate(rows, 1):
+        yield f"{path}:row {number}", row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
+    import pyarrow  # type: ignore[import-untyped]  # slow to import, and only needed here
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:row {number}", row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: Parquet file damaged after {number:,} rows ({_one_line(error)}); download it again"
+        ) from None

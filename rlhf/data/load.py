@@ -1,0 +1,148 @@
+"""The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rlhf import recipe as recipes
+from rlhf.data import formats, toy
+from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
+from rlhf.data.split import conversation_key, document_key, shuffled, split
+from rlhf.run import Run, RunError, read_json
+
+T = TypeVar("T")
+RowT = TypeVar("RowT", Document, Example, PreferencePair)
+Prompt = tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Divided(Generic[T]):
+    """Rows for training and held-out rows; no conversation is in both."""
+
+    train: list[T]
+    heldout: list[T]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    documents: Divided[Document]
+    examples: Divided[Example]
+    pairs: Divided[PreferencePair]
+
+    def texts(self, template: str) -> Divided[str]:
+        """Plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
+        if self.documents.train:
+            return Divided(*([d.text for d in rows] for rows in (self.documents.train, self.documents.heldout)))
+        if template != "hh":
+            raise DataError("pretraining on dialogues needs tokenizer.template: hh")
+
+        def written(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
+            dialogues = [(e.prompt, e.response) for e in examples]
+            dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
+            return [f"{formats.render_hh(prompt)} {response}" for prompt, response in dialogues]
+
+        return Divided(
+            written(self.examples.train, self.pairs.train), written(self.examples.heldout, self.pairs.heldout)
+        )
+
+    def demonstrations(self) -> Divided[Example]:
+        """What SFT imitates: instruction rows where there are any, else the chosen side of the pairs."""
+        if self.examples.train:
+            return self.examples
+
+        def chosen(pairs: list[PreferencePair]) -> list[Example]:
+            return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
+
+        return Divided(chosen(self.pairs.train), chosen(self.pairs.heldout))
+
+    def preferences(self, stage: str) -> Divided[PreferencePair]:
+        if not self.pairs.train or not self.pairs.heldout:
+            raise DataError(
+                f"{stage} needs preference pairs (prompt, chosen, rejected) on both sides of the split; the data has "
+                f"{len(self.pairs.train)} for training and {len(self.pairs.heldout)} held out: "
+                "add a file with --data, or change data.heldout_fraction"
+            )
+        return self.pairs
+
+    def prompts(self) -> Divided[Prompt]:
+        """Every distinct prompt, in order of first appearance."""
+
+        def distinct(examples: list[Example], pairs: list[PreferencePair]) -> list[Prompt]:
+            return list(dict.fromkeys([row.prompt for row in (*examples, *pairs)]))
+
+        return Divided(
+            distinct(self.examples.train, self.pairs.train), distinct(self.examples.heldout, self.pairs.heldout)
+        )
+
+
+def load(run: Run) -> Corpus:
+    """Read the recipe's data for a stage that has started, record its fingerprint, and compare it with the parents'.
+
+    Raises DataError for bad data and RunError when a parent stage has seen other data.
+    """
+    recipe = run.loaded.recipe
+    rows = _read(recipe, run.root / "data")
+    kept = len(rows.documents) + len(rows.examples) + len(rows.pairs)
+    if kept < rows.report.rows:
+        print(f"{run.stage}: {rows.report.summary()}", file=sys.stderr)
+    facts = _fingerprint(rows)
+    run.describe(data=facts)
+    for parent in recipes.PARENTS[run.stage]:
+        seen = (read_json(run.root / parent / "manifest.json") or {}).get("data")
+        if seen is not None and seen["sha256"] != facts["sha256"]:
+            raise RunError(f"the data has changed since {run.root / parent} was made; choose another --out")
+    seed, fraction = recipe.seed, recipe.data.heldout_fraction
+
+    def divided(items: Iterable[RowT]) -> Divided[RowT]:
+        train, heldout = split(items, _key, seed=seed, fraction=fraction)
+        return Divided(shuffled(train, seed), shuffled(heldout, seed))
+
+    corpus = Corpus(divided(rows.documents), divided(rows.examples), divided(rows.pairs))
+    if not corpus.demonstrations().heldout and not corpus.documents.heldout:
+        raise DataError(f"no row is held out at data.heldout_fraction: {fraction}; give more rows or a larger fraction")
+    return corpus
+
+
+def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
+    data = recipe.data
+    if data.source == "hub":
+        assert data.name and data.revision
+        return formats.read_hub(
+            data.name, data.revision, data_dir=data.data_dir, on_bad_row=data.on_bad_row, format=data.format
+        )
+    if data.source == "files":
+        return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
+    assert data.toy
+    files = [folder / "corpus.jsonl", folder / "pairs.jsonl"]
+    if not all(file.exists() for file in files):
+        folder.mkdir(parents=True, exist_ok=True)
+        toy.write(
+            folder,
+            seed=recipe.seed,
+            documents=data.toy.documents,
+            pairs=data.toy.pairs,
+            heldout_fraction=data.heldout_fraction,
+            bayes_accuracy=data.toy.bayes_accuracy,
+        )
+    return formats.read(files, on_bad_row="stop")
+
+
+def _key(row: Document | Example | PreferencePair) -> str:
+    return document_key(row) if isinstance(row, Document) else conversation_key(row.prompt)
+
+
+def _fingerprint(rows: formats.Rows) -> dict[str, Any]:
+    report = rows.report
+    return {
+        "sha256": recipes.content_hash([file.sha256 for file in report.files]),
+        "files": [{"name": f.name, "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
+        "documents": len(rows.documents),
+        "examples": len(rows.examples),
+        "pairs": len(rows.pairs),
+        "malformed": len(report.malformed),
+        "prompts_differ": len(report.prompts_differ),
+        "identical": len(report.identical),
+        "empty": len(report.empty),
+    }

@@ -1,0 +1,72 @@
+"""Held-out splits, shuffles and subsets that a seed alone decides.
+
+A row's side follows from its own conversation and the seed, not from its place in the file or from the other rows:
+adding, removing or re-ordering rows moves no row to the other side. Rows that share a prompt, or that show one
+conversation at different depths, share a key and so a side.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from rlhf.data.formats import Document, Message, parse_hh
+
+T = TypeVar("T")
+
+
+def is_heldout(key: str, seed: int, fraction: float) -> bool:
+    """Whether `key` is among the held-out `fraction` of all keys: the first 8 bytes of a SHA-256, read as a number in
+    [0, 1), are below it. A larger fraction holds out a superset."""
+    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < fraction
+
+
+def conversation_key(prompt: Sequence[Message]) -> str:
+    """The first thing that the user says, white space normalised.
+
+    Transcripts that start alike are mostly one conversation cut at different depths, so the start is what counts.
+    Raises ValueError when no user message holds text; the readers let no such prompt through.
+    """
+    for message in prompt:
+        if message.role == "user" and message.content.strip():
+            return " ".join(message.content.split())
+    raise ValueError("a prompt without a user message has no conversation key")
+
+
+def document_key(document: Document) -> str:
+    """The key of a transcript's conversation, so that it keeps the side of its pairs; of any other text, the text."""
+    try:
+        return conversation_key(parse_hh(document.text))
+    except ValueError:
+        return document.text
+
+
+def split(rows: Iterable[T], key: Callable[[T], str], *, seed: int, fraction: float) -> tuple[list[T], list[T]]:
+    """Train and held-out rows, each in the order given. No key is on both sides."""
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"the held-out fraction is a number from 0 to 1, not {fraction}")
+    sides: tuple[list[T], list[T]] = ([], [])
+    for row in rows:
+        sides[is_heldout(key(row), seed, fraction)].append(row)
+    return sides
+
+
+def shuffled(rows: Iterable[T], seed: int) -> list[T]:
+    """All rows in an order that the seed and their number decide."""
+    result = list(rows)
+    random.Random(f"shuffle:{seed}").shuffle(result)
+    return result
+
+
+def subset(rows: Sequence[T], n: int | None, seed: int) -> list[T]:
+    """`n` of the rows, drawn without replacement, in the order given; all of them when `n` is None.
+
+    Fewer than `n` rows are returned as they are: the caller compares lengths and says so. A larger `n` draws a
+    superset.
+    """
+    if n is not None and n < 0:
+        raise ValueError(f"a subset cannot have {n} rows")
+    drawn = list(range(len(rows)))
+    random.Random(f"subset:{seed}").shuffle(drawn)
+    return [rows[position] for position in sorted(drawn[:n])]

@@ -1,0 +1,129 @@
+"""Text to token ids, with every cut counted.
+
+A sequence is prompt + response. The prompt starts with BOS where the tokenizer has one and ends where the response
+begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their oldest tokens, responses their last ones
+(and with them EOS: the model is not taught to stop there). A row that loses a whole response is dropped.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as RawTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlhf.data.formats import DataError, Message, render_hh
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+TURNS = ("\n\nHuman:", "\n\nAssistant:")
+
+
+class Encoded(NamedTuple):
+    prompt: list[int]
+    response: list[int]
+
+
+class Codec:
+    """A tokenizer together with the way dialogues are written for it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
+        if tokenizer.eos_token_id is None:
+            raise DataError("the tokenizer has no end-of-sequence token")
+        if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+            # With pad = EOS the reward model would read its score one token too early.
+            if tokenizer.unk_token is None:
+                raise DataError("the tokenizer has neither a padding token of its own nor an unknown token to pad with")
+            tokenizer.pad_token = tokenizer.unk_token
+        if template == "chat" and not tokenizer.chat_template:
+            raise DataError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
+        self.tokenizer, self.template = tokenizer, template
+        self.pad_id: int = tokenizer.pad_token_id
+        self.eos_id: int = tokenizer.eos_token_id
+
+    def prompt_text(self, messages: Sequence[Message]) -> str:
+        if self.template == "hh":
+            return render_hh(messages)
+        rows = [{"role": m.role, "content": m.content} for m in messages]
+        return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+
+    def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
+        """Ids of each prompt, its oldest tokens cut to `max_length`; and how many were cut."""
+        encoded = self._ids([self.prompt_text(p) for p in prompts], bos=True)
+        return [self._cut_prompt(ids, max_length) for ids in encoded], sum(len(ids) > max_length for ids in encoded)
+
+    def encode(
+        self, rows: Sequence[tuple[Sequence[Message], str]], max_prompt_length: int, max_length: int
+    ) -> tuple[list[Encoded | None], Counter[str]]:
+        """(prompt messages, response) -> ids, None where the whole response was cut away; and what was cut.
+
+        The response is what follows the prompt in the ids of the whole text, so that training sees just what
+        sampling continues. Where tokens merge over that place, prompt and response are encoded apart.
+        """
+        texts = [self.prompt_text(prompt) for prompt, _ in rows]
+        gap = " " if self.template == "hh" else ""
+        prompts = self._ids(texts, bos=True)
+        wholes = self._ids([f"{t}{gap}{response}" for t, (_, response) in zip(texts, rows, strict=True)], bos=True)
+        counts: Counter[str] = Counter()
+        encoded: list[Encoded | None] = []
+        for (_, text), prompt, whole in zip(rows, prompts, wholes, strict=True):
+            response = whole[len(prompt) :]
+            if whole[: len(prompt)] != prompt:
+                counts["merged_at_response"] += 1
+                response = self._ids([gap + text], bos=False)[0]
+            counts["prompts_cut"] += len(prompt) > max_prompt_length
+            prompt = self._cut_prompt(prompt, max_prompt_length)
+            room = max_length - len(prompt)
+            counts["responses_cut"] += 0 < room < len(response) + 1
+            response = [*response, self.eos_id][: max(room, 0)]
+            counts["dropped"] += not response
+            encoded.append(Encoded(prompt, response) if response else None)
+        return encoded, counts
+
+    def encode_texts(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
+        """BOS + text + EOS, in pieces of at most `max_length` tokens; nothing is lost."""
+        documents = ([*ids, self.eos_id] for ids in self._ids(texts, bos=True))
+        return [ids[at : at + max_length] for ids in documents for at in range(0, len(ids), max_length)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of response ids, without the leading space that the transcript puts before it."""
+        return self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True).strip()
+
+    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        found = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        start = self.tokenizer.bos_token_id
+        if not bos or start is None:
+            return found
+        return [ids if ids[:1] == [start] else [start, *ids] for ids in found]  # chat templates may write it
+
+    def _cut_prompt(self, ids: list[int], length: int) -> list[int]:
+        if len(ids) <= length:
+            return ids
+        if ids[0] == self.tokenizer.bos_token_id:
+            return [ids[0], *ids[len(ids) - length + 1 :]]
+        return ids[-length:]
+
+
+def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of at most `vocab_size` tokens; the turn markers of transcripts are one token each."""
+    raw = RawTokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(TURNS),
+        special_tokens=[PAD, BOS, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    words = (text.replace(TURNS[0], " ").replace(TURNS[1], " ") for text in texts)
+    raw.train_from_iterator(words, trainer)
+    raw.add_tokens([AddedToken(turn, normalized=False) for turn in TURNS])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def load(name: str | Path, revision: str | None, template: str) -> Codec:
+    """The codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
+    return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template)

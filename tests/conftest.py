@@ -1,0 +1,76 @@
+"""A chain small enough for tests: the released CPU recipe with its sizes turned down."""
+
+import os
+
+# Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf import recipe, stages
+from rlhf.recipe import Loaded
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
+SMALL: dict[str, Any] = {
+    "hardware.threads": 1,
+    "model.architecture.hidden_size": 32,
+    "model.architecture.intermediate_size": 64,
+    "model.architecture.num_hidden_layers": 2,
+    "model.architecture.num_attention_heads": 2,
+    "model.architecture.num_key_value_heads": 2,
+    "tokenizer.vocab_size": 400,
+    "data.toy.documents": 300,
+    "data.toy.pairs": 300,
+    "lora.r": 4,
+    "pretrain.max_steps": 12,
+    "pretrain.logging_steps": 3,
+    "pretrain.save_steps": 6,
+    "pretrain.max_eval_samples": 16,
+    **{
+        f"{stage}.{key}": value
+        for stage in ("sft", "rm", "dpo")
+        for key, value in {
+            "max_samples": 64,
+            "max_eval_samples": 16,
+            "per_device_train_batch_size": 8,
+            "logging_steps": 2,
+            "save_steps": 4,
+        }.items()
+    },
+    "ppo.steps": 4,
+    "ppo.batch_size": 8,
+    "ppo.per_device_train_batch_size": 4,
+    "ppo.rollout_batch_size": 8,
+    "ppo.response_length": 12,
+    "ppo.warmup_steps": 1,
+    "ppo.save_steps": 1,
+    "ppo.eval_steps": 2,
+    "ppo.max_eval_samples": 8,
+    "evaluate.max_samples": 8,
+    "evaluate.batch_size": 8,
+    "evaluate.response_length": 12,
+}
+
+
+def small(**changes: Any) -> Loaded:
+    """The CPU recipe at test size; `changes` name keys with double underscores: ppo__steps=2."""
+    return recipe.load(RECIPE, SMALL | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def run_stages(loaded: Loaded, out: Path, *names: str, **options: Any) -> dict[str, Any]:
+    """Run the named stages; returns the last one's summary."""
+    summary: dict[str, Any] = {}
+    for name in names:
+        summary, _, _ = stages.execute(name, loaded, out, **options)
+    return summary
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Root of a finished small chain up to the reward model; tests only read it."""
+    out = tmp_path_factory.mktemp("trained")
+    run_stages(small(), out, "pretrain", "sft", "rm")
+    return out

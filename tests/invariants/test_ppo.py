@@ -1,0 +1,281 @@
+"""What must not change PPO's result, what must not change at all, and what must hold at its first update."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf.data.tokenize import Codec
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.masked import masked_mean
+from rlhf.recipe import Ppo
+from rlhf.rollout import Rollout, collate, sample
+from rlhf.run import Run
+from rlhf.stages.ppo import Experience, Trained, collect, describe, prompt_order
+from tests.conftest import small
+
+NORM = (0.1, 0.7)
+CPU = torch.device("cpu")
+PROMPTS = [
+    [1, 7, 8, 9],
+    [1, 30, 31],
+    [1, 40, 41, 42, 43, 44],
+    [1, 5],
+    [1, 6, 7, 8, 8],
+    [1, 60],
+    [1, 61, 62],
+    [1, 9, 9, 9],
+]
+
+
+@pytest.fixture(scope="module")
+def run(trained) -> Run:
+    return Run(trained, small(), "ppo")
+
+
+@pytest.fixture(scope="module")
+def codec(run) -> Codec:
+    return load_codec(run)
+
+
+@pytest.fixture(scope="module")
+def rollout(run, codec) -> Rollout:
+    """Responses of many lengths, made up: one ends at once, one is cut off without EOS."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = [1, 12, 5, 3, 9, 2, 7, 4]
+    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in lengths]
+    responses[1][-1] = 11
+    return collate(PROMPTS, responses, codec.pad_id, codec.eos_id)
+
+
+def options(**changes) -> Ppo:
+    return small(**{f"ppo__{key}": value for key, value in changes.items()}).recipe.ppo
+
+
+def roles(run: Run, kind: str = "head") -> SharedBase:
+    torch.manual_seed(0)
+    shared = SharedBase(load_base(run, CPU), run.parent("sft"), run.parent("sft"))
+    shared.add_reward(run.parent("rm"))
+    shared.add_value(kind, run.parent("rm"), *NORM)
+    if kind == "head":  # a critic that says 0 everywhere would hide mistakes
+        torch.nn.init.normal_(shared.value_head.weight, std=0.1)
+    return shared
+
+
+def updated(run: Run, rollout: Rollout, kind: str = "head", change: Callable = lambda shared: None, **changes):
+    """Trainable weights after one step on the same rollouts, and the step's statistics."""
+    shared = roles(run, kind)
+    change(shared)
+    settings = options(value_model=kind, **changes)
+    experience = collect(shared, rollout, NORM, settings)
+    trained = Trained(shared, settings)
+    torch.manual_seed(1)
+    stats = trained.update(experience)
+    return torch.cat([p.detach().flatten() for p in (*trained.policy, *trained.value)]), stats, shared, experience
+
+
+def assert_close(a: torch.Tensor, b: torch.Tensor, largest: float, mean: float) -> None:
+    difference = (a - b).abs()
+    assert difference.max() <= largest
+    assert difference.mean() <= mean
+
+
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, kind, size):
+    """SGD-like Adam steps of 1.5e-3: a wrong denominator moves weights by that much, rounding by a thousandth of it."""
+    whole, stats, *_ = updated(run, rollout, kind, per_device_train_batch_size=8)
+    split, split_stats, *_ = updated(run, rollout, kind, per_device_train_batch_size=size)
+    start = updated(run, rollout, kind, learning_rate=1e-12, value_learning_rate=1e-12)[0]
+    assert (whole - start).abs().mean() > 1e-4
+    assert_close(whole, split, largest=5e-5, mean=5e-7)
+    assert stats.keys() == split_stats.keys()
+    for name, value in stats.items():
+        assert split_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_padding_and_its_content_do_not_change_the_result(run, rollout, codec):
+    wider = torch.full((len(rollout.ids), rollout.ids.shape[1] + 5), 17)
+    wider[:, : rollout.ids.shape[1]] = rollout.ids
+    slots = torch.arange(wider.shape[1])
+    wider[slots >= (rollout.prompt_length + rollout.response_length)[:, None]] = 17
+    other = Rollout(wider, rollout.prompt_length, rollout.response_length, rollout.ended)
+    a, *_ = updated(run, rollout)
+    b, *_ = updated(run, other)
+    assert_close(a, b, largest=5e-5, mean=5e-7)
+
+
+def test_gradient_checkpointing_does_not_change_the_result(run, rollout):
+    def checkpointing(shared: SharedBase) -> None:
+        shared.base.activation_checkpointing_enable()
+        shared.base.enable_input_require_grads()
+
+    for kind in ("head", "adapter"):
+        a, *_ = updated(run, rollout, kind)
+        b, *_ = updated(run, rollout, kind, checkpointing, gradient_checkpointing=True)
+        assert_close(a, b, largest=5e-5, mean=5e-7)
+
+
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+def test_only_policy_and_value_move(run, rollout, kind):
+    shared = roles(run, kind)
+    before = {name: p.detach().clone() for name, p in shared.peft.named_parameters()}
+    score = shared.score_head.weight.clone()
+    head = shared.value_head.weight.detach().clone()
+    settings = options(value_model=kind)
+    Trained(shared, settings).update(collect(shared, rollout, NORM, settings))
+    trainable = {"policy", "value"} if kind == "adapter" else {"policy"}
+    moved = {name for name, p in shared.peft.named_parameters() if not torch.equal(p, before[name])}
+    expected = {name for name in before if any(f".{role}." in name for role in trainable)}
+    assert moved == expected
+    assert {n for n in before if ".reference." in n or ".reward." in n}
+    assert torch.equal(shared.score_head.weight, score)
+    assert not torch.equal(shared.value_head.weight, head)
+
+
+def test_there_is_one_base(run):
+    """Parameters of all roles together: the base once, and four small adapters."""
+    base = sum(p.numel() for p in load_base(run, CPU).parameters())
+    shared = roles(run, "adapter")
+    storages = {p.untyped_storage().data_ptr(): p.numel() for p in shared.peft.parameters()}
+    adapters = [n for n, _ in shared.peft.named_parameters() if "lora_" in n]
+    lora = sum(p.numel() for n, p in shared.peft.named_parameters() if "lora_" in n)
+    assert sum(storages.values()) == base + lora
+    assert len(adapters) == 4 * len([n for n in adapters if ".policy." in n])
+
+
+def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advantage(run, rollout):
+    _, stats, _, experience = updated(run, rollout, num_ppo_epochs=1, num_mini_batches=1, whiten_advantages=False)
+    mean = masked_mean(experience.advantages, rollout.mask).item()
+    assert abs(mean) > 0.01
+    assert stats["val/ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert stats["policy/approxkl_avg"] == pytest.approx(0.0, abs=1e-10)
+    assert stats["policy/clipfrac_avg"] == 0
+    assert stats["loss/policy_avg"] == pytest.approx(-mean, rel=1e-5)
+
+
+def test_at_the_start_the_policy_is_the_reference(run, rollout):
+    experience = collect(roles(run), rollout, NORM, options())
+    assert torch.equal(experience.old, experience.ref)
+    assert describe(experience, NORM, options())["objective/kl"] == 0
+
+
+def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(run, rollout):
+    settings = options(missing_eos_penalty=2.0, kl_coef=0.3)
+    experience = collect(roles(run), rollout, NORM, settings)
+    for row, length in enumerate(rollout.response_length.tolist()):
+        score = (experience.scores[row].item() - NORM[0]) / NORM[1] - (2.0 if row == 1 else 0.0)
+        expected = [-0.3 * k for k in experience.kl[row, :length].tolist()]
+        expected[-1] += score
+        assert experience.rewards[row, :length].tolist() == pytest.approx(expected, abs=1e-6)
+        assert not experience.rewards[row, length:].any()
+
+
+def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
+    """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
+    base = str(run.parent("pretrain") / "model")
+    experience = collect(roles(run), rollout, NORM, options())
+    sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.parent("sft") / "adapter").eval()
+    rm = PeftModel.from_pretrained(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parent("rm") / "adapter"
+    ).eval()
+    for row, (start, length) in enumerate(zip(rollout.prompt_length, rollout.response_length, strict=True)):
+        ids = rollout.ids[row : row + 1, : start + length]
+        with torch.no_grad():
+            logp = sft(input_ids=ids).logits.log_softmax(-1)[0, start - 1 : -1]
+            score = rm(input_ids=ids).logits.item()
+        picked = logp.gather(1, ids[0, start:, None]).squeeze(1)
+        assert experience.old[row, :length].tolist() == pytest.approx(picked.tolist(), abs=2e-5)
+        assert experience.scores[row].item() == pytest.approx(score, abs=2e-5)
+        assert not experience.old[row, length:].any()
+
+
+def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rollout):
+    shared = roles(run, "adapter")
+    scores = (shared.scores(rollout) - NORM[0]) / NORM[1]
+    shared.activate("value")
+    with torch.no_grad():
+        last = shared.hidden(rollout.ids)[torch.arange(len(scores)), rollout.last]
+        assert shared.value_head(last).squeeze(1).tolist() == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path):
+    settings = options(value_model="adapter")
+    shared = roles(run, "adapter")
+    trained = Trained(shared, settings)
+    trained.update(collect(shared, rollout, NORM, settings))
+    (tmp_path / "step-000001").mkdir()
+    trained.save(tmp_path / "step-000001")
+    trained.update(collect(shared, rollout, NORM, settings))
+
+    other = roles(run, "adapter")
+    again = Trained(other, settings)
+    assert again.load(tmp_path / "step-000001") == 1
+    again.update(collect(other, rollout, NORM, settings))
+    for a, b in zip((*trained.policy, *trained.value), (*again.policy, *again.value), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_every_prompt_is_used_once_per_epoch_and_the_order_is_a_function_of_seed_and_step():
+    steps = [prompt_order(10, step, 4, seed=3) for step in range(5)]  # two epochs
+    flat = [i for step in steps for i in step]
+    assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
+    assert flat[:10] != flat[10:]
+    assert steps == [prompt_order(10, step, 4, seed=3) for step in range(5)]
+    assert steps[0] != prompt_order(10, 0, 4, seed=4)
+
+
+def sampled(run, codec, prompts, **changes) -> Rollout:
+    shared = roles(run)
+    shared.activate("policy")
+    torch.manual_seed(5)
+    settings = {"max_new_tokens": 8, "temperature": 1.0, "batch_size": 4} | changes
+    return sample(shared.base, prompts, pad_id=codec.pad_id, eos_id=codec.eos_id, **settings)
+
+
+def test_responses_belong_to_their_prompts_and_stop_at_eos(run, codec):
+    found = sampled(run, codec, PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        length = int(found.response_length[row])
+        assert found.ids[row, : len(prompt)].tolist() == prompt
+        response = found.tokens[row][found.mask[row]].tolist()
+        assert 1 <= length == len(response) <= 8
+        assert codec.eos_id not in response[:-1]
+        assert found.ended[row] == (response[-1] == codec.eos_id)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.05])  # the barely trained model is almost uniform at 1
+def test_samples_follow_the_distribution_that_training_assumes(run, codec, temperature):
+    """The first token of 4000 samples against softmax(logits / temperature), with prompts of unequal length."""
+    shared = roles(run)
+    shared.activate("policy")
+    prompts = [PROMPTS[2], PROMPTS[3]] * 2000
+    found = sampled(run, codec, prompts, max_new_tokens=1, temperature=temperature, batch_size=1000)
+    for which in (0, 1):
+        with torch.no_grad():
+            logits = shared.base(input_ids=torch.tensor([prompts[which]])).logits[0, -1]
+        expected = (logits / temperature).softmax(-1)
+        counts = torch.bincount(found.tokens[which::2, 0], minlength=len(expected)).float() / 2000
+        likely = expected > 0.005
+        error = ((expected * (1 - expected) / 2000).sqrt() * 4.5)[likely]
+        assert likely.sum() > 3
+        assert ((counts - expected)[likely].abs() < error).all()
+
+
+def test_rows_of_a_rollout_keep_their_tokens(rollout):
+    for index in rollout.by_length(3):
+        part = rollout.rows(index)
+        for row, original in enumerate(index.tolist()):
+            assert (
+                part.tokens[row][part.mask[row]].tolist() == rollout.tokens[original][rollout.mask[original]].tolist()
+            )
+    assert sorted(i for index in rollout.by_length(3) for i in index.tolist()) == list(range(8))
+
+
+def test_unused_experience_slots_are_zero(run, rollout):
+    experience: Experience = collect(roles(run), rollout, NORM, options())
+    for tensor in (experience.old, experience.ref, experience.rewards, experience.advantages, experience.returns):
+        assert not tensor[~rollout.mask].any()

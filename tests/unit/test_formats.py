@@ -1,0 +1,578 @@
+"""Readers: every kind of row in every kind of file, and every way in which data can be unusable."""
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf.data.formats import (
+    DataError,
+    Document,
+    Example,
+    Message,
+    PreferencePair,
+    parse_hh,
+    read,
+    read_hub,
+    render_hh,
+)
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SKIP = "Set data.on_bad_row: skip to leave such rows out"
+
+TEXT = {"text": "Rain fell.\n"}
+HH = {
+    "chosen": "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant: Knock, knock.",
+    "rejected": "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant: No.",
+}
+INSTRUCTION = {"instruction": "Add the numbers.", "input": "2, 3", "output": "5"}
+PREFERENCE = {"prompt": "Capital of Peru?", "chosen": "Lima.", "rejected": "Quito."}
+ROWS = {"text": TEXT, "hh": HH, "instruction": INSTRUCTION, "preference": PREFERENCE}
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def assistant(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def lines(*rows: object) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file and stands in its folder, so that sources are short."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, content: bytes) -> str:
+        Path(name).write_bytes(content)
+        return name
+
+    return write
+
+
+def refusal(*args, call=read, **options) -> str:
+    """The message of the DataError, which must be one line."""
+    with pytest.raises(DataError) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def pair_of(write, row: dict) -> PreferencePair:
+    (pair,) = read([write("one.jsonl", lines(row))]).pairs
+    return pair
+
+
+# Kinds of rows
+
+
+def test_text_is_kept_as_it_stands(write):
+    rows = read([write("a.jsonl", lines(TEXT))])
+    assert rows.documents == (Document("Rain fell.\n", "a.jsonl:1"),)
+    assert not rows.examples and not rows.pairs
+
+
+def test_hh_splits_at_the_last_assistant_turn(write):
+    prompt = (user("Hi"), assistant("Hello!"), user("A joke?"))
+    assert pair_of(write, HH) == PreferencePair(prompt, "Knock, knock.", "No.", "one.jsonl:1")
+
+
+def test_hh_with_two_assistant_turns_in_a_row_keeps_both(write):
+    start = "\n\nHuman: Hi\n\nAssistant: Wait.\n\nAssistant:"
+    pair = pair_of(write, {"chosen": start + " Hello!", "rejected": start + " Go."})
+    assert pair.prompt == (user("Hi"), assistant("Wait.")) and pair.chosen == "Hello!"
+
+
+def test_hh_drops_one_space_before_a_turn_and_white_space_after_a_response(write):
+    start = "\n\nHuman:  two spaces \n\nAssistant:"
+    pair = pair_of(write, {"chosen": start + "  a b \n", "rejected": start + "none\t"})
+    assert (pair.prompt, pair.chosen, pair.rejected) == ((user(" two spaces "),), " a b", "none")
+
+
+@pytest.mark.parametrize(
+    ("extra", "content"),
+    [
+        ({"input": "2, 3"}, "Add.\n2, 3"),
+        ({"input": ""}, "Add."),
+        ({"input": " \n"}, "Add."),
+        ({"input": None}, "Add."),
+        ({}, "Add."),
+    ],
+)
+def test_instruction_with_and_without_input(write, extra, content):
+    rows = read([write("a.jsonl", lines({"instruction": "Add.", "output": " 5 \n", **extra}))])
+    assert rows.examples == (Example((user(content),), "5", "a.jsonl:1"),)
+
+
+def test_preference_as_text(write):
+    assert pair_of(write, PREFERENCE) == PreferencePair((user("Capital of Peru?"),), "Lima.", "Quito.", "one.jsonl:1")
+
+
+@pytest.mark.parametrize("end", ["", " ", "\n"])
+def test_preference_whose_prompt_is_a_transcript(write, end):
+    prompt = "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: Go\n\nAssistant:" + end
+    pair = pair_of(write, {"prompt": prompt, "chosen": " Ok", "rejected": "No"})
+    assert pair.prompt == (user("Hi"), assistant("Hello!"), user("Go")) and pair.chosen == "Ok"
+
+
+def test_preference_whose_answers_are_transcripts_with_the_prompt(write):
+    prompt = "\n\nHuman: Hi\n\nAssistant:"
+    row = {"prompt": prompt, "chosen": f"{prompt} Hello!", "rejected": f"{prompt} Go."}
+    assert pair_of(write, row) == PreferencePair((user("Hi"),), "Hello!", "Go.", "one.jsonl:1")
+
+
+PROMPT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+HELLO, GO = {"role": "assistant", "content": "Hello!"}, {"role": "assistant", "content": "Go."}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": PROMPT, "chosen": [HELLO], "rejected": [GO]},
+        {"prompt": PROMPT, "chosen": "Hello!", "rejected": "Go."},
+        {"chosen": [*PROMPT, HELLO], "rejected": [*PROMPT, GO]},
+        {"prompt": None, "chosen": [*PROMPT, HELLO], "rejected": [*PROMPT, GO]},
+        {"prompt": PROMPT, "chosen": [*PROMPT, HELLO], "rejected": [*PROMPT, GO]},
+        {
+            "prompt": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Hi"}],
+            "chosen": [{"from": "gpt", "value": "Hello!"}],
+            "rejected": [{"role": "gpt", "content": "Go."}],
+        },
+    ],
+)
+def test_preference_as_conversations(write, row):
+    prompt = (Message("system", "Be brief."), user("Hi"))
+    assert pair_of(write, row) == PreferencePair(prompt, "Hello!", "Go.", "one.jsonl:1")
+
+
+def test_text_prompt_with_whole_conversations(write):
+    start = [{"role": "user", "content": "Hi"}]
+    pair = pair_of(write, {"prompt": "Hi", "chosen": [*start, HELLO], "rejected": [*start, GO], "score": 7})
+    assert pair == PreferencePair((user("Hi"),), "Hello!", "Go.", "one.jsonl:1")
+
+
+def test_other_keys_are_ignored_and_the_more_specific_kind_wins(write):
+    row = {**INSTRUCTION, "text": "Below is an instruction ...", "id": 3}
+    assert len(read([write("a.jsonl", lines(row))]).examples) == 1
+
+
+def test_columns_filled_with_null_count_as_absent(write):
+    assert (
+        read([write("a.jsonl", lines({**TEXT, "instruction": None, "chosen": None}))]).documents[0].text
+        == "Rain fell.\n"
+    )
+
+
+def test_a_data_column_is_no_array_of_rows(write):
+    assert len(read([write("a.json", lines({**TEXT, "data": "x"}, TEXT))]).documents) == 2
+
+
+def test_a_named_format_overrules_detection(write):
+    row = {**HH, "prompt": "unrelated"}
+    assert len(read([write("a.jsonl", lines(row))], format="hh").pairs) == 1
+    assert "do not begin with 'prompt'" in refusal(["a.jsonl"])
+
+
+# Left out
+
+
+def test_pairs_with_differing_prompts_and_identical_answers_are_left_out_under_either_policy(write):
+    differ = {"chosen": "\n\nHuman: a\n\nAssistant: x\n\nAssistant: y", "rejected": "\n\nHuman: a\n\nAssistant: x"}
+    same = {"chosen": "\n\nHuman: a\n\nAssistant: x ", "rejected": "\n\nHuman: a\n\nAssistant: x\n"}
+    file = write("a.jsonl", lines(HH, differ, same, HH))
+    for policy in ("stop", "skip"):
+        rows = read([file], on_bad_row=policy)
+        assert [pair.source for pair in rows.pairs] == ["a.jsonl:1", "a.jsonl:4"]
+        assert rows.report.prompts_differ == ("a.jsonl:2",)
+        assert rows.report.identical == ("a.jsonl:3",)
+        assert rows.report.malformed == ()
+
+
+def test_rows_with_an_empty_answer_are_left_out_under_either_policy(write):
+    no_answer = {**HH, "chosen": HH["chosen"].removesuffix("Knock, knock.")}
+    pairs, examples = (
+        write("a.jsonl", lines(HH, no_answer)),
+        write("b.jsonl", lines(INSTRUCTION, {**INSTRUCTION, "output": " "})),
+    )
+    for policy in ("stop", "skip"):
+        rows = read([pairs, examples], on_bad_row=policy)
+        assert ([p.source for p in rows.pairs], [e.source for e in rows.examples]) == (["a.jsonl:1"], ["b.jsonl:1"])
+        assert rows.report.empty == ("a.jsonl:2", "b.jsonl:2")
+        assert rows.report.malformed == ()
+
+
+def test_conversations_whose_shared_part_differs_are_left_out(write):
+    other = [PROMPT[0], {"role": "user", "content": "Hey"}]
+    rows = read([write("a.jsonl", lines({"chosen": [*PROMPT, HELLO], "rejected": [*other, GO]}))])
+    assert rows.report.prompts_differ == ("a.jsonl:1",) and not rows.pairs
+
+
+def test_the_report_names_hashes_counts_and_sums_up(write):
+    content = lines(HH, {"chosen": None, "rejected": "x"}, HH)
+    files = [write("a.jsonl", content), write("b.jsonl.gz", gzip.compress(lines(INSTRUCTION)))]
+    report = read(files, on_bad_row="skip").report
+    first, second = report.files
+    assert (first.name, first.kind, first.rows) == ("a.jsonl", "hh", 3)
+    assert first.sha256 == hashlib.sha256(content).hexdigest()
+    assert (second.kind, second.rows) == ("instruction", 1)
+    assert report.malformed == (("a.jsonl:2", "'chosen' is null; it must be text"),)
+    assert report.summary() == (
+        "3 of 4 rows kept from a.jsonl, b.jsonl.gz; "
+        "left out: 1 malformed, 0 with prompts that differ, 0 with identical answers, 0 with an empty answer"
+    )
+
+
+# Kinds of files
+
+
+def parquet(rows: list[dict]) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.jsonl", lambda rows: lines(*rows), "{}"),
+        ("a.jsonl.gz", lambda rows: gzip.compress(lines(*rows)), "{}"),
+        ("gzipped.jsonl", lambda rows: gzip.compress(lines(*rows)), "{}"),
+        ("unpacked.jsonl.gz", lambda rows: lines(*rows), "{}"),
+        ("lines.json", lambda rows: lines(*rows), "{}"),
+        ("a.json", lambda rows: json.dumps(rows, indent=1).encode(), "row {}"),
+        ("one-line.json", lambda rows: json.dumps(rows).encode(), "row {}"),
+        ("a.json.gz", lambda rows: gzip.compress(json.dumps(rows).encode()), "row {}"),
+        ("indented.json.gz", lambda rows: gzip.compress(json.dumps({"data": rows}, indent=1).encode()), "row {}"),
+        ("data.json", lambda rows: json.dumps({"data": rows}).encode(), "row {}"),
+        ("indented.json", lambda rows: json.dumps({"data": rows}, indent=1).encode(), "row {}"),
+        ("a.parquet", parquet, "row {}"),
+        ("parquet.bin", parquet, "row {}"),
+    ],
+)
+def test_every_kind_of_file_gives_the_same_rows(write, kind, name, content, place):
+    rows = read([write(name, content([ROWS[kind]] * 2))])
+    expected = read([write("expected.jsonl", lines(ROWS[kind], ROWS[kind]))])
+    for mine, theirs in zip(
+        rows.documents + rows.examples + rows.pairs,
+        expected.documents + expected.examples + expected.pairs,
+        strict=True,
+    ):
+        number = theirs.source.removeprefix("expected.jsonl:")
+        assert mine.source == f"{name}:{place.format(number)}"
+        assert [getattr(mine, key) for key in mine.__slots__[:-1]] == [
+            getattr(theirs, key) for key in theirs.__slots__[:-1]
+        ]
+
+
+def test_parquet_conversations_and_null_columns(write):
+    row = {"prompt": PROMPT, "chosen": [HELLO], "rejected": [GO], "text": None}
+    assert read([write("a.parquet", parquet([row]))]).pairs[0].prompt[1] == user("Hi")
+
+
+def test_byte_order_mark_blank_lines_and_windows_line_ends(write):
+    content = b"\xef\xbb\xbf\r\n" + lines(TEXT).replace(b"\n", b"\r\n") + b"\r\n  \n" + lines(TEXT).rstrip()
+    assert [row.source for row in read([write("a.jsonl", content)]).documents] == ["a.jsonl:2", "a.jsonl:5"]
+    assert read([write("b.jsonl", b"\xef\xbb\xbf" + lines(TEXT))]).documents[0].source == "b.jsonl:1"
+    assert read([write("b.json", b"\xef\xbb\xbf" + json.dumps([TEXT]).encode())]).documents[0].source == "b.json:row 1"
+
+
+def test_files_are_read_in_the_order_given(write):
+    files = [write("b.jsonl", lines(TEXT)), write("a.jsonl", lines(TEXT, TEXT))]
+    assert [row.source for row in read(files).documents] == ["b.jsonl:1", "a.jsonl:1", "a.jsonl:2"]
+
+
+# Files that cannot be used: these stop under either policy
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("name", "content", "start", "way_out"),
+    [
+        ("empty.jsonl", b"", "empty.jsonl: the file is empty", "download or write it again"),
+        ("blank.jsonl", b"\n \n", "blank.jsonl: no rows in it", "put one JSON object on each line"),
+        ("empty.json", b"[]", "empty.json: no rows in it", "name another file"),
+        ("lfs.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "lfs.jsonl: a git-LFS pointer", "git lfs pull"),
+        (
+            "latin.jsonl",
+            b'{"text": "caf\xc3\xa9"}\n{"text": "caf\xe9"}\n',
+            "latin.jsonl:2: byte 0xe9 at offset 31 is not",
+            "UTF-8",
+        ),
+        ("cut.jsonl", lines(TEXT, TEXT)[:-9], "cut.jsonl:2: invalid JSON (", "cut off; download or write it again"),
+        ("cut.json", b'[\n\n{"text": "a"},\n{"te', "cut.json:4: invalid JSON (", "cut off; download or write it again"),
+        ("odd.json", b'{\n"rows": []\n}', 'odd.json: neither an array of rows nor {"data": [...]}', "on each line"),
+        ("html.parquet", b"<!DOCTYPE html>", "html.parquet: not a Parquet file", "download it again"),
+        (
+            "cut.parquet",
+            b"PAR1 and then nothing",
+            "cut.parquet: Parquet file damaged after 0 rows",
+            "download it again",
+        ),
+        ("digits.json", b'[\n{"text": ' + b"9" * 5000 + b"}]", "digits.json: invalid JSON (", "write it again"),
+    ],
+)
+def test_damaged_file(write, policy, name, content, start, way_out):
+    message = refusal([write(name, content)], on_bad_row=policy)
+    assert message.startswith(start) and way_out in message
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_gzip_that_ends_early_or_is_damaged(write, policy):
+    whole = gzip.compress(lines(*({"text": f"row {n}, {hashlib.sha256(b'%d' % n).hexdigest()}"} for n in range(5000))))
+    message = refusal([write("a.jsonl.gz", whole[: len(whole) // 2])], on_bad_row=policy)
+    count = int(message.split("after ")[1].split(" lines")[0].replace(",", ""))
+    assert message.startswith("a.jsonl.gz: gzip stream ends early after") and message.endswith("; download it again")
+    assert 0 < count < 5000
+    refusal([write("a.jsonl.gz", whole[:-4])], on_bad_row=policy)
+    damaged = whole[:-8] + b"\0" * 8
+    assert "a.jsonl.gz: gzip stream damaged after 5,000 lines" in refusal([write("a.jsonl.gz", damaged)])
+    no_block = whole[:10] + b"\xff" + whole[11:]
+    assert "a.jsonl.gz: gzip stream damaged after 0 lines" in refusal([write("a.jsonl.gz", no_block)])
+
+
+def test_missing_file_directory_and_no_files(write, tmp_path):
+    assert refusal(["none.jsonl"]) == "none.jsonl: no such file; check the path in data.files"
+    Path("folder").mkdir()
+    assert refusal(["folder"]) == "folder: a directory; name the files in it in data.files"
+    assert "name the files in data.files" in refusal([])
+    assert "name the files in data.files" in refusal("a.jsonl")
+    assert refusal([write("a.jsonl", lines(TEXT)) + "/b.jsonl"]).startswith("a.jsonl/b.jsonl: cannot be read")
+
+
+# Rows that cannot be used: they stop, or are skipped and listed
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "reason"),
+    [
+        (TEXT, b'{"text": }', "invalid JSON (Expecting value at column 10)"),
+        (TEXT, b'{"text": ' + b"9" * 5000 + b"}", "invalid JSON (Exceeds the limit"),
+        (TEXT, b"[" * 100_000, "invalid JSON (maximum recursion depth"),
+        (TEXT, [1, 2], "a row must be a JSON object; this one is a list"),
+        (TEXT, None, "a row must be a JSON object; this one is null"),
+        (TEXT, {"body": "x"}, "no 'text' key; each text row needs text"),
+        (TEXT, {"text": None}, "'text' is null; it must be text"),
+        (TEXT, {"text": 3.5}, "'text' is a number; it must be text"),
+        (TEXT, {"text": " \n"}, "'text' is empty"),
+        (TEXT, {"text": "\ud83d!"}, "'text' holds half a surrogate pair at character 0"),
+        (
+            TEXT,
+            INSTRUCTION,
+            "one instruction row among text rows, which have text; this one has 'instruction', 'input'",
+        ),
+        (
+            HH,
+            {"chosen": "Hello", "rejected": "Go"},
+            "'chosen' has no assistant turn; without a 'prompt' it must be a tr",
+        ),
+        (HH, {**HH, "rejected": "\n\nHuman: Hi"}, "'rejected' has no assistant turn"),
+        (HH, {**HH, "rejected": HH["rejected"] + "\n\nHuman: Why?"}, "'rejected' ends with a user turn; the answer"),
+        (
+            HH,
+            {"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"},
+            "no user turn with text before the answer",
+        ),
+        (HH, {"chosen": HH["chosen"]}, "no 'rejected' key; each hh row needs chosen, rejected"),
+        (INSTRUCTION, {"instruction": "Add."}, "no 'output' key; each instruction row needs instruction, output"),
+        (INSTRUCTION, {"instruction": "Add.", "output": ["5"]}, "'output' is a list; it must be text"),
+        (INSTRUCTION, {"instruction": "", "output": "5"}, "'instruction' is empty"),
+        (INSTRUCTION, {"instruction": "Add.", "input": 5, "output": "5"}, "'input' is a number; it must be text"),
+        (
+            PREFERENCE,
+            {"prompt": "a", "chosen": "b"},
+            "no 'rejected' key; each preference row needs prompt, chosen, reje",
+        ),
+        (PREFERENCE, {"rejected": [HELLO]}, "no 'chosen' key; each preference row needs prompt, chosen, rejected"),
+        (PREFERENCE, {**PREFERENCE, "rejected": None}, "'rejected' is null; it must be text"),
+        (PREFERENCE, {**PREFERENCE, "prompt": True}, "'prompt' is a boolean; it must be text"),
+        (PREFERENCE, {**PREFERENCE, "prompt": ""}, "no user turn with text before the answer"),
+        (PREFERENCE, {**PREFERENCE, "prompt": []}, "no user turn with text before the answer"),
+        (PREFERENCE, {**PREFERENCE, "chosen": []}, "'chosen' has no assistant turn"),
+        (PREFERENCE, {**PREFERENCE, "chosen": [{"role": "user", "content": "x"}]}, "'chosen' has no assistant turn"),
+        (PREFERENCE, {**PREFERENCE, "chosen": ["x"]}, "'chosen[1]' is text; a message is an object with role and con"),
+        (
+            PREFERENCE,
+            {**PREFERENCE, "prompt": [{"role": "tool"}]},
+            "'prompt[1]' has the role 'tool'; known are system, u",
+        ),
+        (PREFERENCE, {**PREFERENCE, "prompt": [{"role": []}]}, "'prompt[1]' has the role '[]'"),
+        (PREFERENCE, {**PREFERENCE, "prompt": [{"role": "user"}]}, "'prompt[1].content' is null; it must be text"),
+        (PREFERENCE, {**PREFERENCE, "prompt": PROMPT[::-1]}, "'prompt[2]' is a system message; only the first can be"),
+        (
+            PREFERENCE,
+            {**PREFERENCE, "chosen": [*PROMPT, HELLO], "rejected": [*PROMPT, GO]},
+            "'chosen' and 'rejected' h",
+        ),
+    ],
+)
+def test_malformed_row_stops_or_is_skipped_and_listed(write, good, bad, reason):
+    bad_line = bad + b"\n" if isinstance(bad, bytes) else lines(bad)
+    file = write("a.jsonl", lines(good) + b"\n" + bad_line + lines(good))
+    message = refusal([file])
+    assert message.startswith(f"a.jsonl:3: {reason}") and message.endswith(SKIP)
+    rows = read([file], on_bad_row="skip")
+    assert [row.source for row in rows.documents + rows.examples + rows.pairs] == ["a.jsonl:1", "a.jsonl:4"]
+    ((source, listed),) = rows.report.malformed
+    assert source == "a.jsonl:3" and listed.startswith(reason)
+    assert rows.report.files[0].rows == 3
+
+
+def test_named_format_asks_for_its_own_keys(write):
+    file = write("a.jsonl", lines({"chosen": "x", "rejected": "y"}))
+    assert "no 'prompt' key; each preference row needs" in refusal([file], format="preference")
+
+
+def test_unknown_columns_name_what_was_found_and_what_is_known(write):
+    message = refusal([write("a.jsonl", lines({"question": "a", "answer": "b"}))])
+    assert message.startswith(
+        "a.jsonl:1: unknown columns: 'question', 'answer'. Rename them to those of a known kind: text"
+    )
+    assert "instruction (instruction, output); preference (prompt, chosen, rejected)" in message
+    assert "unknown columns: no keys" in refusal([write("b.jsonl", lines({}))])
+
+
+def test_the_first_row_that_is_of_a_kind_decides(write):
+    rows = read([write("a.jsonl", lines({"id": 1}, TEXT, TEXT))], on_bad_row="skip")
+    assert len(rows.documents) == 2 and rows.report.malformed[0][0] == "a.jsonl:1"
+
+
+def test_rows_of_arrays_are_counted_not_lines(write):
+    message = refusal([write("a.json", json.dumps([TEXT, {"text": 1}]).encode())])
+    assert message.startswith("a.json:row 2: 'text' is a number")
+
+
+def test_more_than_half_malformed_stops_even_when_skipping(write):
+    half = write("half.jsonl", lines(TEXT, {"text": 1}))
+    assert len(read([half], on_bad_row="skip").documents) == 1
+    message = refusal([write("most.jsonl", lines({"text": 1}, TEXT, {"text": 2}))], on_bad_row="skip")
+    assert message.startswith("most.jsonl: 2 of 3 rows are malformed, more than half: likely the wrong format.")
+    assert "Name it in data.format" in message and message.endswith("most.jsonl:1: 'text' is a number; it must be text")
+    assert "1 of 1 rows" in refusal([write("unknown.jsonl", lines({"id": 1}))], on_bad_row="skip")
+
+
+@pytest.mark.parametrize("option", [{"on_bad_row": "ignore"}, {"format": "csv"}])
+def test_unknown_options_are_refused(write, option):
+    with pytest.raises(ValueError, match=r"is one of .*, not '(ignore|csv)'"):
+        read([write("a.jsonl", lines(TEXT))], **option)
+
+
+# Hub
+
+
+@pytest.fixture
+def folder(write, monkeypatch, tmp_path):
+    import datasets  # slow to import, and only needed here
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    Path("sets/small").mkdir(parents=True)
+    write("sets/small/train.jsonl", lines(PREFERENCE, {**PREFERENCE, "chosen": None}, PREFERENCE))
+    write("sets/small/test.jsonl", lines(PREFERENCE))
+    Path("sets/other").mkdir()
+    write("sets/other/test.jsonl", lines(PREFERENCE, PREFERENCE))
+    return "sets/small"
+
+
+def test_hub_set_in_a_local_folder(folder):
+    rows = read_hub(folder, COMMIT, on_bad_row="skip")
+    assert [pair.source for pair in rows.pairs] == ["sets/small/train:row 1", "sets/small/train:row 3"]
+    assert rows.report.malformed == (("sets/small/train:row 2", "'chosen' is null; it must be text"),)
+    (file,) = rows.report.files
+    assert (file.name, file.kind, file.rows) == ("sets/small/train", "preference", 3)
+    assert file.sha256 == read_hub(folder, COMMIT, on_bad_row="skip").report.files[0].sha256
+    inner = read_hub("sets", COMMIT, split="test", data_dir="small")
+    assert [pair.source for pair in inner.pairs] == ["sets/small/test:row 1"] and inner.report.files[
+        0
+    ].sha256 != file.sha256
+    assert refusal(folder, COMMIT, call=read_hub).endswith(SKIP)
+
+
+def test_hub_set_that_cannot_be_loaded(folder):
+    message = refusal(folder, COMMIT, split="validation", call=read_hub)
+    assert message.startswith("sets/small/validation: not loaded (Unknown split") and "check data.name" in message
+    Path(folder, "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": ')
+    assert "JSON parse error" in refusal(folder, COMMIT, call=read_hub)
+
+
+@pytest.mark.parametrize("revision", ["main", "", COMMIT[:12], COMMIT.upper(), COMMIT + "\n"])
+def test_hub_revision_must_be_a_commit(revision):
+    message = refusal("Anthropic/hh-rlhf", revision, call=read_hub)
+    assert message.startswith("Anthropic/hh-rlhf: revision") and "could not be repeated" in message
+
+
+# Transcripts
+
+ENDING = "\n\nAssistant:"
+content = st.text(st.sampled_from("ab: \n\t😀HumanAssist"), max_size=30).filter(
+    lambda text: "\n\nHuman:" not in text and ENDING not in text
+)
+turns = st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), content), min_size=1, max_size=6)
+systems = content.filter(lambda text: text.strip() and not text.lstrip().startswith(("Human:", "Assistant:")))
+
+
+@settings(deadline=None)
+@given(turns, st.none() | systems)
+def test_parsing_a_rendered_prompt_gives_the_messages_back(messages, system):
+    prompt = (*([Message("system", system)] if system else []), *messages)
+    assert parse_hh(render_hh(prompt)) == (*prompt, assistant(""))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["Human", "Assistant"]), content), min_size=1, max_size=6))
+def test_rendering_a_parsed_transcript_gives_the_text_back(turns):
+    text = "".join(f"\n\n{speaker}: {content}" for speaker, content in turns)
+    assert render_hh(parse_hh(text)) == text + ENDING
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["a", ":", " ", "\n", "\n\nHuman:", ENDING]), max_size=20))
+def test_rendering_normalises_any_text_once(pieces):
+    once = render_hh(parse_hh("".join(pieces)))
+    assert render_hh(parse_hh(once)[:-1]) == once
+
+
+def test_transcript_may_start_without_empty_lines_or_with_a_system_text():
+    assert parse_hh("Human: Hi\n\nAssistant: Yo") == (user("Hi"), assistant("Yo"))
+    assert parse_hh("Be brief.\n\nHuman: Hi") == (Message("system", "Be brief."), user("Hi"))
+    assert parse_hh("no turns") == (Message("system", "no turns"),)
+    assert parse_hh(" \n") == ()
+
+
+def test_a_late_system_message_cannot_be_rendered():
+    with pytest.raises(ValueError, match="message 2 of the prompt is a system message"):
+        render_hh([user("Hi"), Message("system", "Be brief.")])
+
+
+# The rest
+
+
+def test_importing_the_readers_loads_nothing_heavy():
+    code = "import rlhf.data.quality, rlhf.data.split, sys; print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.skipif("RLHF_REAL_DATA" not in os.environ, reason="RLHF_REAL_DATA names no folder of real data files")
+def test_real_files_are_read():
+    files = [path for path in sorted(Path(os.environ["RLHF_REAL_DATA"]).iterdir()) if ".json" in path.name]
+    assert files
+    for file in files:
+        rows = read([file], on_bad_row="skip")
+        report = rows.report
+        left_out = sum(map(len, (report.malformed, report.prompts_differ, report.identical, report.empty)))
+        assert len(rows.documents) + len(rows.examples) + len(rows.pairs) == rows.report.rows - left_out
+        for pair in rows.pairs:
+            if rows.report.files[0].kind == "hh":
+                assert parse_hh(f"{render_hh(pair.prompt)} {pair.chosen}") == (*pair.prompt, assistant(pair.chosen))

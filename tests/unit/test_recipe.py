@@ -1,0 +1,135 @@
+"""The strict loader: what it accepts, and the one line it gives for everything else."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf import recipe
+from rlhf.recipe import RecipeError
+
+ROOT = Path(__file__).parents[2] / "recipes"
+CPU = ROOT / "cpu-tiny" / "v1"
+
+
+def copy(folder: Path, change) -> Path:
+    """A copy of the CPU recipe under `folder`, its parsed content changed by `change`."""
+    content = yaml.load((CPU / "recipe.yaml").read_text(), recipe._Yaml)
+    change(content)
+    target = folder / "mine" / "v1"
+    target.mkdir(parents=True)
+    (target / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return target
+
+
+@pytest.mark.parametrize("directory", recipe.available(ROOT), ids=lambda d: f"{d.parent.name}-{d.name}")
+def test_every_recipe_loads(directory):
+    loaded = recipe.load(directory)
+    assert not loaded.modified
+    names = {target.name for target in loaded.targets}
+    assert len(names) == len(loaded.targets)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["ppo"].update(kl_coeff=0.1), "unknown key 'ppo.kl_coeff'; the nearest key is 'ppo.kl_coef'"),
+        (lambda c: c.update(sfft={}), "unknown key 'sfft'; the nearest key is 'sft'"),
+        (lambda c: c["ppo"].pop("lam"), "key 'ppo.lam' is missing"),
+        (lambda c: c["ppo"].update(steps="ten"), "ppo.steps = 'ten': input should be a valid integer"),
+        (lambda c: c["ppo"].update(steps=True), "ppo.steps = True"),
+        (lambda c: c["sft"].update(learning_rate=0), "sft.learning_rate = 0: input should be greater than 0"),
+        (lambda c: c["ppo"].update(kl_estimator="k4"), "ppo.kl_estimator = 'k4': input should be 'k1', 'k2' or 'k3'"),
+        (lambda c: c["ppo"].update(num_mini_batches=3), "ppo: batch_size must be a multiple of num_mini_batches"),
+        (lambda c: c["model"].update(source="hub", name="a/b"), "model: source: hub needs revision"),
+        (lambda c: c.pop("pretrain"), "model.source: pretrain and a pretrain section belong together"),
+        (lambda c: c["sft"].update(max_length=4096), "sft.max_length: 4096 tokens do not fit"),
+        (lambda c: c["data"].update(source="files"), "data: source: files needs files"),
+        (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
+    ],
+)
+def test_a_bad_recipe_is_one_line_with_file_and_key(tmp_path, change, message):
+    directory = copy(tmp_path, change)
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(directory)
+    assert str(caught.value).startswith(f"{directory / 'recipe.yaml'}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_overrides_are_typed_and_mark_the_run_modified():
+    overrides = recipe.parse_overrides(["ppo.kl_coef=1e-1", "lora.target_modules=[q_proj, v_proj]", "ppo.steps=7"])
+    loaded = recipe.load(CPU, overrides)
+    assert loaded.recipe.ppo.kl_coef == 0.1
+    assert loaded.recipe.lora.target_modules == ("q_proj", "v_proj")
+    assert loaded.recipe.ppo.steps == 7
+    assert loaded.modified
+    assert loaded.sha256 == recipe.load(CPU).sha256
+
+
+def test_an_override_of_an_unknown_key_names_set_and_the_nearest_key():
+    with pytest.raises(RecipeError, match=r"with --set: unknown key 'ppo.kl_koef'; the nearest key is 'ppo.kl_coef'"):
+        recipe.load(CPU, {"ppo.kl_koef": 0.1})
+
+
+@pytest.mark.parametrize("item", ["ppo.kl_coef", "=3", "ppo.steps=[1"])
+def test_a_malformed_override_is_refused(item):
+    with pytest.raises(RecipeError, match="--set"):
+        recipe.parse_overrides([item])
+
+
+def test_another_seed_is_no_modification_but_another_run():
+    loaded = recipe.load(CPU, seed=5)
+    assert (loaded.recipe.seed, loaded.modified) == (5, False)
+    assert recipe.differences(
+        recipe.settings(loaded.recipe, "sft"), recipe.settings(recipe.load(CPU).recipe, "sft")
+    ) == ["seed"]
+
+
+def test_the_hash_ignores_comments_and_sees_values(tmp_path):
+    same = copy(tmp_path / "a", lambda c: None)
+    other = copy(tmp_path / "b", lambda c: c["ppo"].update(kl_coef=0.123))
+    assert recipe.load(same).sha256 == recipe.load(CPU).sha256  # safe_dump dropped the comments
+    assert recipe.load(other).sha256 != recipe.load(CPU).sha256
+
+
+def test_yaml_numbers_and_repeated_keys(tmp_path):
+    assert recipe.parse_overrides(["a=1e-4"]) == {"a": 1e-4}  # plain YAML 1.1 reads text here
+    folder = tmp_path / "mine" / "v1"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text("seed: 1\nseed: 2\n")
+    with pytest.raises(RecipeError, match=r"recipe.yaml:2: key 'seed' is given twice"):
+        recipe.load(folder)
+    (folder / "recipe.yaml").write_text("a: [1\n")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:2: "):
+        recipe.load(folder)
+    (folder / "recipe.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(RecipeError, match="not UTF-8 at byte 3"):
+        recipe.load(folder)
+
+
+def test_missing_recipe_and_bad_folder_name(tmp_path):
+    with pytest.raises(RecipeError, match="no such file"):
+        recipe.load(tmp_path / "mine" / "v1")
+    with pytest.raises(RecipeError, match="lives in <name>/v<N>"):
+        recipe.load(tmp_path)
+
+
+def test_hw_resolves_to_the_newest_released_default(tmp_path):
+    for version, status, default in (("v1", "released", True), ("v2", "released", True), ("v10", "draft", True)):
+        made = copy(tmp_path / version, lambda c, s=status, d=default: c.update(status=s, default=d))
+        (tmp_path / "all" / "mine").mkdir(parents=True, exist_ok=True)
+        made.rename(tmp_path / "all" / "mine" / version)
+    assert recipe.resolve("cpu", tmp_path / "all").name == "v2"
+    assert [d.name for d in recipe.available(tmp_path / "all")] == ["v1", "v2", "v10"]
+    with pytest.raises(RecipeError, match=r"--hw 4090: no released default recipe .*hardware there: cpu"):
+        recipe.resolve("4090", tmp_path / "all")
+
+
+def test_only_settings_that_decide_a_stage_count_for_it():
+    base = recipe.load(CPU).recipe
+    other = recipe.load(CPU, {"ppo.kl_coef": 0.9}).recipe
+    assert recipe.settings(base, "sft") == recipe.settings(other, "sft")
+    assert recipe.differences(recipe.settings(base, "ppo"), recipe.settings(other, "ppo")) == ["ppo.kl_coef"]
+    changed_parent = recipe.load(CPU, {"sft.learning_rate": 0.5}).recipe
+    assert recipe.settings(base, "ppo") != recipe.settings(changed_parent, "ppo")

@@ -1,0 +1,150 @@
+"""Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
+
+import json
+
+import pytest
+
+from rlhf.run import ParentMissing, Run, RunError, checkpoint_problem, read_json, read_lines, write_json
+from tests.conftest import small
+
+DEVICE = {"name": "cpu", "type": "cpu"}
+COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
+
+
+def started(out, stage="sft", loaded=None, resume=False) -> Run:
+    run = Run(out, loaded or small(), stage)
+    run.start(resume, ["rlhf"], DEVICE)
+    return run
+
+
+def checkpoint(run: Run, step: int) -> None:
+    run.save_checkpoint(step, lambda folder: (folder / "state").write_text(f"state {step}"))
+
+
+def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
+    run = started(tmp_path)
+    assert Run(tmp_path, small(), "sft").done() is None
+    run.finish({"perplexity": 2.0}, COSTS)
+    summary = Run(tmp_path, small(), "sft").done()
+    assert summary is not None
+    wanted = "schema recipe version recipe_sha256 modified stage status seed device wall_seconds tokens_per_second "
+    wanted += "peak_vram_bytes peak_rss_bytes predicted_peak_vram_bytes metrics targets"
+    assert set(wanted.split()) <= set(summary)
+    assert (summary["recipe"], summary["version"], summary["stage"], summary["status"]) == (
+        "cpu-tiny",
+        "v1",
+        "sft",
+        "done",
+    )
+
+
+def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
+    started(tmp_path).finish({}, COSTS)
+    before = (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes()
+    with pytest.raises(RunError, match=r"sft was made with another sft.learning_rate; choose another --out"):
+        Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
+    with pytest.raises(RunError, match=r"made with another sft.learning_rate"):
+        Run(tmp_path, small(sft__learning_rate=0.5), "rm").parent("sft")
+    assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
+    assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
+
+
+def test_a_missing_parent_is_named(tmp_path):
+    with pytest.raises(ParentMissing, match="rm needs sft, which has not been run"):
+        Run(tmp_path, small(), "rm").parent("sft")
+    started(tmp_path)
+    with pytest.raises(ParentMissing, match="rm needs sft, which did not finish"):
+        Run(tmp_path, small(), "rm").parent("sft")
+
+
+def test_an_unfinished_run_is_set_aside_and_one_without_steps_is_replaced(tmp_path, capsys):
+    first = started(tmp_path)
+    first.log(1, {"loss": 1.0})
+    started(tmp_path)
+    assert read_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
+    assert "sft.before-1" in capsys.readouterr().err
+    started(tmp_path)  # the second run logged nothing
+    assert not (tmp_path / "cpu-tiny/v1/sft.before-2").exists()
+
+
+def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
+    run = started(tmp_path)
+    for step in (1, 2, 3):
+        run.log(step, {"loss": float(step)})
+        if step == 2:
+            checkpoint(run, step)
+    again = started(tmp_path, resume=True)
+    assert again.resumed_from is not None
+    assert again.resumed_from.name == "step-000002"
+    assert [row["step"] for row in read_lines(again.path / "metrics.jsonl")] == [1, 2]
+
+
+def test_resume_with_other_settings_is_refused(tmp_path):
+    checkpoint(started(tmp_path), 1)
+    with pytest.raises(RunError, match=r"made with another sft.learning_rate"):
+        started(tmp_path, loaded=small(sft__learning_rate=0.5), resume=True)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "no record", "record cut"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage, capsys):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    checkpoint(run, 2)
+    newest = run.path / "checkpoints/step-000002"
+    assert checkpoint_problem(newest) is None
+    if damage == "cut":
+        (newest / "state").write_text("st")
+    elif damage == "gone":
+        (newest / "state").unlink()
+    elif damage == "no record":
+        (newest / "checkpoint.json").unlink()
+    else:
+        (newest / "checkpoint.json").write_text('{"step": 2, "sha')
+    found = run.latest_checkpoint()
+    assert found is not None
+    assert found.name == "step-000001"
+    assert "step-000002 cannot be used" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_fails_while_it_is_written_leaves_no_trace_among_the_whole_ones(tmp_path):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+
+    def disk_full(folder):
+        (folder / "state").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        run.save_checkpoint(2, disk_full)
+    assert [p.name for p in (run.path / "checkpoints").glob("step-*")] == ["step-000001"]
+
+
+def test_one_process_at_a_time(tmp_path):
+    with (
+        Run(tmp_path, small(), "sft").locked(),
+        pytest.raises(RunError, match="another process is running sft"),
+        Run(tmp_path, small(), "sft").locked(),
+    ):
+        pass
+    with Run(tmp_path, small(), "sft").locked():
+        pass
+
+
+def test_json_is_replaced_whole_and_lines_cut_by_a_crash_are_left_out(tmp_path):
+    write_json(tmp_path / "a.json", {"a": 1})
+    write_json(tmp_path / "a.json", {"a": 2})
+    assert read_json(tmp_path / "a.json") == {"a": 2}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert read_json(tmp_path / "none.json") is None
+    (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
+    assert read_lines(tmp_path / "m.jsonl") == [{"step": 1}]
+
+
+def test_the_manifest_says_what_ran(tmp_path):
+    run = started(tmp_path)
+    run.describe(data={"pairs": 3})
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert manifest["recipe_sha256"] == run.loaded.sha256
+    assert manifest["packages"]["torch"]
+    assert manifest["data"] == {"pairs": 3}
+    assert {"code", "device", "argv", "seed", "settings", "python"} <= set(manifest)

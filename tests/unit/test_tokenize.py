@@ -1,0 +1,127 @@
+"""Token ids: what starts and ends a sequence, and what is cut, counted and dropped."""
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from rlhf.data import tokenize
+from rlhf.data.formats import DataError, Message
+from rlhf.data.tokenize import Codec
+
+TEXTS = ["\n\nHuman: What is the capital of France?\n\nAssistant: The capital is Paris."] * 20
+PROMPT = (Message("user", "What is the capital of France?"),)
+LONG = (Message("user", "What " * 30 + "is the capital?"),)
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec(tokenize.train(TEXTS, 300), "hh")
+
+
+def test_a_sequence_is_bos_prompt_response_eos(codec):
+    (row,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, 128)
+    assert row.prompt[0] == codec.tokenizer.bos_token_id
+    assert row.prompt[-1] == codec.tokenizer.convert_tokens_to_ids("\n\nAssistant:")
+    assert row.response[-1] == codec.eos_id
+    assert codec.eos_id not in row.response[:-1]
+    assert codec.decode(row.response) == "The capital is Paris."
+    assert sum(counts.values()) == 0
+    assert codec.encode_prompts([PROMPT], 64)[0][0] == row.prompt
+
+
+def test_the_special_tokens_are_three_different_ones(codec):
+    assert len({codec.pad_id, codec.eos_id, codec.tokenizer.bos_token_id}) == 3
+
+
+def test_any_text_survives_the_tokenizer(codec):
+    for text in ("naïve ☃ 日本\n\ttabs", "<eo s> & \x00", "Human: not a turn"):
+        (row,), _ = codec.encode([(PROMPT, text)], 512, 1024)
+        assert codec.decode(row.response) == text
+
+
+def test_prompts_lose_their_oldest_tokens_and_keep_bos(codec):
+    (row,), counts = codec.encode([(LONG, "Paris.")], 10, 64)
+    assert len(row.prompt) == 10
+    assert row.prompt[0] == codec.tokenizer.bos_token_id
+    assert row.prompt[1:] == codec.encode_prompts([LONG], 999)[0][0][-9:]
+    assert counts["prompts_cut"] == 1
+    ids, cut = codec.encode_prompts([LONG, PROMPT], 20)
+    assert (len(ids[0]), cut) == (20, 1)
+
+
+def test_a_cut_response_has_no_eos_and_is_counted(codec):
+    (whole,), _ = codec.encode([(PROMPT, "The capital is Paris.")], 64, 999)
+    limit = len(whole.prompt) + len(whole.response) - 1
+    (row,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, limit)
+    assert row.response == whole.response[:-1]
+    assert counts["responses_cut"] == 1
+    (exact,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, limit + 1)
+    assert exact == whole
+    assert counts["responses_cut"] == 0
+
+
+def test_a_row_that_loses_its_whole_response_is_dropped_and_counted(codec):
+    length = len(codec.encode_prompts([PROMPT], 999)[0][0])
+    rows, counts = codec.encode([(PROMPT, "Paris."), (PROMPT, "Rome.")], length, length)
+    assert rows == [None, None]
+    assert counts["dropped"] == 2
+
+
+def test_documents_are_cut_into_pieces_and_lose_nothing(codec):
+    whole = codec.encode_texts(TEXTS[:1], 999)[0]
+    pieces = codec.encode_texts(TEXTS[:1], 5)
+    assert all(len(piece) <= 5 for piece in pieces)
+    assert [i for piece in pieces for i in piece] == whole
+    assert (whole[0], whole[-1]) == (codec.tokenizer.bos_token_id, codec.eos_id)
+
+
+def test_a_saved_tokenizer_gives_the_same_ids(codec, tmp_path):
+    codec.tokenizer.save_pretrained(tmp_path)
+    again = tokenize.load(tmp_path, None, "hh")
+    assert again.encode([(PROMPT, "The capital is Paris.")], 64, 128) == codec.encode(
+        [(PROMPT, "The capital is Paris.")], 64, 128
+    )
+    assert (again.pad_id, again.eos_id) == (codec.pad_id, codec.eos_id)
+
+
+def with_tokens(**tokens) -> PreTrainedTokenizerFast:
+    raw = tokenize.train(TEXTS, 300)._tokenizer
+    raw.add_special_tokens([t for t in tokens.values() if isinstance(t, str)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **tokens)
+
+
+def test_padding_is_never_eos():
+    """With pad = EOS the reward model would read its score one token too early."""
+    codec = Codec(with_tokens(eos_token="</s>", unk_token="<unk>"), "hh")
+    assert codec.pad_id == codec.tokenizer.unk_token_id
+    codec = Codec(with_tokens(eos_token="</s>", pad_token="</s>", unk_token="<unk>"), "hh")
+    assert codec.pad_id != codec.eos_id
+    with pytest.raises(DataError, match="neither a padding token of its own nor an unknown token"):
+        Codec(with_tokens(eos_token="</s>"), "hh")
+    with pytest.raises(DataError, match="no end-of-sequence token"):
+        Codec(with_tokens(pad_token="<p>"), "hh")
+
+
+def test_the_chat_template_is_the_tokenizers_own():
+    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
+    with pytest.raises(DataError, match="no chat template"):
+        Codec(tokenizer, "chat")
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    codec = Codec(tokenizer, "chat")
+    assert codec.prompt_text(PROMPT) == "<s>[user]What is the capital of France?[assistant]"
+    (row,), _ = codec.encode([(PROMPT, "Paris")], 64, 128)
+    assert row.prompt.count(tokenizer.bos_token_id) == 1  # the template writes it, and it is not put in twice
+    assert codec.decode(row.response) == "Paris"
+
+
+def test_a_response_that_merges_with_the_prompt_is_encoded_apart_and_counted():
+    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>")
+    tokenizer.add_tokens(["x]Par"])
+    tokenizer.chat_template = "[{% for m in messages %}{{ m['content'] }}{% endfor %}x]"
+    codec = Codec(tokenizer, "chat")
+    (row,), counts = codec.encode([(PROMPT, "Paris")], 64, 128)
+    assert counts["merged_at_response"] == 1
+    assert row.prompt == codec.encode_prompts([PROMPT], 64)[0][0]
+    assert codec.decode(row.response) == "Paris"
