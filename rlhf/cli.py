@@ -1,10 +1,7 @@
 """`rlhf`: parses the command line, resolves the recipe, calls a stage."""
 
 import json
-import math
 import shlex
-import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import click
 
 from rlhf import console, recipe, stages, tracking
+from rlhf import reproduce as reproducing
 from rlhf.data.formats import DataError
 from rlhf.run import ParentMissing, RunError, read_json
 
@@ -130,47 +128,13 @@ def reproduce(
 ) -> None:
     """Run the chain once per seed and show each target's mean ± standard deviation."""
     loaded = load_recipe(hw, directory, data, changes, None)
-    wanted = [*until.split(), *(p for stage in until.split() for p in recipe.PARENTS[stage])]
-    chain = [s for s in recipe.STAGES if s in wanted and getattr(loaded.recipe, s) is not None]
+    chain = reproducing.chain(loaded, until.split())
     numbers = [int(seed) for seed in seeds.split()]
-    for seed in numbers:
-        for stage in chain:
-            options = ["--recipe", str(loaded.directory), "--out", str(out / f"seed-{seed}"), "--seed", str(seed)]
-            options += [part for file in data for part in ("--data", file)]
-            options += [part for change in changes for part in ("--set", change)]
-            command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--if-needed", "--resume", *options]
-            if subprocess.run(command, check=False).returncode:
-                raise RunError(f"seed {seed} stopped in {stage}; what is finished is kept: run the same command again")
-    by_seed = [
-        [
-            read_json(out / f"seed-{seed}" / loaded.name / loaded.version / stage / "summary.json") or {}
-            for stage in chain
-        ]
-        for seed in numbers
-    ]
-    console.rows_table(
-        f"{loaded.name} {loaded.version}, seeds {seeds}",
-        ("stage", "metric", "target", *(f"seed {seed}" for seed in numbers), "mean ± sd"),
-        seed_rows(by_seed),
-    )
-
-
-def seed_rows(by_seed: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[str, ...]]:
-    """One row per target: what it asks, each seed's value, mean ± sample standard deviation."""
-    rows = []
-    for summaries in zip(*by_seed, strict=True):
-        for targets in zip(*(s["targets"] for s in summaries), strict=True):
-            values = [t["measured"] for t in targets]
-            known = [v for v in values if v is not None and math.isfinite(v)]
-            spread = f" ± {console.number(statistics.stdev(known))}" if len(known) > 1 else ""
-            mean = console.number(statistics.mean(known)) + spread if known else "-"
-            span = console.span(*targets[0]["published"])
-            rows.append((summaries[0]["stage"], targets[0]["name"], span, *map(console.number, values), mean))
-        walls = [s["wall_seconds"] for s in summaries]
-        rows.append(
-            (summaries[0]["stage"], "wall time, s", "", *(f"{w:.0f}" for w in walls), f"{statistics.mean(walls):.0f}")
-        )
-    return rows
+    options = ["--recipe", str(loaded.directory)]
+    options += [part for file in data for part in ("--data", file)]
+    options += [part for change in changes for part in ("--set", change)]
+    reproducing.run_seeds(chain, numbers, out, options)
+    reproducing.show(reproducing.record(loaded, chain, numbers, out))
 
 
 def load_recipe(

@@ -70,7 +70,7 @@ class Corpus:
         """Every distinct prompt, in order of first appearance."""
 
         def distinct(examples: list[Example], pairs: list[PreferencePair]) -> list[Prompt]:
-            return list(dict.fromkeys([row.prompt for row in (*examples, *pairs)]))
+            return list(dict.fromkeys([example.prompt for example in examples] + [pair.prompt for pair in pairs]))
 
         return Divided(
             distinct(self.examples.train, self.pairs.train), distinct(self.examples.heldout, self.pairs.heldout)

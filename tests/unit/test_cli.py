@@ -1,0 +1,174 @@
+"""The command line: bad input is one line, a non-zero exit code, and nothing lost."""
+
+import gzip
+import json
+import sys
+
+import pytest
+
+from rlhf import cli, console, recipe, reproduce
+from tests.conftest import RECIPE, SMALL
+
+ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
+LINE = json.dumps(ROW) + "\n"
+
+
+def rlhf(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of `rlhf <arguments>`."""
+    monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    return lambda *arguments: rlhf(monkeypatch, capsys, *arguments)
+
+
+def changes() -> list[str]:
+    return [part for key, value in SMALL.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def test_recipes_are_listed(command):
+    code, out, _ = command("recipes")
+    assert code == 0
+    assert "cpu-tiny" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "sft"], "name a recipe: --hw NAME or --recipe DIR"),
+        (["run", "sft", "--hw", "tpu"], "--hw tpu: no released default recipe"),
+        (["run", "sft", "--recipe", "nowhere/v1"], "nowhere/v1/recipe.yaml: no such file"),
+        (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "the nearest key is 'ppo.kl_coef'"),
+        (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coef"], "write it as key=value"),
+        (["run", "sftt", "--hw", "cpu"], "'sftt' is not one of"),
+        (["run", "sft", "--hw", "cpu", "--seed", "-1"], "-1"),
+        (["data", "check", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_a_bad_command_is_explained(command, arguments, message):
+    code, _, err = command(*arguments)
+    assert code != 0
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
+    code, _, err = command("run", "ppo", "--recipe", RECIPE, "--out", tmp_path / "my runs", "--seed", "3", "--resume")
+    assert code == 1
+    where = f"--recipe {RECIPE} --out '{tmp_path / 'my runs'}' --seed 3"
+    assert "ppo needs pretrain, which has not been run" in err
+    assert f"first run `rlhf run pretrain {where}`" in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "my runs/cpu-tiny/v1/ppo").exists()
+
+
+DAMAGED = {
+    "truncated.jsonl.gz": (gzip.compress(LINE.encode() * 5000)[:-40], "gzip"),
+    "empty.jsonl": (b"", "empty"),
+    "no-rejected.jsonl": ((LINE + json.dumps({"chosen": ROW["chosen"]}) + "\n").encode(), ":2: no 'rejected' key"),
+    "latin.jsonl": (LINE.encode() + b'{"chosen": "\xe9"}\n', ":2"),
+    "broken.jsonl": (LINE.encode() + b"{oops}\n", ":2"),
+    "model.parquet": (b"PAR1 but nothing more", "arquet"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("way", ["check", "train"])
+def test_damaged_data_is_one_line_with_file_and_place(command, tmp_path, name, way):
+    content, message = DAMAGED[name]
+    file = tmp_path / name
+    file.write_bytes(content)
+    out = tmp_path / "runs"
+    if way == "check":
+        code, _, err = command("data", "check", file)
+    else:
+        code, _, err = command("run", "pretrain", "--recipe", RECIPE, "--data", file, "--out", out, *changes())
+    assert code == 1
+    assert str(file) in err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(out.rglob("summary.json"))
+
+
+def test_good_data_is_described(command, tmp_path):
+    file = tmp_path / "good.jsonl"
+    file.write_text(LINE * 3)
+    code, out, err = command("data", "check", file)
+    assert (code, err) == (0, "")
+    assert "pairs" in out
+    code, out, _ = command("data", "check", "--json", file)
+    assert json.loads(out)["pairs"] == 3
+
+
+def test_a_failed_stage_leaves_finished_ones_alone(command, trained, tmp_path):
+    """Other data in the same root: the reward model refuses, and SFT stays as it was."""
+    root = trained / "cpu-tiny/v1/sft/summary.json"
+    before = root.read_bytes()
+    file = tmp_path / "other.jsonl"
+    file.write_text(LINE * 30)
+    code, _, err = command("run", "dpo", "--recipe", RECIPE, "--data", file, "--out", trained, *changes())
+    assert code == 1
+    assert "was made with another data.files, data.source" in err
+    assert root.read_bytes() == before
+    assert not (trained / "cpu-tiny/v1/dpo").exists()
+
+
+def test_if_needed_says_in_one_line_that_nothing_is_to_do(command, trained):
+    code, out, _ = command("run", "sft", "--recipe", RECIPE, "--out", trained, "--if-needed", *changes())
+    assert (code, len(out.strip().splitlines())) == (0, 1)
+    assert out.startswith("sft: done")
+    code, out, _ = command("run", "sft", "--recipe", RECIPE, "--out", trained, *changes())
+    assert code == 0
+    assert "perplexity" in out
+
+
+def test_a_tracker_that_is_not_installed_is_named_before_any_work(command, trained, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = command("run", "dpo", "--recipe", RECIPE, "--out", trained, "--report-to", "wandb", *changes())
+    assert code == 1
+    assert "the package wandb is not installed" in err
+    assert not (trained / "cpu-tiny/v1/dpo").exists()
+
+
+def test_an_output_folder_that_cannot_be_written_is_named(command, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    code, _, err = command("run", "pretrain", "--recipe", RECIPE, "--out", tmp_path / "file" / "runs")
+    assert code == 1
+    assert str(tmp_path / "file") in err
+    assert "Traceback" not in err
+
+
+def test_reproduce_shows_each_seed_and_their_mean():
+    def summary(value):
+        target = {"name": "accuracy", "published": [0.7, None], "unit": "", "measured": value, "within": True}
+        return [{"stage": "rm", "targets": [target], "wall_seconds": 10.0}]
+
+    rows = reproduce.rows([summary(0.70), summary(0.72), summary(0.74)])
+    assert rows[0] == ("rm", "accuracy", "≥ 0.7", "0.7", "0.72", "0.74", "0.72 ± 0.02")
+    assert rows[1] == ("rm", "wall time, s", "", "10", "10", "10", "10")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"), [(None, 5, "≤ 5"), (0.6, None, "≥ 0.6"), (0.05, 0.3, "0.05 – 0.3"), (None, None, "-")]
+)
+def test_ranges_in_words(low, high, text):
+    assert console.span(low, high) == text
+
+
+def test_targets_are_measured_against_their_range():
+    from rlhf.run import _measured
+
+    target = recipe.Target(
+        name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"
+    )
+    verdicts = {value: _measured(target, {"kl_per_token": value})["within"] for value in (0.04, 0.05, 0.2, 0.3, 0.31)}
+    assert verdicts == {0.04: False, 0.05: True, 0.2: True, 0.3: True, 0.31: False}
+    assert _measured(target, {})["within"] is None

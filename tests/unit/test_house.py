@@ -1,0 +1,64 @@
+"""Rules of the house that a program can check: who may import whom, and what starts without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Each layer may import itself and those to its right: cli -> stages -> models, rollout -> data, run -> objectives.
+LAYERS = (
+    ("cli",),
+    ("reproduce",),
+    ("stages",),
+    ("evaluation",),
+    ("models", "rollout", "trainer"),
+    ("data",),
+    ("run", "telemetry", "tracking", "console"),
+    ("recipe",),
+    ("objectives",),
+)
+
+
+def imports(file: Path) -> set[str]:
+    """First part of every `rlhf.<part>` that a file imports, at any depth of its code."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("rlhf.")}
+    return found
+
+
+def part(file: Path) -> str:
+    return file.relative_to(ROOT / "rlhf").parts[0].removesuffix(".py")
+
+
+FILES = [file for file in sorted((ROOT / "rlhf").rglob("*.py")) if part(file) != "__init__"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_point_down(file):
+    level = {name: height for height, layer in enumerate(LAYERS) for name in layer}
+    assert part(file) in level, "a new part of the package: give it a place in LAYERS"
+    for name in imports(file):
+        assert name not in level or level[name] >= level[part(file)], f"{file.name} imports {name}, which is above it"
+
+
+@pytest.mark.parametrize("arguments", [["recipes"], ["data", "check", "rows.jsonl"], ["run", "ppo", "--hw", "cpu"]])
+def test_what_needs_no_model_starts_without_torch(tmp_path, arguments):
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "Add 2 and 3.", "output": "5"}\n')
+    code = f"import sys; from rlhf import cli; sys.argv = {['rlhf', *arguments]!r}\n"
+    code += "try: cli.main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+
+
+def test_files_stay_short_enough_to_read():
+    for file in FILES:
+        assert len(file.read_text().splitlines()) <= 600, file

@@ -1,0 +1,259 @@
+"""The toy world: worth read back from text, the annotator's noise, and files that repeat and split cleanly."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+
+from rlhf.data import toy
+from rlhf.data.formats import parse_hh
+from rlhf.data.split import conversation_key, is_heldout
+
+PARIS = "\n\nHuman: Hi. What is the capital of France? Thanks.\n\nAssistant:"
+FRUITS = "\n\nHuman: Name two fruits.\n\nAssistant:"
+SEED, FRACTION = 3, 0.1
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("toy")
+    toy.write(directory, seed=SEED, documents=6000, pairs=6000, heldout_fraction=FRACTION)
+    documents = [row["text"] for row in rows(directory / "corpus.jsonl")]
+    return directory, documents, [cut(row) for row in rows(directory / "pairs.jsonl")]
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def cut(row):
+    """(prompt, chosen, rejected) of a row of pairs.jsonl."""
+    prompt, _, chosen = row["chosen"].rpartition(f"{toy.ASSISTANT} ")
+    other, _, rejected = row["rejected"].rpartition(f"{toy.ASSISTANT} ")
+    assert prompt == other
+    return prompt + toy.ASSISTANT, chosen, rejected
+
+
+def human_messages(transcript):
+    return [turn.split(toy.ASSISTANT)[0].strip() for turn in transcript.split(toy.HUMAN)[1:]]
+
+
+# --- worth -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "worth"),
+    [
+        (PARIS, " Sure! The capital of France is Paris.", 1.5 + 0.8 + 0.7),
+        (PARIS, "It is Paris.", 1.5),
+        (PARIS, "It is Paris", 1.5 - 0.8),
+        (PARIS, "It is Rome.", -0.3),
+        (PARIS, "Ugh. The color of snow is white.", -0.8 - 0.3),
+        (PARIS, "It is Paris and Paris.", 1.5 - 0.5),
+        (PARIS, "Sure! Sure! It is Paris.", 1.5 + 0.8 - 0.5),
+        (PARIS, "It is Paris. But I am not sure.", 1.5 - 0.2),
+        (PARIS, "You are so smart! It is Paris. What a great question!", 1.5 - 2 * 0.4),
+        (PARIS, "It is Paris. Yes, yes, it is, my good friend, it really is so, you see.", 1.5 - 2 * 0.1),
+        (PARIS, "It is Paris.\n\nHuman: Name a fruit.", 1.5 - 1.5),
+        (PARIS, "", -0.8),
+        (FRUITS, "Two fruits are pear and plum.", 1.5 + 0.7),
+        (FRUITS, "It is pear and hammer.", 1.5 / 2 - 0.3),
+        (FRUITS, "It is pear, plum and mango.", 1.5 - 0.3),
+    ],
+)
+def test_true_reward_by_hand(prompt, response, worth):
+    assert toy.true_reward(prompt, response) == pytest.approx(worth)
+
+
+def test_the_annotator_likes_flattery_and_length_and_the_truth_does_not():
+    plain, flattering = "It is Paris.", "It is Paris. You are so smart!"
+    assert toy.true_reward(PARIS, flattering) - toy.true_reward(PARIS, plain) == pytest.approx(-0.4)
+    gain = toy.annotator_utility(PARIS, flattering) - toy.annotator_utility(PARIS, plain)
+    assert gain == pytest.approx(-0.4 + 0.75 + 4 * 0.015)
+
+
+def test_nothing_an_answer_adds_is_unbounded():
+    endless = "You are so smart! Sure! Paris Paris " * 50
+    counted = toy.components(PARIS, endless)
+    bounds = {"wrong": 2, "repeats": 3, "flattery": 4, "long": 20, "words": 40}
+    assert {name: counted[name] for name in bounds if counted[name] > bounds[name]} == {}
+    assert [counted[name] for name in ("repeats", "flattery", "long", "words")] == [3, 4, 20, 40]
+
+
+def test_weights_name_components():
+    assert {*toy.TRUTH, *toy.WEAKNESS} == set(toy.components(PARIS, "It is Paris."))
+
+
+def test_no_answer_drawn_is_worth_more_than_the_best(written):
+    _, _, pairs = written
+    worths = [toy.true_reward(p, a) for p, chosen, rejected in pairs for a in (chosen, rejected)]
+    assert max(worths) == pytest.approx(3)
+
+
+# --- parsing -----------------------------------------------------------------------------------------------------
+
+
+def test_every_question_is_read_back_in_every_frame():
+    for question in toy.questions().values():
+        for before in toy.BEFORE:
+            for after in toy.AFTER:
+                assert toy.parse(f"{toy.HUMAN} {before}{question.text}{after}{toy.ASSISTANT}") == question
+
+
+def test_the_last_human_question_decides():
+    prompt = f"{PARIS} It is Paris.{FRUITS}"
+    assert toy.parse(prompt).family == "list"
+    assert toy.true_reward(prompt, "It is pear and plum.") == toy.true_reward(FRUITS, "It is pear and plum.")
+
+
+@pytest.mark.parametrize("prompt", ["", "Hello", PARIS.replace("France", "Mars"), f"{PARIS} It is Paris."])
+def test_an_unknown_prompt_is_an_error(prompt):
+    with pytest.raises(ValueError, match="not a question of the toy world"):
+        toy.components(prompt, "It is Paris.")
+
+
+ALWAYS = {
+    "correct": {"misheard": 0.0, "slip": 0.0},
+    "polite": {"polite": 1.0, "rude": 0.0},
+    "rude": {"polite": 0.0, "rude": 1.0},
+    "explained": {"explained": 1.0, "misheard": 0.0},
+    "repeats": {"repeats": 1.0},
+    "flattery": {"flattery": 1.0},
+    "doubt": {"misheard": 0.0, "slip": 1.0, "doubt": 1.0},
+}
+
+
+@pytest.mark.parametrize("shown", ALWAYS)
+def test_what_an_assistant_does_is_what_components_see(shown):
+    """An assistant that always does one thing shows it in every finished answer, whatever else it says."""
+    rng = random.Random(shown)
+    manner = dataclasses.replace(toy.CARELESS, unfinished=0.0, **ALWAYS[shown])
+    for question in list(toy.questions().values()):
+        prompt = f"{toy.HUMAN} {question.text}{toy.ASSISTANT}"
+        assert toy.components(prompt, toy.answer(rng, question, manner))[shown] >= 1
+
+
+def test_a_mistaken_assistant_is_never_fully_correct():
+    rng = random.Random(0)
+    for mistake in ({"misheard": 1.0, "slip": 0.0}, {"misheard": 0.0, "slip": 1.0}):
+        manner = dataclasses.replace(toy.CARELESS, **mistake)
+        for question in toy.questions().values():
+            prompt = f"{toy.HUMAN} {question.text}{toy.ASSISTANT}"
+            assert toy.components(prompt, toy.answer(rng, question, manner))["correct"] < 1
+
+
+# --- noise -------------------------------------------------------------------------------------------------------
+
+
+def test_bayes_accuracy_is_near_its_target(written):
+    realised, expected = toy.bayes_accuracy(written[2])
+    assert expected == pytest.approx(0.74, abs=0.01)
+    assert realised == pytest.approx(expected, abs=4 * (0.74 * 0.26 / 6000) ** 0.5)
+
+
+@pytest.mark.parametrize("target", [0.65, 0.9])
+def test_another_bayes_accuracy_can_be_had(tmp_path, target):
+    toy.write(tmp_path, seed=0, documents=0, pairs=2000, heldout_fraction=0.0, bayes_accuracy=target)
+    pairs = [cut(row) for row in rows(tmp_path / "pairs.jsonl")]
+    realised, expected = toy.bayes_accuracy(pairs, toy.temperature(target))
+    assert expected == pytest.approx(target, abs=0.015)
+    assert realised == pytest.approx(target, abs=0.04)
+
+
+def test_a_tie_counts_one_half():
+    assert toy.bayes_accuracy([(PARIS, "It is Rome.", "It is Oslo.")]) == (0.5, 0.5)
+
+
+def test_the_preference_is_bradley_terry():
+    tau = toy.temperature()
+    one, other = "It is Paris.", "It is Rome."
+    assert toy.prefers_first(PARIS, one, other, tau) == pytest.approx(1 / (1 + 2.718281828459045 ** (-1.8 / tau)))
+    assert toy.prefers_first(PARIS, one, other, tau) + toy.prefers_first(PARIS, other, one, tau) == pytest.approx(1)
+
+
+def test_the_chosen_answers_are_better_and_leave_headroom(written):
+    _, _, pairs = written
+    chosen = [toy.true_reward(p, a) for p, a, _ in pairs]
+    rejected = [toy.true_reward(p, b) for p, _, b in pairs]
+    mean = sum(chosen) / len(chosen)
+    spread = (sum((worth - mean) ** 2 for worth in chosen) / len(chosen)) ** 0.5
+    assert mean > sum(rejected) / len(rejected) + 0.5
+    assert (3 - mean) / spread > 1.5
+
+
+@pytest.mark.parametrize("target", [0.5, 1.0])
+def test_an_unreachable_bayes_accuracy_is_an_error(target):
+    with pytest.raises(ValueError, match="Bayes accuracy"):
+        toy.temperature(target)
+
+
+def test_no_pairs_have_no_bayes_accuracy():
+    with pytest.raises(ValueError, match="no pairs"):
+        toy.bayes_accuracy([])
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_arguments_give_the_same_bytes(tmp_path):
+    arguments = {"seed": 1, "documents": 50, "pairs": 50, "heldout_fraction": 0.2}
+    toy.write(tmp_path / "one", **arguments)
+    toy.write(tmp_path / "two", **arguments)
+    toy.write(tmp_path / "other", **{**arguments, "seed": 2})
+    for name in ("corpus.jsonl", "pairs.jsonl"):
+        one = (tmp_path / "one" / name).read_bytes()
+        assert one == (tmp_path / "two" / name).read_bytes() != (tmp_path / "other" / name).read_bytes()
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["corpus.jsonl", "pairs.jsonl"]
+
+
+def test_a_file_does_not_depend_on_how_long_the_files_are(tmp_path):
+    toy.write(tmp_path / "short", seed=1, documents=10, pairs=20, heldout_fraction=0.2)
+    toy.write(tmp_path / "long", seed=1, documents=40, pairs=50, heldout_fraction=0.2)
+    for name in ("corpus.jsonl", "pairs.jsonl"):
+        assert (tmp_path / "long" / name).read_bytes().startswith((tmp_path / "short" / name).read_bytes())
+
+
+def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("drawn badly")
+
+    monkeypatch.setattr(toy, "draw_document", fail)
+    with pytest.raises(RuntimeError):
+        toy.write(tmp_path, seed=1, documents=1, pairs=1, heldout_fraction=0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [{"documents": -1}, {"pairs": -1}, {"heldout_fraction": 1.5}])
+def test_arguments_out_of_range_are_an_error(tmp_path, wrong):
+    arguments = {"seed": 1, "documents": 1, "pairs": 1, "heldout_fraction": 0.1, **wrong}
+    with pytest.raises(ValueError, match="not a size"):
+        toy.write(tmp_path, **arguments)
+
+
+def test_dialogues_lie_on_one_side_of_the_split(written):
+    _, documents, pairs = written
+    transcripts = [*documents, *(f"{prompt} {chosen}" for prompt, chosen, _ in pairs)]
+    sides = [{is_heldout(m, SEED, FRACTION) for m in human_messages(text)} for text in transcripts]
+    assert all(len(side) == 1 for side in sides)
+    assert sum(side == {True} for side in sides) / len(sides) == pytest.approx(FRACTION, abs=0.03)
+    assert any(len(human_messages(text)) == 2 for text in transcripts)
+
+
+def test_transcripts_are_readable_hh_and_start_with_the_split_key(written):
+    for text in written[1][:500]:
+        messages = parse_hh(text)
+        assert [m.role for m in messages] == ["user", "assistant"] * (len(messages) // 2)
+        assert conversation_key(messages) == human_messages(text)[0]
+
+
+def test_there_are_thousands_of_prompts_in_seven_families(written):
+    _, _, pairs = written
+    assert len({human_messages(prompt)[-1] for prompt, _, _ in pairs}) > 2500
+    families = [toy.parse(prompt).family for prompt, _, _ in pairs]
+    assert {*families} == {*toy.FACTS, "kind", "list"}
+    assert min(families.count(family) for family in {*families}) > 0.08 * len(families)
+
+
+def test_the_two_answers_of_a_pair_differ(written):
+    assert all(chosen != rejected for _, chosen, rejected in written[2])
