@@ -167,10 +167,10 @@ class Manner:
 
 
 CARELESS = Manner(
-    misheard=0.45,
+    misheard=0.5,
     slip=0.08,
-    explained=0.5,
-    polite=0.35,
+    explained=0.45,
+    polite=0.3,
     rude=0.2,
     filler=0.15,
     closing=0.2,

@@ -26,7 +26,7 @@ def copy(folder: Path, change) -> Path:
 def test_every_recipe_loads(directory):
     loaded = recipe.load(directory)
     assert not loaded.modified
-    names = {target.name for target in loaded.targets}
+    names = {(target.stage, target.name) for target in loaded.targets}
     assert len(names) == len(loaded.targets)
 
 

@@ -55,7 +55,7 @@ def human_messages(transcript):
         (PARIS, "It is Paris. But I am not sure.", 1.5 - 0.2),
         (PARIS, "You are so smart! It is Paris. What a great question!", 1.5 - 2 * 0.4),
         (PARIS, "It is Paris. Yes, yes, it is, my good friend, it really is so, you see.", 1.5 - 2 * 0.1),
-        (PARIS, "It is Paris.\n\nHuman: Name a fruit.", 1.5 - 1.5),
+        (PARIS, "It is Paris.\n\nHuman: Thank you.", 1.5 - 1.5),
         (PARIS, "", -0.8),
         (FRUITS, "Two fruits are pear and plum.", 1.5 + 0.7),
         (FRUITS, "It is pear and hammer.", 1.5 / 2 - 0.3),

@@ -1,0 +1,71 @@
+"""Documents that would mislead are defects: commands must exist, links must lead somewhere, trees must be true."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from rlhf import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "recipes").rglob("*.md"))
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def code_of(page: Path) -> list[str]:
+    """Every command line that a page shows, in code blocks and between backticks."""
+    text = page.read_text()
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for line in [*lines, *re.findall(r"`([^`\n]+)`", text)]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_make_commands_exist(page):
+    for line in code_of(page):
+        if not line.startswith("make "):
+            continue
+        for word in shlex.split(line)[1:]:
+            name = word.split("=")[0]
+            pattern = rf"^## {name} " if "=" in word else rf"^{name}:"
+            assert re.search(pattern, MAKEFILE, re.M), f"{line}: {name} is not in the Makefile"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_rlhf_commands_parse(page):
+    for line in code_of(page):
+        words = shlex.split(line) if line.startswith("rlhf ") else []
+        command: click.Command = cli.cli
+        while len(words) > 1 and isinstance(command, click.Group):
+            words = words[1:]
+            assert words[0] in command.commands, f"{line}: no command {words[0]}"
+            command = command.commands[words[0]]
+        if len(words) > 1:
+            command.make_parser(click.Context(command)).parse_args(words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_readmes_tree_is_true():
+    tree = (ROOT / "README.md").read_text().split("## The tree")[1]
+    for module in re.findall(r"^  (\w+\.py|\w+/)", tree, re.M):
+        assert (ROOT / "rlhf" / module).exists(), module
+    shown = set(re.findall(r"\w+\.py|\w+/", tree))
+    for entry in (ROOT / "rlhf").iterdir():
+        name = f"{entry.name}/" if entry.is_dir() else entry.name
+        assert entry.name.startswith("__") or name in shown, f"{name} is missing from the README's tree"
+
+
+def test_every_logged_key_of_ppo_is_explained():
+    page = (ROOT / "docs/metrics.md").read_text()
+    source = (ROOT / "rlhf/stages/ppo.py").read_text()
+    keys = set(re.findall(r'"((?:objective|policy|val|loss|response)/\w+)"', source))
+    assert len(keys) > 12
+    assert not {key for key in keys if f"`{key}`" not in page}
