@@ -137,6 +137,16 @@ def reproduce(
     reproducing.show(reproducing.record(loaded, chain, numbers, out))
 
 
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def results(file: Path) -> None:
+    """Print a record that `reproduce` wrote (FILE) as a Markdown table."""
+    found = read_json(file)
+    if found is None or "seeds" not in found:
+        raise RunError(f"{file}: not a record of `rlhf reproduce`")
+    click.echo(reproducing.markdown(found))
+
+
 def load_recipe(
     hw: str | None, directory: Path | None, data: Sequence[str], changes: Sequence[str], seed: int | None
 ) -> recipe.Loaded:

@@ -56,6 +56,22 @@ def show(found: dict[str, Any]) -> None:
     console.rows_table(title, columns, rows([list(found["seeds"][seed].values()) for seed in seeds]))
 
 
+def markdown(found: dict[str, Any]) -> str:
+    """The same table for a document, with what it was measured on."""
+    seeds = list(found["seeds"])
+    columns = ("stage", "metric", "target", *(f"seed {seed}" for seed in seeds), "mean ± sd")
+    body = rows([list(found["seeds"][seed].values()) for seed in seeds])
+    lines = [columns, ("---",) * len(columns), *body]
+    device, packages = found["device"], found["packages"]
+    where = f"{device['name']}, {device['threads']} threads" if device["type"] == "cpu" else device["name"]
+    measured = (
+        f"Measured by `rlhf reproduce`: recipe {found['recipe']} {found['version']} ({found['recipe_sha256'][:12]}), "
+        f"{where}, commit {found['code']['commit'][:12]}, torch {packages['torch']}, "
+        f"transformers {packages['transformers']}, trl {packages['trl']}, peft {packages['peft']}."
+    )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
+
+
 def rows(by_seed: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[str, ...]]:
     """One row per target: what it asks, each seed's value, mean ± sample standard deviation; and each stage's time."""
     found = []
