@@ -101,6 +101,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     shared.add_value(options.value_model, rm, *norm)
     trained = Trained(shared, options)
     first = trained.load(run.resumed_from) if run.resumed_from else 0
+    after: Measured | None = None
 
     with Bar("ppo", options.steps) as bar:
         for step in range(first, options.steps):
@@ -127,8 +128,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             bar.update(step + 1, f"score {score:.3f}  KL/token {divergence:.3f}")
 
     save_adapter(shared.peft, run.path / "adapter", base_name(run), adapter="policy")
-    with telemetry.phase("evaluate"):
-        after = evaluate("policy")
+    after = after or evaluate("policy")  # a run that was stopped after its last step has not been evaluated
     return Result(compare(before, after), telemetry.costs(), sample_of(codec, heldout, before, after))
 
 
@@ -160,21 +160,28 @@ def collect(shared: SharedBase, rollout: Rollout, norm: tuple[float, float], opt
     mask = rollout.mask
     size = options.per_device_train_batch_size
 
-    def fill(role: str, function: Callable[[Rollout, Tensor], Tensor]) -> Tensor:
-        """(B, R) float32 of `function(part, its response hidden states under role)`, computed in parts by length."""
+    def fill(role: str, *functions: Callable[[Rollout, Tensor], Tensor]) -> list[Tensor]:
+        """(B, R) float32 for each function of (part, its response hidden states under role), in parts by length."""
         shared.activate(role)
-        found = torch.zeros(mask.shape, device=mask.device)
+        found = [torch.zeros(mask.shape, device=mask.device) for _ in functions]
         for index in rollout.by_length(size):
             part = rollout.rows(index)
-            found[index, : part.mask.shape[1]] = function(part, shared.response_hidden(part))
+            hidden = shared.response_hidden(part)
+            for result, function in zip(found, functions, strict=True):
+                result[index, : part.mask.shape[1]] = function(part, hidden)
         return found
 
     def logprobs(part: Rollout, hidden: Tensor) -> Tensor:
         return shared.logprobs(hidden, part, options.temperature)
 
-    old = fill("policy", logprobs)
-    ref = fill("reference", logprobs)
-    values = fill(shared.value_role, lambda part, hidden: shared.values(hidden))
+    def critic(part: Rollout, hidden: Tensor) -> Tensor:
+        return shared.values(hidden)
+
+    if shared.value_role == "policy":
+        old, values = fill("policy", logprobs, critic)
+    else:
+        (old,), (values,) = fill("policy", logprobs), fill("value", critic)
+    (ref,) = fill("reference", logprobs)
     scores = torch.empty(len(mask), device=mask.device)
     for index in rollout.by_length(size):
         scores[index] = shared.scores(rollout.rows(index))
