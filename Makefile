@@ -26,12 +26,13 @@ PYTHON ?= python3
 ## VENV       where the packages are installed [.venv]
 VENV ?= .venv
 ## EXTRAS     optional parts to install [dev,tracking; also gpu unless the recipe is for cpu]
-EXTRAS ?= dev,tracking$(if $(findstring cpu,$(or $(RECIPE),$(HW))),,$(comma)gpu)
+EXTRAS ?= dev,tracking$(if $(findstring /cpu,/$(or $(RECIPE),$(HW))),,$(comma)gpu)
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
+merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
 TARGETS := help setup recipes data-check $(STAGES) all reproduce test lint lock clean
 
@@ -64,7 +65,7 @@ rm: setup sft       ## reward model, from pairs of a chosen and a rejected answe
 ppo: setup sft rm   ## PPO: train the policy against the reward model
 dpo: setup sft      ## DPO: train the policy on the pairs themselves
 eval: setup ppo     ## evaluate the trained models
-merge: setup ppo    ## merge the trained adapter into its base model
+merge: setup $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 all: setup ppo dpo eval merge ## every stage of the recipe
 reproduce: setup    ## the recipe once for each of SEEDS, against its published figures
 	@$(VENV)/bin/rlhf reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))

@@ -71,7 +71,7 @@ def run(
         return
     summary, result, path = stages.execute(stage, loaded, out, resume=resume, report_to=report_to)
     if if_needed and result is None:
-        console.OUT.print(f"{stage}: done ({path})")
+        console.OUT.print(f"{stage}: done ({path})", markup=False)
         return
     console.summary_table(summary, path)
     if result and result.sample:
@@ -128,6 +128,12 @@ def reproduce(
 ) -> None:
     """Run the chain once per seed and show each target's mean ± standard deviation."""
     loaded = load_recipe(hw, directory, data, changes, None)
+    for word in seeds.split() or [""]:
+        if not word.isdecimal():
+            raise click.BadParameter(f"{seeds!r}: whole numbers separated by spaces", param_hint="--seeds")
+    for word in until.split() or [""]:
+        if word not in recipe.STAGES:
+            raise click.BadParameter(f"{word!r} is not one of {', '.join(recipe.STAGES)}", param_hint="--until")
     chain = reproducing.chain(loaded, until.split())
     numbers = [int(seed) for seed in seeds.split()]
     options = ["--recipe", str(loaded.directory)]
@@ -169,7 +175,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except ParentMissing as error:
-        fail(f"{error}: first run `{_same_command(error.parent)}`")
+        fail(f"{error}: first run `{_same_command(error)}`")
     except (recipe.RecipeError, DataError, RunError, tracking.TrackerMissing) as error:
         fail(str(error))
     except OSError as error:
@@ -184,10 +190,14 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-def _same_command(stage: str) -> str:
-    """The command line that was given, for another stage."""
-    options = [argument for argument in sys.argv[1:] if argument not in ("run", "--resume", *recipe.STAGES)]
-    return shlex.join(["rlhf", "run", stage, *options])
+def _same_command(missing: ParentMissing) -> str:
+    """The command line that was given, for the stage that is missing."""
+    arguments = list(sys.argv[1:])
+    place = next(
+        i for i, word in enumerate(arguments) if word == missing.stage and not arguments[i - 1].startswith("--")
+    )
+    arguments[place] = missing.parent
+    return shlex.join(["rlhf", *(word for word in arguments if word != "--resume" or missing.begun)])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -80,11 +81,11 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     for target in summary["targets"]:
         verdict = {True: "[green]within", False: "[red]outside", None: "not measured"}[target["within"]]
-        table.add_row(target["name"], span(*target["published"]), f"{number(target['measured'])}", verdict)
+        table.add_row(escape(target["name"]), span(*target["published"]), f"{number(target['measured'])}", verdict)
     shown = {t["name"] for t in summary["targets"]}
     for name, value in summary["metrics"].items():
         if name not in shown:
-            table.add_row(name, "", number(value), "")
+            table.add_row(escape(name), "", number(value), "")
     speed = summary["tokens_per_second"]
     table.add_row("wall time", "", f"{summary['wall_seconds']:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -92,7 +93,7 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         table.add_row("peak VRAM", "", f"{summary['peak_vram_bytes'] / 1e9:.2f} GB", "")
     table.add_row("peak memory of the process", "", f"{summary['peak_rss_bytes'] / 1e9:.2f} GB", "")
     OUT.print(table)
-    OUT.print(f"written to {where}", style="dim")
+    OUT.print(f"written to {where}", style="dim", markup=False)
 
 
 def targets_table(summaries: Iterable[Mapping[str, Any]]) -> None:
@@ -106,7 +107,9 @@ def targets_table(summaries: Iterable[Mapping[str, Any]]) -> None:
             verdict = {True: "[green]within", False: "[red]outside"}.get(target.get("within"), "")
             limits = span(*target["published"]) if target["name"] else ""
             measured = number(target["measured"]) if target["name"] else ""
-            table.add_row("" if i else summary["stage"], target["name"], limits, measured, verdict, "" if i else wall)
+            table.add_row(
+                "" if i else summary["stage"], escape(target["name"]), limits, measured, verdict, "" if i else wall
+            )
     OUT.print(table)
 
 
@@ -122,8 +125,18 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     for column in columns:
         table.add_column(column)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     OUT.print(table)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on a terminal what is being done, for work whose length is not known beforehand."""
+    if ERR.is_terminal:
+        with ERR.status(what):
+            yield
+    else:
+        yield
 
 
 @contextmanager

@@ -2,20 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlhf.console import working
 from rlhf.data import toy
 from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec
-from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
-from rlhf.rollout import Rollout, sample
-from rlhf.run import Run
+from rlhf.rollout import Rollout, Sampling, sample
 
+KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time
 EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves the training stream alone
 
 
@@ -26,7 +25,7 @@ class Measured:
     texts: list[str]
     lengths: Tensor
     ended: Tensor
-    kl: float | None  # nats per token to the reference, from full distributions at every response token
+    kl: float  # nats per token to the reference, from full distributions at every response token
     scores: Tensor | None
     truths: Tensor | None
 
@@ -34,9 +33,8 @@ class Measured:
         found: dict[str, float] = {
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),
+            "kl_per_token": self.kl,
         }
-        if self.kl is not None:
-            found["kl_per_token"] = self.kl
         if self.scores is not None:
             found["score"] = self.scores.mean().item()
         if self.truths is not None:
@@ -46,43 +44,23 @@ class Measured:
 
 @torch.no_grad()
 def measure(
-    shared: SharedBase,
-    role: str,
-    codec: Codec,
-    prompts: Sequence[Prompt],
-    *,
-    seed: int,
-    max_prompt_length: int,
-    response_length: int,
-    temperature: float,
-    batch_size: int,
-    truth: bool,
+    shared: SharedBase, role: str, codec: Codec, prompts: Sequence[Prompt], how: Sampling, *, seed: int, truth: bool
 ) -> Measured:
-    """Sample one response per prompt from `role` (a role of `shared`, or "base") and measure it."""
-    ids, _ = codec.encode_prompts(prompts, max_prompt_length)
-    with torch.random.fork_rng():
+    """Sample one response per prompt from a role and measure it; `truth` asks the toy world for the true reward."""
+    ids, _ = codec.encode_prompts(prompts, how.max_prompt_length)
+    with working("evaluating on held-out prompts"), torch.random.fork_rng():
         torch.manual_seed(seed + EVALUATION_SEED)
-        shared.activate("policy" if role == "base" else role)
-        with shared.without_adapters() if role == "base" else nullcontext():
-            rollout = sample(
-                shared.base,
-                ids,
-                max_new_tokens=response_length,
-                temperature=temperature,
-                pad_id=codec.pad_id,
-                eos_id=codec.eos_id,
-                batch_size=batch_size,
-            )
-    texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
-    scores = torch.empty(len(ids)) if shared.score_head is not None else None
-    divergence, tokens = 0.0, 0
-    for index in rollout.by_length(batch_size):
-        part = rollout.rows(index)
-        if role not in ("base", "reference"):
-            divergence += exact_kl(shared, role, part, temperature)
-            tokens += int(part.mask.sum())
-        if scores is not None:
-            scores[index.cpu()] = shared.scores(part).cpu()
+        shared.activate(role)
+        rollout = sample(shared.base, ids, codec, how)
+        texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
+        scores = torch.empty(len(ids)) if shared.score_head is not None else None
+        divergence = 0.0
+        for index in rollout.by_length(how.batch_size):
+            part = rollout.rows(index)
+            if role != "reference":
+                divergence += exact_kl(shared, role, part, how.temperature)
+            if scores is not None:
+                scores[index.cpu()] = shared.scores(part).cpu()
     truths = None
     if truth:
         written = [codec.prompt_text(prompt) for prompt in prompts]
@@ -91,12 +69,13 @@ def measure(
         texts=texts,
         lengths=rollout.response_length.cpu(),
         ended=rollout.ended.cpu(),
-        kl=divergence / tokens if tokens else None,
+        kl=divergence / int(rollout.response_length.sum()),
         scores=scores,
         truths=truths,
     )
 
 
+@torch.no_grad()
 def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float) -> float:
     """Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
     mask = rollout.mask
@@ -105,7 +84,7 @@ def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float
     shared.activate("reference")
     theirs = shared.response_hidden(rollout)[mask]
     total = 0.0
-    for a, b in zip(ours.split(1024), theirs.split(1024), strict=True):
+    for a, b in zip(ours.split(KL_CHUNK), theirs.split(KL_CHUNK), strict=True):
         logp = (shared.logits(a).float() / temperature).log_softmax(-1)
         logq = (shared.logits(b).float() / temperature).log_softmax(-1)
         total += (logp.exp() * (logp - logq)).sum(dtype=torch.float64).item()
@@ -131,32 +110,6 @@ def win_rate(differences: Tensor) -> dict[str, float]:
         "win_rate_vs_sft": wins.mean().item(),
         "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
     }
-
-
-def compare_with_sft(
-    run: Run, codec: Codec, prompts: Sequence[Prompt], device: torch.device
-) -> tuple[dict[str, float], tuple[str, dict[str, str]]]:
-    """Load the adapter that a stage has just written and compare it with SFT on held-out prompts."""
-    recipe = run.loaded.recipe
-    options = recipe.evaluate
-    shared = SharedBase(load_base(run, device), run.path, run.parent("sft"))
-    chosen = list(prompts)[: options.max_samples]
-    measured = [
-        measure(
-            shared,
-            role,
-            codec,
-            chosen,
-            seed=recipe.seed,
-            max_prompt_length=options.max_prompt_length,
-            response_length=options.response_length,
-            temperature=options.temperature,
-            batch_size=options.batch_size,
-            truth=recipe.data.source == "toy",
-        )
-        for role in ("reference", "policy")
-    ]
-    return compare(*measured), sample_of(codec, chosen, *measured)
 
 
 def sample_of(codec: Codec, prompts: Sequence[Prompt], before: Measured, after: Measured) -> tuple[str, dict[str, str]]:

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
-PARENTS: dict[str, tuple[str, ...]] = {  # what a stage reads from the run directory
+_PARENTS: dict[str, tuple[str, ...]] = {
     "pretrain": (),
     "sft": ("pretrain",),
     "rm": ("pretrain", "sft"),
@@ -71,7 +71,7 @@ class Architecture(Section):
 
 
 class Model(Section):
-    source: Literal["pretrain", "hub", "local", "random"]
+    source: Literal["pretrain", "hub", "local"]
     name: str | None = None  # hub id, or folder of a local checkpoint
     revision: str | None = None  # 40-digit commit of the hub repository
     architecture: Architecture | None = None
@@ -85,8 +85,8 @@ class Model(Section):
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
-        if self.source in ("pretrain", "random") and self.architecture is None and self.name is None:
-            raise ValueError(f"source: {self.source} needs an architecture")
+        if (self.source == "pretrain") != (self.architecture is not None):
+            raise ValueError("source: pretrain and an architecture belong together")
         return self
 
 
@@ -113,7 +113,7 @@ class Tokenizer(Section):
 class Toy(Section):
     documents: PositiveInt  # pretraining transcripts
     pairs: PositiveInt  # labelled preference pairs, train and held-out together
-    bayes_accuracy: Annotated[float, Field(gt=0.5, lt=1)]  # of the best possible reward model
+    bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
 
 
 class Data(Section):
@@ -132,6 +132,8 @@ class Data(Section):
         for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name")):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
         return self
 
 
@@ -140,7 +142,7 @@ class Lora(Section):
 
     r: PositiveInt
     lora_alpha: PositiveInt
-    lora_dropout: Fraction
+    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
     target_modules: Annotated[tuple[str, ...], _AsTuple] | Literal["all-linear"]
 
 
@@ -151,6 +153,7 @@ class Optimization(Section):
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
     warmup_ratio: Fraction
     weight_decay: NonNegative
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)]
     max_grad_norm: Positive
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     num_train_epochs: Positive
@@ -159,7 +162,7 @@ class Optimization(Section):
     gradient_accumulation_steps: PositiveInt
     gradient_checkpointing: bool
     group_by_length: bool
-    max_samples: PositiveInt | None  # a deterministic subset of the training rows; null: all
+    max_samples: PositiveInt | None  # of the training rows, as the seed shuffled them; null: all
     max_eval_samples: PositiveInt
     logging_steps: PositiveInt
     save_steps: PositiveInt
@@ -176,19 +179,33 @@ class Pretrain(Optimization):
     pass
 
 
-class Sft(Optimization):
+class Dialogues(Optimization):
     max_prompt_length: PositiveInt
 
+    @model_validator(mode="after")
+    def _room(self):
+        if self.max_prompt_length >= self.max_length:
+            raise ValueError("max_prompt_length must leave room for a response below max_length")
+        return self
 
-class Rm(Optimization):
-    max_prompt_length: PositiveInt
+
+class Sft(Dialogues):
+    pass
+
+
+class Rm(Dialogues):
     loss_type: Literal["bradley_terry", "margin_ranking"]  # TRL's default; the ranking loss of torch.nn
     margin: NonNegative  # subtracted from the difference of scores
     center_rewards_coefficient: NonNegative
 
+    @model_validator(mode="after")
+    def _ranking(self):
+        if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
+            raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
+        return self
 
-class Dpo(Optimization):
-    max_prompt_length: PositiveInt
+
+class Dpo(Dialogues):
     beta: Positive
 
 
@@ -196,7 +213,7 @@ class Ppo(Section):
     """Names follow TRL's PPOConfig. One step = one batch of rollouts and `num_ppo_epochs` passes over it."""
 
     steps: PositiveInt
-    batch_size: PositiveInt  # rollouts per step
+    batch_size: Annotated[int, Field(gt=1)]  # rollouts per step
     num_ppo_epochs: PositiveInt
     num_mini_batches: PositiveInt  # optimizer steps per epoch
     per_device_train_batch_size: PositiveInt  # micro-batch: memory only, never the result
@@ -232,6 +249,8 @@ class Ppo(Section):
     def _divides(self):
         if self.batch_size % self.num_mini_batches:
             raise ValueError("batch_size must be a multiple of num_mini_batches")
+        if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
+            raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
         return self
 
 
@@ -269,6 +288,8 @@ class Recipe(Section):
     def _consistent(self):
         if (self.model.source == "pretrain") != (self.pretrain is not None):
             raise ValueError("model.source: pretrain and a pretrain section belong together")
+        if (self.tokenizer.source == "train") != (self.pretrain is not None):
+            raise ValueError("tokenizer.source: train and a pretrain section belong together")
         if self.data.source == "toy" and self.tokenizer.template != "hh":
             raise ValueError("data.source: toy writes HH transcripts and needs tokenizer.template: hh")
         if self.hardware.device == "cpu" and self.model.quantization != "none":
@@ -282,6 +303,7 @@ class Recipe(Section):
 
     def _lengths(self) -> dict[str, int]:
         return {
+            "pretrain.max_length": self.pretrain.max_length if self.pretrain else 0,
             "sft.max_length": self.sft.max_length,
             "rm.max_length": self.rm.max_length,
             "dpo.max_length": self.dpo.max_length,
@@ -298,6 +320,7 @@ class Target(Section):
     stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge"]
     metric: str  # key in the stage's summary metrics
     range: Annotated[tuple[float | None, float | None], _AsTuple]
+    range_of_mean: Annotated[tuple[float | None, float | None], _AsTuple] | None = None  # over several seeds
     unit: str
     source: str
 
@@ -405,9 +428,19 @@ def resolve(hardware: str, root: Path) -> Path:
     return chosen
 
 
+def parents(recipe: Recipe, stage: str) -> list[str]:
+    """The stages that must be finished before `stage`, in order."""
+    needed = {*_PARENTS[stage]}
+    if stage == "merge":
+        needed |= {recipe.merge.stage, *_PARENTS[recipe.merge.stage]}
+    return [name for name in STAGES if name in needed and getattr(recipe, name) is not None]
+
+
 def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The part of a recipe that decides what `stage` and its parents produce: runs are joined only where it agrees."""
-    sections = {"hardware", "seed", "model", "tokenizer", "data", "lora", stage, *PARENTS[stage]}
+    sections = {"hardware", "seed", "model", "tokenizer", "data", "lora", stage, *parents(recipe, stage)}
+    if stage == "dpo":
+        sections.add("evaluate")  # its gains are measured that way
     return {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
 
 

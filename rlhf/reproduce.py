@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import console
-from rlhf.recipe import PARENTS, STAGES, Loaded
+from rlhf.recipe import STAGES, Loaded, parents
 from rlhf.run import RunError, read_json, write_json
 
 
 def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
     """The stages of a recipe that lead to `until`, in order."""
-    wanted = {*until, *(parent for stage in until for parent in PARENTS[stage])}
-    return [stage for stage in STAGES if stage in wanted and getattr(loaded.recipe, stage) is not None]
+    wanted = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
+    return [stage for stage in STAGES if stage in wanted]
 
 
 def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
@@ -31,15 +31,21 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
 
 
 def record(loaded: Loaded, stages: Sequence[str], seeds: Sequence[int], out: Path) -> dict[str, Any]:
-    """Every seed's summaries with what they were measured on; also written to `<out>/<recipe>-<version>.json`."""
+    """Every seed's summaries with what they were measured on; also written to `<out>/<recipe>-<version>.json`.
+
+    Raises RunError when the stages were not all run by the same code, packages and device.
+    """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
-    first = read_json(folders[seeds[0]] / stages[0] / "manifest.json") or {}
+    manifests = [read_json(folder / stage / "manifest.json") or {} for folder in folders.values() for stage in stages]
+    measured_on = [{key: m.get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
+    if any(found != measured_on[0] for found in measured_on):
+        raise RunError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
     found = {
         "recipe": loaded.name,
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
         "modified": loaded.modified,
-        **{key: first.get(key) for key in ("code", "packages", "python", "device")},
+        **measured_on[0],
         "seeds": {
             str(seed): {stage: read_json(folder / stage / "summary.json") for stage in stages}
             for seed, folder in folders.items()
@@ -50,41 +56,61 @@ def record(loaded: Loaded, stages: Sequence[str], seeds: Sequence[int], out: Pat
 
 
 def show(found: dict[str, Any]) -> None:
-    seeds = list(found["seeds"])
-    title = f"{found['recipe']} {found['version']}, seeds {' '.join(seeds)}"
-    columns = ("stage", "metric", "target", *(f"seed {seed}" for seed in seeds), "mean ± sd")
-    console.rows_table(title, columns, rows([list(found["seeds"][seed].values()) for seed in seeds]))
+    title = f"{found['recipe']} {found['version']}, seeds {' '.join(found['seeds'])}"
+    columns, *body = rows(found)
+    console.rows_table(title, columns, body)
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The same table for a document, with what it was measured on."""
-    seeds = list(found["seeds"])
-    columns = ("stage", "metric", "target", *(f"seed {seed}" for seed in seeds), "mean ± sd")
-    body = rows([list(found["seeds"][seed].values()) for seed in seeds])
+    columns, *body = rows(found)
     lines = [columns, ("---",) * len(columns), *body]
     device, packages = found["device"], found["packages"]
-    where = f"{device['name']}, {device['threads']} threads" if device["type"] == "cpu" else device["name"]
+    where = f"{device['name']}, {device['threads']} thread(s)" if device["type"] == "cpu" else device["name"]
     measured = (
         f"Measured by `rlhf reproduce`: recipe {found['recipe']} {found['version']} ({found['recipe_sha256'][:12]}), "
-        f"{where}, commit {found['code']['commit'][:12]}, torch {packages['torch']}, "
+        f"{where}, commit {(found['code']['commit'] or 'unknown')[:12]}, torch {packages['torch']}, "
         f"transformers {packages['transformers']}, trl {packages['trl']}, peft {packages['peft']}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
 
 
-def rows(by_seed: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[str, ...]]:
-    """One row per target: what it asks, each seed's value, mean ± sample standard deviation; and each stage's time."""
-    found = []
-    for summaries in zip(*by_seed, strict=True):
+def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Header; then for each target what it asks, each seed's value, mean ± sample deviation, verdict; and the times."""
+    seeds = list(found["seeds"])
+    table: list[tuple[str, ...]] = [
+        ("stage", "metric", "target", *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
+    ]
+    walls = []
+    for summaries in zip(*(found["seeds"][seed].values() for seed in seeds), strict=True):
         stage = summaries[0]["stage"]
         for targets in zip(*(summary["targets"] for summary in summaries), strict=True):
             values = [target["measured"] for target in targets]
-            span = console.span(*targets[0]["published"])
-            found.append((stage, targets[0]["name"], span, *map(console.number, values), spread(values)))
-        walls = [summary["wall_seconds"] for summary in summaries]
-        seconds = [f"{wall:.0f}" for wall in (*walls, statistics.mean(walls))]
-        found.append((stage, "wall time, s", "", *seconds))
-    return found
+            asked, verdict = judged(targets[0], values)
+            table.append((stage, targets[0]["name"], asked, *map(console.number, values), spread(values), verdict))
+        walls.append([summary["wall_seconds"] for summary in summaries])
+        table.append(
+            (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
+        )
+    totals = [sum(times) for times in zip(*walls, strict=True)]
+    table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in totals), f"{statistics.mean(totals):.0f}", ""))
+    return table
+
+
+def judged(target: dict[str, Any], values: Sequence[float | None]) -> tuple[str, str]:
+    """What a target asks of each seed and of their mean, and how many seeds, and whether the mean, are within."""
+    within = sum(inside(value, target["published"]) for value in values)
+    asked, verdict = console.span(*target["published"]), f"{within} of {len(values)} within"
+    if target["published_mean"] and None not in values:
+        mean = statistics.mean(value for value in values if value is not None)
+        asked += f"; mean {console.span(*target['published_mean'])}"
+        verdict += ", mean within" if inside(mean, target["published_mean"]) else ", mean outside"
+    return asked, verdict
+
+
+def inside(value: float | None, limits: Sequence[float | None]) -> bool:
+    low, high = limits
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)
 
 
 def spread(values: Sequence[float | None]) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf.trainer import pad_right
+from rlhf.data.tokenize import Codec, pad_right
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,19 @@ def to_device(rollout: Rollout, device: torch.device) -> Rollout:
     return Rollout(*(field.to(device) for field in fields))
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn: from softmax(logits / temperature), with no other filter."""
+
+    max_prompt_length: int
+    response_length: int
+    temperature: float
+    batch_size: int  # prompts decoded together
+
+
 @torch.no_grad()
-def sample(
-    model: PreTrainedModel,
-    prompts: Sequence[list[int]],
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    pad_id: int,
-    eos_id: int,
-    batch_size: int,
-) -> Rollout:
-    """Sample one response per prompt from softmax(logits / temperature), with no other filter.
+def sample(model: PreTrainedModel, prompts: Sequence[list[int]], codec: Codec, how: Sampling) -> Rollout:
+    """Sample one response per prompt (token ids), from the model as it stands, with the adapter that is active.
 
     Prompts of similar length are decoded together. Randomness comes from torch's generator; the result is in the order
     of `prompts`.
@@ -92,23 +93,23 @@ def sample(
     model.eval()
     settings = GenerationConfig(
         do_sample=True,
-        temperature=temperature,
+        temperature=how.temperature,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=pad_id,
-        eos_token_id=eos_id,
+        max_new_tokens=how.response_length,
+        pad_token_id=codec.pad_id,
+        eos_token_id=codec.eos_id,
     )
     device = next(model.parameters()).device
     responses: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    for at in range(0, len(order), batch_size):
-        rows = order[at : at + batch_size]
-        ids = pad_right([prompts[i][::-1] for i in rows], pad_id).flip(1).to(device)  # prompts end together
+    for at in range(0, len(order), how.batch_size):
+        rows = order[at : at + how.batch_size]
+        ids = pad_right([prompts[i][::-1] for i in rows], codec.pad_id).flip(1).to(device)  # prompts end together
         width = ids.shape[1]
         lengths = torch.tensor([len(prompts[i]) for i in rows], device=device)
         real = torch.arange(width, device=device) >= width - lengths[:, None]
         output = model.generate(input_ids=ids, attention_mask=real.long(), generation_config=settings)
         for row, new in zip(rows, output[:, width:].tolist(), strict=True):
-            responses[row] = new[: new.index(eos_id) + 1] if eos_id in new else new
-    return to_device(collate(prompts, responses, pad_id, eos_id), device)
+            responses[row] = new[: new.index(codec.eos_id) + 1] if codec.eos_id in new else new
+    return to_device(collate(prompts, responses, codec.pad_id, codec.eos_id), device)

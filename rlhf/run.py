@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -28,6 +29,8 @@ from rlhf import recipe as recipes
 from rlhf.recipe import Loaded
 
 SCHEMA = 1
+FULL_DISK_BYTES = 1_000_000
+REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
 
 
@@ -41,7 +44,7 @@ class ParentMissing(RunError):
     def __init__(self, stage: str, parent: str, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
         super().__init__(f"{stage} needs {parent}, which {state} ({path})")
-        self.parent = parent
+        self.stage, self.parent, self.begun = stage, parent, begun
 
 
 class Run:
@@ -52,9 +55,11 @@ class Run:
         self.root = out / loaded.name / loaded.version
         self.path = self.root / stage
         self.resumed_from: Path | None = None
+        self.resumed_data: dict[str, Any] | None = None  # what the run that is resumed had read
         self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # also told what log() writes
         self._manifest: dict[str, Any] = {}
         self._started = time.monotonic()
+        self._spent = 0.0  # seconds of the run that this one resumes, up to its checkpoint
 
     # -- before the stage ------------------------------------------------------------------------------------------
 
@@ -66,8 +71,15 @@ class Run:
         summary = read_json(self.path / "summary.json")
         if summary is None:
             return None
-        self._check_same_settings(self.path, self.stage)
-        return summary
+        manifest = self._check_same_settings(self.path, self.stage)
+        changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
+        changed += [f["name"] for f in manifest["data"]["files"] if _changed(f)] if "data" in manifest else []
+        if changed and self.stage not in REMADE:
+            raise RunError(
+                f"{self.path} was made from another {', '.join(changed)}; "
+                "choose another --out (make: OUT=…), or move that directory away"
+            )
+        return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
 
     def parent(self, stage: str) -> Path:
         """The finished directory of an earlier stage, made with settings that agree with ours."""
@@ -75,6 +87,11 @@ class Run:
         if not (path / "summary.json").exists():
             raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
         self._check_same_settings(path, stage)
+        for name, digest in (read_json(path / "summary.json") or {}).get("result_sha256", {}).items():
+            file = path / name
+            if not file.is_file() or sha256(file) != digest:
+                state = "has changed" if file.is_file() else "is missing"
+                raise RunError(f"{file} {state} since {stage} was done; move {path} away and run {stage} again")
         return path
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
@@ -84,11 +101,17 @@ class Run:
         except OSError as error:
             raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
         if self.path.exists():
-            if resume:
-                self._check_same_settings(self.path, self.stage)
+            if resume and not (self.path / "summary.json").exists():
+                self._manifest = self._check_same_settings(self.path, self.stage)
+                if self._manifest["parents"] != self._parents():
+                    raise RunError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
                 self.resumed_from = self.latest_checkpoint()
             if self.resumed_from is None:
                 self.set_aside()
+                self._manifest = {}
+            else:
+                self.resumed_data = self._manifest.get("data")
+                self._spent = (read_json(self.resumed_from / "checkpoint.json") or {})["wall_seconds"]
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._manifest |= {
             "schema": SCHEMA,
@@ -99,6 +122,7 @@ class Run:
             "stage": self.stage,
             "seed": self.loaded.recipe.seed,
             "settings": recipes.settings(self.loaded.recipe, self.stage),
+            "parents": self._parents(),
             "code": _code_version(),
             "packages": {name: version for name in _PACKAGES if (version := _version(name))},
             "python": platform.python_version(),
@@ -132,7 +156,7 @@ class Run:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line to metrics.jsonl. Nothing that depends on the clock belongs here."""
-        _append(self.path / "metrics.jsonl", [{"step": step, **values}])
+        _append(self.path / "metrics.jsonl", [{"step": step, **{key: finite(value) for key, value in values.items()}}])
         for track in self.trackers:
             track(step, values)
 
@@ -154,9 +178,8 @@ class Run:
         """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
-        write_json(folder / "checkpoint.json", {"step": step, "sha256": hashes})
-        for file in [*files, folder]:
-            _sync(file)
+        write_json(folder / "checkpoint.json", {"step": step, "wall_seconds": self._wall(), "sha256": hashes})
+        _sync_tree(folder)
         final = self.path / "checkpoints" / f"step-{step:06d}"
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
@@ -173,6 +196,12 @@ class Run:
             print(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before", file=sys.stderr)
         return None
 
+    def explain(self, error: Exception) -> Exception:
+        """The error itself, or a RunError where the cause is a full disk, which libraries report in many ways."""
+        if shutil.disk_usage(self.path).free > FULL_DISK_BYTES:
+            return error
+        return RunError(f"{self.path}: the disk is full; make room and continue with --resume, checkpoints are kept")
+
     def finish(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, Any]:
         """Write summary.json, last. `costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes."""
         summary = {
@@ -185,18 +214,23 @@ class Run:
             "status": "done",
             "seed": self.loaded.recipe.seed,
             "device": self._manifest["device"]["name"],
-            "wall_seconds": round(time.monotonic() - self._started, 3),
+            "wall_seconds": self._wall(),
             "predicted_peak_vram_bytes": None,
             **costs,
-            "metrics": dict(metrics),
+            "data_sha256": self._manifest.get("data", {}).get("sha256"),
+            "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in _result(self.path)},
+            "metrics": {name: finite(value) for name, value in metrics.items()},
             "targets": [_measured(t, metrics) for t in self.loaded.targets if t.stage == self.stage],
         }
+        for folder in ("adapter", "model"):
+            _sync_tree(self.path / folder)
         write_json(self.path / "summary.json", summary)
         return summary
 
     def set_aside(self) -> None:
         """Rename what an earlier run left, unless it stopped before its first step."""
-        if not any((self.path / name).exists() for name in ("metrics.jsonl", "summary.json")):
+        kept = [*self.path.glob("*.jsonl"), *self.path.glob("summary.json"), *self.path.glob("checkpoints/step-*")]
+        if not kept:
             shutil.rmtree(self.path)
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
@@ -205,9 +239,20 @@ class Run:
 
     # -- details ---------------------------------------------------------------------------------------------------
 
-    def _check_same_settings(self, path: Path, stage: str) -> None:
+    def _wall(self) -> float:
+        return round(self._spent + time.monotonic() - self._started, 3)
+
+    def _parents(self) -> dict[str, str]:
+        """Hash of each parent's summary, which names the hash of its weights; for evaluate, of every trained policy."""
+        names = recipes.parents(self.loaded.recipe, self.stage)
+        if self.stage == "evaluate":
+            names += trained_policies(self.root)
+        summaries = {name: self.root / name / "summary.json" for name in names}
+        return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
+
+    def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
         manifest = read_json(path / "manifest.json")
-        if manifest is None:
+        if manifest is None or not {"settings", "parents"} <= set(manifest):
             raise RunError(f"{path}: manifest.json is missing or damaged; move the directory away, run {stage} again")
         wanted = recipes.settings(self.loaded.recipe, stage)
         keys = recipes.differences(manifest.get("settings"), wanted)
@@ -217,6 +262,17 @@ class Run:
                 f"{path} was made with another {', '.join(keys[:3])}{more}; "
                 "choose another --out (make: OUT=…), or move that directory away"
             )
+        return manifest
+
+
+def trained_policies(root: Path) -> list[str]:
+    """The finished stages below a recipe's root whose policies an evaluation compares with SFT."""
+    return [stage for stage in ("ppo", "dpo") if (root / stage / "summary.json").exists()]
+
+
+def finite(value: float) -> float | None:
+    """The number, or None for NaN and infinity, which JSON does not know."""
+    return value if math.isfinite(value) else None
 
 
 def checkpoint_step(folder: Path) -> int:
@@ -248,9 +304,10 @@ def read_json(file: Path) -> dict[str, Any] | None:
 def write_json(file: Path, content: Any) -> None:
     """Write beside and rename, so that a reader sees the old file or the new one."""
     temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     _sync(temporary)
     os.replace(temporary, file)
+    _sync(file.parent)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -295,6 +352,23 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _sync_tree(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        if path.exists():
+            _sync(path)
+
+
+def _result(folder: Path) -> list[Path]:
+    """The files that hold a stage's result."""
+    return sorted(file for file in (*folder.glob("adapter/*"), *folder.glob("model/*")) if file.is_file())
+
+
+def _changed(file: Mapping[str, Any]) -> bool:
+    """Whether a local data file is no longer what the manifest says; a file that is gone is no change."""
+    path = Path(file["name"])
+    return path.is_file() and sha256(path) != file["sha256"]
+
+
 def _free_name(path: Path) -> Path:
     number = 1
     while (candidate := path.with_name(f"{path.name}-{number}")).exists():
@@ -303,12 +377,13 @@ def _free_name(path: Path) -> Path:
 
 
 def _measured(target: recipes.Target, metrics: Mapping[str, float]) -> dict[str, Any]:
-    value = metrics.get(target.metric)
+    value = finite(metrics[target.metric]) if target.metric in metrics else None
     low, high = target.range
     within = None if value is None else (low is None or value >= low) and (high is None or value <= high)
     return {
         "name": target.name,
         "published": list(target.range),
+        "published_mean": list(target.range_of_mean) if target.range_of_mean else None,
         "unit": target.unit,
         "measured": value,
         "within": within,
@@ -323,14 +398,16 @@ def _version(package: str) -> str | None:
 
 
 def _code_version() -> dict[str, Any]:
-    """Commit of the code that runs and whether it was changed since; None outside a git checkout."""
+    """Commit of the code that runs and whether anything that decides results differs from it; None outside git."""
+    root = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        command = ["git", "-C", str(root), *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             return None
 
-    commit, status = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    commit = git("rev-parse", "HEAD")
+    status = git("status", "--porcelain", "--", "rlhf", "recipes", "requirements", "pyproject.toml")
     return {"commit": commit, "dirty": None if status is None else bool(status)}

@@ -18,6 +18,7 @@ class Telemetry:
         self.device = device
         self.seconds: dict[str, float] = defaultdict(float)
         self.tokens = 0
+        self._lap: dict[str, float] = {}
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -31,6 +32,12 @@ class Telemetry:
         finally:
             self._wait()
             self.seconds[name] += time.monotonic() - start
+
+    def lap(self) -> dict[str, float]:
+        """Seconds per phase since the last call."""
+        spent = {name: round(total - self._lap.get(name, 0.0), 4) for name, total in self.seconds.items()}
+        self._lap = dict(self.seconds)
+        return spent
 
     def count(self, tokens: int) -> None:
         """Real tokens, padding left out."""

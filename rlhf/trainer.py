@@ -10,6 +10,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf.console import Bar
+from rlhf.data.tokenize import pad_right
 from rlhf.recipe import Optimization
 from rlhf.run import Run
 from rlhf.telemetry import Telemetry
@@ -32,6 +33,7 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         lr_scheduler_type=options.lr_scheduler_type,
         warmup_steps=options.warmup_ratio,  # a fraction is a share of all steps
         weight_decay=options.weight_decay,
+        adam_beta2=options.adam_beta2,
         max_grad_norm=options.max_grad_norm,
         optim=options.optim,
         num_train_epochs=options.num_train_epochs,
@@ -94,7 +96,7 @@ class _RunCallback(TrainerCallback):
         now = time.monotonic()
         seen = state.num_input_tokens_seen - self.tokens
         self.telemetry.count(seen)
-        self.run.log_telemetry(state.global_step, {"seconds": now - self.time, "tokens": seen})
+        self.run.log_telemetry(state.global_step, {"train": round(now - self.time, 4), "tokens": seen})
         self.tokens, self.time = state.num_input_tokens_seen, now
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 
@@ -137,9 +139,3 @@ def perplexity(
         total += losses.double().sum().item()
         count += losses.numel()
     return float(torch.tensor(total / count).exp())
-
-
-def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
-    """(B, longest) int64; causal attention never looks at what stands to the right, so no mask is needed."""
-    width = max(len(s) for s in sequences)
-    return torch.tensor([[*s, *[pad_id] * (width - len(s))] for s in sequences])

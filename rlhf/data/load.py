@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
+from rlhf.console import working
 from rlhf.data import formats, toy
 from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
 from rlhf.data.split import conversation_key, document_key, shuffled, split
-from rlhf.run import Run, RunError, read_json
+from rlhf.run import Run, RunError, read_json, sha256
 
 T = TypeVar("T")
 RowT = TypeVar("RowT", Document, Example, PreferencePair)
@@ -24,6 +25,15 @@ class Divided(Generic[T]):
     train: list[T]
     heldout: list[T]
 
+    def required(self, stage: str, what: str) -> "Divided[T]":
+        """Itself, if both sides have rows. Raises DataError otherwise."""
+        if self.train and self.heldout:
+            return self
+        raise DataError(
+            f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
+            f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
+        )
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -34,7 +44,8 @@ class Corpus:
     def texts(self, template: str) -> Divided[str]:
         """Plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
-            return Divided(*([d.text for d in rows] for rows in (self.documents.train, self.documents.heldout)))
+            texts = ([document.text for document in rows] for rows in (self.documents.train, self.documents.heldout))
+            return Divided(*texts).required("pretrain", "texts")
         if template != "hh":
             raise DataError("pretraining on dialogues needs tokenizer.template: hh")
 
@@ -45,26 +56,21 @@ class Corpus:
 
         return Divided(
             written(self.examples.train, self.pairs.train), written(self.examples.heldout, self.pairs.heldout)
-        )
+        ).required("pretrain", "texts")
 
     def demonstrations(self) -> Divided[Example]:
         """What SFT imitates: instruction rows where there are any, else the chosen side of the pairs."""
+        what = "instruction rows or preference pairs"
         if self.examples.train:
-            return self.examples
+            return self.examples.required("sft", what)
 
         def chosen(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return Divided(chosen(self.pairs.train), chosen(self.pairs.heldout))
+        return Divided(chosen(self.pairs.train), chosen(self.pairs.heldout)).required("sft", what)
 
     def preferences(self, stage: str) -> Divided[PreferencePair]:
-        if not self.pairs.train or not self.pairs.heldout:
-            raise DataError(
-                f"{stage} needs preference pairs (prompt, chosen, rejected) on both sides of the split; the data has "
-                f"{len(self.pairs.train)} for training and {len(self.pairs.heldout)} held out: "
-                "add a file with --data, or change data.heldout_fraction"
-            )
-        return self.pairs
+        return self.pairs.required(stage, "preference pairs (prompt, chosen, rejected)")
 
     def prompts(self) -> Divided[Prompt]:
         """Every distinct prompt, in order of first appearance."""
@@ -74,35 +80,35 @@ class Corpus:
 
         return Divided(
             distinct(self.examples.train, self.pairs.train), distinct(self.examples.heldout, self.pairs.heldout)
-        )
+        ).required("ppo", "prompts")
 
 
 def load(run: Run) -> Corpus:
     """Read the recipe's data for a stage that has started, record its fingerprint, and compare it with the parents'.
 
-    Raises DataError for bad data and RunError when a parent stage has seen other data.
+    Raises DataError for bad data and RunError when the stage's parents, or the run that it resumes, saw other data.
     """
     recipe = run.loaded.recipe
-    rows = _read(recipe, run.root / "data")
-    kept = len(rows.documents) + len(rows.examples) + len(rows.pairs)
-    if kept < rows.report.rows:
-        print(f"{run.stage}: {rows.report.summary()}", file=sys.stderr)
+    with working(f"{run.stage}: reading data"):
+        rows = _read(recipe, run.root / "data")
     facts = _fingerprint(rows)
+    if facts["left_out"]:
+        first = ", ".join(facts["left_out"][:3])
+        print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)
+    earlier = {run.path: run.resumed_data}
+    for parent in recipes.parents(recipe, run.stage):
+        earlier[run.root / parent] = (read_json(run.root / parent / "manifest.json") or {}).get("data")
+    for path, seen in earlier.items():
+        if seen and seen["sha256"] != facts["sha256"]:
+            raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
     run.describe(data=facts)
-    for parent in recipes.PARENTS[run.stage]:
-        seen = (read_json(run.root / parent / "manifest.json") or {}).get("data")
-        if seen is not None and seen["sha256"] != facts["sha256"]:
-            raise RunError(f"the data has changed since {run.root / parent} was made; choose another --out")
     seed, fraction = recipe.seed, recipe.data.heldout_fraction
 
     def divided(items: Iterable[RowT]) -> Divided[RowT]:
         train, heldout = split(items, _key, seed=seed, fraction=fraction)
         return Divided(shuffled(train, seed), shuffled(heldout, seed))
 
-    corpus = Corpus(divided(rows.documents), divided(rows.examples), divided(rows.pairs))
-    if not corpus.demonstrations().heldout and not corpus.documents.heldout:
-        raise DataError(f"no row is held out at data.heldout_fraction: {fraction}; give more rows or a larger fraction")
-    return corpus
+    return Corpus(divided(rows.documents), divided(rows.examples), divided(rows.pairs))
 
 
 def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
@@ -115,17 +121,15 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
     assert data.toy
-    files = [folder / "corpus.jsonl", folder / "pairs.jsonl"]
+    options = {"seed": recipe.seed, "heldout_fraction": data.heldout_fraction, **data.toy.model_dump()}
+    world = sha256(Path(toy.__file__))
+    made = (
+        folder / f"toy-{recipes.content_hash([options, world])[:12]}"
+    )  # other settings or another world: another folder
+    files = [made / "corpus.jsonl", made / "pairs.jsonl"]
     if not all(file.exists() for file in files):
-        folder.mkdir(parents=True, exist_ok=True)
-        toy.write(
-            folder,
-            seed=recipe.seed,
-            documents=data.toy.documents,
-            pairs=data.toy.pairs,
-            heldout_fraction=data.heldout_fraction,
-            bayes_accuracy=data.toy.bayes_accuracy,
-        )
+        made.mkdir(parents=True, exist_ok=True)
+        toy.write(made, **options)
     return formats.read(files, on_bad_row="stop")
 
 
@@ -145,4 +149,10 @@ def _fingerprint(rows: formats.Rows) -> dict[str, Any]:
         "prompts_differ": len(report.prompts_differ),
         "identical": len(report.identical),
         "empty": len(report.empty),
+        "left_out": [
+            *(f"{source}: {reason}" for source, reason in report.malformed),
+            *(f"{source}: prompts differ" for source in report.prompts_differ),
+            *(f"{source}: identical answers" for source in report.identical),
+            *(f"{source}: empty answer" for source in report.empty),
+        ],
     }

@@ -1,4 +1,4 @@
-"""Held-out splits, shuffles and subsets that a seed alone decides.
+"""Held-out splits and shuffles that a seed alone decides.
 
 A row's side follows from its own conversation and the seed, not from its place in the file or from the other rows:
 adding, removing or re-ordering rows moves no row to the other side. Rows that share a prompt, or that show one
@@ -57,16 +57,3 @@ def shuffled(rows: Iterable[T], seed: int) -> list[T]:
     result = list(rows)
     random.Random(f"shuffle:{seed}").shuffle(result)
     return result
-
-
-def subset(rows: Sequence[T], n: int | None, seed: int) -> list[T]:
-    """`n` of the rows, drawn without replacement, in the order given; all of them when `n` is None.
-
-    Fewer than `n` rows are returned as they are: the caller compares lengths and says so. A larger `n` draws a
-    superset.
-    """
-    if n is not None and n < 0:
-        raise ValueError(f"a subset cannot have {n} rows")
-    drawn = list(range(len(rows)))
-    random.Random(f"subset:{seed}").shuffle(drawn)
-    return [rows[position] for position in sorted(drawn[:n])]

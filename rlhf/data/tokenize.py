@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -62,16 +63,16 @@ class Codec:
         sampling continues. Where tokens merge over that place, prompt and response are encoded apart.
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
-        gap = " " if self.template == "hh" else ""
+        answers = [self._answer_text(*row, text) for row, text in zip(rows, texts, strict=True)]
         prompts = self._ids(texts, bos=True)
-        wholes = self._ids([f"{t}{gap}{response}" for t, (_, response) in zip(texts, rows, strict=True)], bos=True)
+        wholes = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)
         counts: Counter[str] = Counter()
         encoded: list[Encoded | None] = []
-        for (_, text), prompt, whole in zip(rows, prompts, wholes, strict=True):
+        for answer, prompt, whole in zip(answers, prompts, wholes, strict=True):
             response = whole[len(prompt) :]
             if whole[: len(prompt)] != prompt:
                 counts["merged_at_response"] += 1
-                response = self._ids([gap + text], bos=False)[0]
+                response = self._ids([answer], bos=False)[0]
             counts["prompts_cut"] += len(prompt) > max_prompt_length
             prompt = self._cut_prompt(prompt, max_prompt_length)
             room = max_length - len(prompt)
@@ -89,6 +90,16 @@ class Codec:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of response ids, without the leading space that the transcript puts before it."""
         return self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True).strip()
+
+    def _answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str:
+        """What stands after the prompt when the response has been given, without the EOS that a template may write."""
+        if self.template == "hh":
+            return f" {response}"
+        rows = [{"role": m.role, "content": m.content} for m in (*messages, Message("assistant", response))]
+        whole = self.tokenizer.apply_chat_template(rows, tokenize=False)
+        if not whole.startswith(prompt):
+            return response
+        return whole[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
         if not texts:
@@ -127,3 +138,9 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 def load(name: str | Path, revision: str | None, template: str) -> Codec:
     """The codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
     return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template)
+
+
+def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
+    """(B, longest) int64; causal attention never looks at what stands to the right, so no mask is needed."""
+    width = max(len(s) for s in sequences)
+    return torch.tensor([[*s, *[pad_id] * (width - len(s))] for s in sequences])

@@ -19,6 +19,7 @@ from transformers import (
 
 from rlhf import recipe as recipes
 from rlhf.data import tokenize
+from rlhf.data.formats import DataError
 from rlhf.data.tokenize import Codec
 from rlhf.run import Run, RunError
 
@@ -48,10 +49,13 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
 
 def load_codec(run: Run) -> Codec:
     settings = run.loaded.recipe.tokenizer
-    if settings.source == "train":
-        return tokenize.load(run.parent("pretrain") / "model", None, settings.template)
-    assert settings.name
-    return tokenize.load(settings.name, settings.revision, settings.template)
+    name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
+    try:
+        return tokenize.load(name, settings.revision, settings.template)
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise RunError(f"cannot load the tokenizer {name}: {' '.join(str(error).split())[:300]}") from error
 
 
 def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> LlamaForCausalLM:
@@ -78,8 +82,6 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
     """
     settings = run.loaded.recipe.model
-    if settings.source == "pretrain":
-        run.parent("pretrain")
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype), "device_map": {"": device}}
     if settings.source == "hub":
         options["revision"] = settings.revision
@@ -101,8 +103,8 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         if settings.quantization == "nf4":
             raise RunError("model.quantization: nf4 needs bitsandbytes: pip install '.[gpu]'") from error
         raise
-    except OSError as error:
-        raise RunError(f"cannot load the base model {name}: {str(error).splitlines()[0]}") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot load the base model {name}: {' '.join(str(error).split())[:300]}") from error
 
 
 def lora_config(run: Run, task_type: str) -> LoraConfig:
@@ -124,7 +126,6 @@ def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
     """The adapter of a finished stage, to be trained on."""
-    require_adapter(stage_dir)
     return PeftModel.from_pretrained(base, stage_dir / "adapter", is_trainable=True)
 
 
@@ -140,35 +141,24 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
         raise RunError(f"{sft_dir}/adapter does not have the shape of the recipe's lora section")
     outcome = set_peft_model_state_dict(model, {**start, **sft})
     assert not outcome.unexpected_keys
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates
     return model
-
-
-def require_adapter(stage_dir: Path) -> Path:
-    """The adapter folder of a finished stage; RunError when a file of it is missing."""
-    for name in ("adapter_config.json", ADAPTER_FILE):
-        if not (stage_dir / "adapter" / name).is_file():
-            raise RunError(
-                f"{stage_dir}/adapter/{name} is missing though the stage is marked done; "
-                f"move {stage_dir} away and run `{stage_dir.name}` again"
-            )
-    return stage_dir / "adapter"
 
 
 def adapter_weights(stage_dir: Path) -> dict[str, torch.Tensor]:
     """Tensors of a finished stage's adapter, on the CPU."""
-    file = require_adapter(stage_dir) / ADAPTER_FILE
-    try:
-        return load_file(file)
-    except Exception as error:  # safetensors raises its own type for a file cut short
-        raise RunError(f"{file} cannot be read ({error}); move {stage_dir} away and run that stage again") from error
+    return load_file(stage_dir / "adapter" / ADAPTER_FILE)
 
 
-def save_adapter(model: PeftModel, folder: Path, base: str, adapter: str = "default") -> None:
-    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it."""
+def save_adapter(model: PeftModel, run: Run, folder: Path, adapter: str = "default") -> None:
+    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base."""
+    base, revision = base_name(run), run.loaded.recipe.model.revision
     state = get_peft_model_state_dict(model, adapter_name=adapter)
     model.peft_config[adapter].save_pretrained(folder)
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
     config = json.loads((folder / "adapter_config.json").read_text())
-    config.update(base_model_name_or_path=base, inference_mode=True)
+    config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

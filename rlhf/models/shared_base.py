@@ -10,8 +10,6 @@ A role is made active before a forward pass and stays so until its backward pass
 recomputation uses whatever adapter is active then.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,7 +17,7 @@ from peft import LoraConfig, PeftModel, set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf.models.loading import adapter_weights, require_adapter
+from rlhf.models.loading import adapter_weights
 from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import Rollout
 
@@ -28,18 +26,23 @@ HEAD_CHUNK = 4096  # response tokens whose logits exist at the same time
 
 
 class SharedBase:
-    """Roles over one base. `trainable` roles keep their gradients; all others are frozen."""
+    """Roles over one base: one for each of `adapters` (role -> the stage it comes from), and `base`, which has none.
 
-    def __init__(self, base: PreTrainedModel, policy_dir: Path, reference_dir: Path):
+    Only `trainable` roles get gradients.
+    """
+
+    def __init__(self, base: PreTrainedModel, adapters: dict[str, Path], trainable: tuple[str, ...] = ()):
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings of its own
-        self.peft = PeftModel.from_pretrained(
-            base, require_adapter(policy_dir), adapter_name="policy", is_trainable=True, autocast_adapter_dtype=True
-        )
         self.base = base
-        self.trainable = {"policy"}
-        self.peft.load_adapter(require_adapter(reference_dir), "reference", is_trainable=False)
+        self.trainable = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
+        (first, path), *others = adapters.items()
+        self.peft = PeftModel.from_pretrained(
+            base, path / "adapter", adapter_name=first, is_trainable=first in self.trainable
+        )
+        for role, path in others:
+            self.peft.load_adapter(path / "adapter", role, is_trainable=role in self.trainable)
         self._no_dropout()
 
     @property
@@ -77,17 +80,12 @@ class SharedBase:
         return [p for name, p in self.peft.named_parameters() if f".{role}." in name]
 
     def activate(self, role: str) -> None:
-        """Make a role's adapter the active one; gradients only for trainable roles."""
+        """Make a role's adapter the active one, with gradients if it is trainable; `base` switches all adapters off."""
+        if role == "base":
+            self.peft.base_model.disable_adapter_layers()
+            return
+        self.peft.base_model.enable_adapter_layers()
         self.peft.set_adapter(role, inference_mode=role not in self.trainable)
-
-    @contextmanager
-    def without_adapters(self) -> Iterator[None]:
-        """Inside, the bare base runs, whatever role is active."""
-        self.peft.base_model.disable_adapter_layers()
-        try:
-            yield
-        finally:
-            self.peft.base_model.enable_adapter_layers()
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention."""
@@ -110,7 +108,7 @@ class SharedBase:
         mask = rollout.mask
         states, tokens = hidden[mask], rollout.tokens[mask]
         parts = [
-            token_logprobs(self.logits(part) / temperature, ids)
+            token_logprobs(self.logits(part).float() / temperature, ids)
             for part, ids in zip(states.split(HEAD_CHUNK), tokens.split(HEAD_CHUNK), strict=True)
         ]
         found = torch.cat(parts)
@@ -132,7 +130,7 @@ class SharedBase:
 
     def _add_frozen(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """A classification adapter of the same shape as a causal one; its head is kept apart."""
-        config = LoraConfig.from_pretrained(require_adapter(rm_dir))
+        config = LoraConfig.from_pretrained(rm_dir / "adapter")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         self.peft.add_adapter(role, config)
         lora = {name: value for name, value in weights.items() if "lora_" in name}

@@ -11,11 +11,13 @@ from trl import DPOConfig, DPOTrainer
 
 from rlhf.data import load
 from rlhf.data.tokenize import Codec, Encoded
-from rlhf.evaluation import compare_with_sft
-from rlhf.models.loading import base_name, load_base, load_codec, save_adapter, trainable_adapter
+from rlhf.evaluation import compare, measure, sample_of
+from rlhf.models.loading import load_base, load_codec, save_adapter, trainable_adapter
+from rlhf.models.shared_base import SharedBase
+from rlhf.rollout import Sampling, collate, to_device
 from rlhf.run import Run
 from rlhf.stages import Result
-from rlhf.stages.rm import encode_pairs
+from rlhf.stages.rm import accuracy, encode_pairs
 from rlhf.telemetry import Telemetry
 from rlhf.trainer import arguments, rows_to_dataset, train, with_exact_weights
 
@@ -29,12 +31,34 @@ def run_stage(run: Run, device: torch.device) -> Result:
     pairs = corpus.preferences("dpo")
     codec = load_codec(run)
     training, counts = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    run.describe(cuts=counts)
-
+    heldout, heldout_counts = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    run.describe(cuts={"train": counts, "heldout": heldout_counts})
     _fit(run, codec, training, device, telemetry)
+
+    how = Sampling(
+        recipe.evaluate.max_prompt_length,
+        recipe.evaluate.response_length,
+        recipe.evaluate.temperature,
+        recipe.evaluate.batch_size,
+    )
+    prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
+    truth = recipe.data.source == "toy"
     with telemetry.phase("evaluate"):
-        metrics, sample = compare_with_sft(run, codec, corpus.prompts().heldout, device)
-    return Result(metrics | {"train_pairs": len(training), **counts}, telemetry.costs(), sample)
+        shared = SharedBase(load_base(run, device), {"policy": run.path, "reference": run.root / "sft"})
+        before, after = (
+            measure(shared, role, codec, prompts, how, seed=recipe.seed, truth=truth)
+            for role in ("reference", "policy")
+        )
+        preferred = preference_accuracy(shared, codec, heldout, 2 * options.per_device_train_batch_size)
+    run.log_samples(
+        0,
+        [
+            {"prompt": codec.prompt_text(prompt), "SFT": a, "DPO": b}
+            for prompt, a, b in zip(prompts[:8], before.texts, after.texts, strict=False)
+        ],
+    )
+    metrics = compare(before, after) | {"preference_accuracy": preferred, "train_pairs": len(training), **counts}
+    return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after))
 
 
 def _fit(
@@ -43,7 +67,7 @@ def _fit(
     """Train and write the adapter; the model is gone from memory when this returns."""
     recipe = run.loaded.recipe
     torch.manual_seed(recipe.seed)
-    model = trainable_adapter(load_base(run, device), run.parent("sft"))
+    model = trainable_adapter(load_base(run, device), run.root / "sft")
     more = {"max_length": None, "beta": recipe.dpo.beta, "remove_unused_columns": False}  # the sampler needs `length`
     trainer = with_exact_weights(
         model,
@@ -55,7 +79,31 @@ def _fit(
         ),
     )
     train(trainer, run, telemetry)
-    save_adapter(model, run.path / "adapter", base_name(run))
+    save_adapter(model, run, run.path / "adapter")
+
+
+@torch.no_grad()
+def preference_accuracy(
+    shared: SharedBase, codec: Codec, pairs: list[tuple[Encoded, Encoded]], batch_size: int
+) -> float:
+    """Share of pairs whose chosen response gained more log-probability over the reference than the rejected one."""
+    gains = []
+    for side in (0, 1):
+        sequences = [pair[side] for pair in pairs]
+        rollout = to_device(
+            collate([s.prompt for s in sequences], [s.response for s in sequences], codec.pad_id, codec.eos_id),
+            shared.device,
+        )
+        gain = torch.empty(len(pairs))
+        for index in rollout.by_length(batch_size):
+            part = rollout.rows(index)
+            logp = {}
+            for role in ("policy", "reference"):
+                shared.activate(role)
+                logp[role] = shared.logprobs(shared.response_hidden(part), part, 1.0).sum(1)
+            gain[index.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
+        gains.append(gain)
+    return accuracy(gains[0] - gains[1])
 
 
 class _TokenizedDPOTrainer(DPOTrainer):

@@ -1,6 +1,5 @@
 """Every policy of a run on the same held-out prompts, and every held-out pair under the reward model."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,10 +8,13 @@ from rlhf.data import load
 from rlhf.evaluation import Measured, compare, measure
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.run import Run
-from rlhf.stages import Result, trained_policies
+from rlhf.rollout import Sampling
+from rlhf.run import Run, trained_policies
+from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
 from rlhf.trainer import perplexity
+
+REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they stand under sft/ already
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -22,8 +24,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     corpus = load.load(run)
     codec = load_codec(run)
-    sft, rm = run.parent("sft"), run.parent("rm")
     prompts = corpus.prompts().heldout[: options.max_samples]
+    how = Sampling(options.max_prompt_length, options.response_length, options.temperature, options.batch_size)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]
     rows, _ = codec.encode(
         [(d.prompt, d.response) for d in demonstrations],
@@ -32,42 +34,28 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     scored = [(row.prompt + row.response, len(row.prompt)) for row in rows if row]
 
+    trained = trained_policies(run.root)
+    shared = SharedBase(load_base(run, device), {name: run.root / stage for name, stage in _roles(trained).items()})
+    shared.add_reward(run.root / "rm")
     metrics: dict[str, float] = {}
-    repeated = {"response_length_sft", "score_sft", "true_reward_sft"}  # they stand under sft/ already
     measured: dict[str, Measured] = {}
-    present = trained_policies(run)
-    run.describe(policies=present)
     with telemetry.phase("evaluate"):
-        for name in ("base", "sft", *present):
-            shared = SharedBase(load_base(run, device), run.parent(name) if name in present else sft, sft)
-            shared.add_reward(rm)
-            role = {"base": "base", "sft": "reference"}.get(name, "policy")
-            found = measure(
-                shared,
-                role,
-                codec,
-                prompts,
-                seed=recipe.seed,
-                max_prompt_length=options.max_prompt_length,
-                response_length=options.response_length,
-                temperature=options.temperature,
-                batch_size=options.batch_size,
-                truth=recipe.data.source == "toy",
-            )
-            measured[name] = found
-            values = found.metrics() if name in ("base", "sft") else compare(measured["sft"], found)
-            values["perplexity"] = _perplexity(shared, role, scored, codec.pad_id, options.batch_size)
-            metrics |= {f"{name}/{key}": value for key, value in values.items() if key not in repeated}
+        for name in ("base", "sft", *trained):
+            role = "reference" if name == "sft" else name
+            truth = recipe.data.source == "toy"
+            found = measured[name] = measure(shared, role, codec, prompts, how, seed=recipe.seed, truth=truth)
+            values = compare(measured["sft"], found) if name in trained else found.metrics()
+            shared.activate(role)
+            values["perplexity"] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
+            metrics |= {f"{name}/{key}": value for key, value in values.items() if key not in REPEATED}
     run.log_samples(0, _rows(codec, prompts, measured))
     answers = {name: found.texts[0] for name, found in measured.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), answers))
 
 
-def _perplexity(shared: SharedBase, role: str, scored: list[Any], pad_id: int, batch_size: int) -> float:
-    """Of the held-out demonstrations under one policy, response tokens only."""
-    shared.activate("policy" if role == "base" else role)
-    with shared.without_adapters() if role == "base" else nullcontext():
-        return perplexity(shared.base, scored, pad_id, batch_size)
+def _roles(trained: list[str]) -> dict[str, str]:
+    """Role -> the stage whose adapter plays it."""
+    return {"reference": "sft"} | {stage: stage for stage in trained}
 
 
 def _rows(codec: Any, prompts: Any, measured: dict[str, Measured]) -> list[dict[str, Any]]:

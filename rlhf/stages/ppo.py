@@ -4,6 +4,7 @@ One frozen base carries every role as an adapter (rlhf/models/shared_base.py). T
 and never the result: every denominator is the minibatch's number of response tokens.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from transformers import get_scheduler
 from rlhf.console import Bar
 from rlhf.data import load
 from rlhf.evaluation import Measured, compare, measure, sample_of
-from rlhf.models.loading import base_name, load_base, load_codec, save_adapter
+from rlhf.models.loading import load_base, load_codec, save_adapter
 from rlhf.models.optimizer import new_optimizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives import kl as kls
@@ -26,11 +27,12 @@ from rlhf.objectives.losses import ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten
 from rlhf.objectives.rewards import shape_rewards
 from rlhf.recipe import Ppo
-from rlhf.rollout import Rollout, sample
-from rlhf.run import Run, checkpoint_step
+from rlhf.rollout import Rollout, Sampling, sample
+from rlhf.run import Run, RunError
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
 
+NORM_RESPONSES = 256  # at least this many give the mean and spread by which scores are normalised
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-5, "weight_decay": 0.0}  # eps: openai/baselines ppo2
 
 
@@ -60,59 +62,45 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"prompts_cut": cut})
     heldout = corpus.heldout[: options.max_eval_samples]
 
-    sft, rm = run.parent("sft"), run.parent("rm")
+    sft, rm = run.root / "sft", run.root / "rm"
+    how = Sampling(options.max_prompt_length, options.response_length, options.temperature, options.rollout_batch_size)
     torch.manual_seed(recipe.seed)
-    shared = SharedBase(load_base(run, device), sft, sft)
+    shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
     if options.gradient_checkpointing:
         shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
     shared.add_reward(rm)
 
     def draw(step: int) -> Rollout:
-        batch = [prompts[i] for i in prompt_order(len(prompts), step, options.batch_size, recipe.seed)]
+        """Responses of the policy to the prompts of a step."""
         shared.activate("policy")
-        return sample(
-            shared.base,
-            batch,
-            max_new_tokens=options.response_length,
-            temperature=options.temperature,
-            pad_id=codec.pad_id,
-            eos_id=codec.eos_id,
-            batch_size=options.rollout_batch_size,
-        )
+        order = prompt_order(len(prompts), step, options.batch_size, recipe.seed)
+        return sample(shared.base, [prompts[i] for i in order], codec, how)
 
     def evaluate(role: str) -> Measured:
-        return measure(
-            shared,
-            role,
-            codec,
-            heldout,
-            seed=recipe.seed,
-            max_prompt_length=options.max_prompt_length,
-            response_length=options.response_length,
-            temperature=options.temperature,
-            batch_size=options.rollout_batch_size,
-            truth=recipe.data.source == "toy",
-        )
+        truth = recipe.data.source == "toy"
+        return measure(shared, role, codec, heldout, how, seed=recipe.seed, truth=truth)
 
     with telemetry.phase("evaluate"):
         before = evaluate("reference")
-        norm = score_norm(shared, draw(0), options)
-    shared.add_value(options.value_model, rm, *norm)
-    trained = Trained(shared, options)
-    first = trained.load(run.resumed_from) if run.resumed_from else 0
+    if run.resumed_from:
+        trained = Trained.load(shared, rm, options, run.resumed_from)
+    else:
+        norm = score_norm(shared, draw, options) if options.normalize_scores else (0.0, 1.0)
+        trained = Trained(shared, rm, options, norm)
     after: Measured | None = None
 
     with Bar("ppo", options.steps) as bar:
-        for step in range(first, options.steps):
+        for step in range(trained.step, options.steps):
             with telemetry.phase("rollout"):
                 rollout = draw(step)
             with telemetry.phase("score"):
-                experience = collect(shared, rollout, norm, options)
+                experience = collect(shared, rollout, trained.norm, options)
             with telemetry.phase("update"):
                 stats = trained.update(experience)
-            telemetry.count(int((rollout.prompt_length + rollout.response_length).sum()))
-            values = describe(experience, norm, options) | stats
+            tokens = int((rollout.prompt_length + rollout.response_length).sum())
+            telemetry.count(tokens)
+            values = describe(experience, trained.norm, options) | stats
             if (step + 1) % options.eval_steps == 0 or step + 1 == options.steps:
                 with telemetry.phase("evaluate"):
                     after = evaluate("policy")
@@ -121,13 +109,13 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 run.log_samples(step + 1, [{"prompt": codec.prompt_text(p), "response": text} for p, text in rows])
             if (step + 1) % options.logging_steps == 0:
                 run.log(step + 1, values)
-                run.log_telemetry(step + 1, telemetry.seconds)
+                run.log_telemetry(step + 1, {**telemetry.lap(), "tokens": tokens})
             if (step + 1) % options.save_steps == 0 or step + 1 == options.steps:
-                run.save_checkpoint(step + 1, trained.save)
+                run.save_checkpoint(step + 1, lambda folder: trained.save(run, folder))
             score, divergence = values["objective/scores"], values["objective/kl_per_token"]
             bar.update(step + 1, f"score {score:.3f}  KL/token {divergence:.3f}")
 
-    save_adapter(shared.peft, run.path / "adapter", base_name(run), adapter="policy")
+    save_adapter(shared.peft, run, run.path / "adapter", adapter="policy")
     after = after or evaluate("policy")  # a run that was stopped after its last step has not been evaluated
     return Result(compare(before, after), telemetry.costs(), sample_of(codec, heldout, before, after))
 
@@ -145,12 +133,20 @@ def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]
     return [at(position) for position in range(step * batch_size, (step + 1) * batch_size)]
 
 
-def score_norm(shared: SharedBase, rollout: Rollout, options: Ppo) -> tuple[float, float]:
-    """Mean and standard deviation of the reward model's scores on the SFT policy's own responses."""
-    if not options.normalize_scores:
-        return 0.0, 1.0
-    scores = torch.cat([shared.scores(rollout.rows(i)) for i in rollout.by_length(options.rollout_batch_size)])
-    return scores.mean().item(), scores.std().item()
+def score_norm(shared: SharedBase, draw: Callable[[int], Rollout], options: Ppo) -> tuple[float, float]:
+    """Mean and standard deviation of the reward model's scores on SFT's responses to the first training prompts.
+
+    Raises RunError when the scores do not differ: such a reward model has nothing to teach.
+    """
+    parts = []
+    for step in range(math.ceil(NORM_RESPONSES / options.batch_size)):
+        rollout = draw(step)
+        parts += [shared.scores(rollout.rows(i)) for i in rollout.by_length(options.rollout_batch_size)]
+    scores = torch.cat(parts)
+    mean, sd = scores.mean().item(), scores.std().item()
+    if not sd > 0:
+        raise RunError(f"the reward model gives every response the same score ({mean:.4g}): look at rm/summary.json")
+    return mean, sd
 
 
 @torch.no_grad()
@@ -199,8 +195,9 @@ def collect(shared: SharedBase, rollout: Rollout, norm: tuple[float, float], opt
 class Trained:
     """The trainable roles with their optimizer: everything that a checkpoint holds."""
 
-    def __init__(self, shared: SharedBase, options: Ppo):
-        self.shared, self.options = shared, options
+    def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: tuple[float, float]):
+        self.shared, self.options, self.norm = shared, options, norm
+        shared.add_value(options.value_model, rm_dir, *norm)
         self.policy = shared.parameters("policy")
         assert shared.value_head is not None
         self.value = list(shared.value_head.parameters())
@@ -272,15 +269,18 @@ class Trained:
 
     def _optimizer_step(self) -> float:
         norm = nn.utils.clip_grad_norm_(self.policy, self.options.max_grad_norm)
+        if not norm.isfinite():
+            raise RunError(f"ppo: the gradient is not finite in step {self.step + 1}; lower ppo.learning_rate")
         nn.utils.clip_grad_norm_(self.value, self.options.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm.item()
 
-    def save(self, folder: Path) -> None:
+    def save(self, run: Run, folder: Path) -> None:
         """Everything from which the next step follows; the order of prompts is a function of seed and step."""
         state: dict[str, Any] = {
             "step": self.step,
+            "norm": self.norm,
             "policy": [p.detach().cpu() for p in self.policy],
             "value": [p.detach().cpu() for p in self.value],
             "optimizer": self.optimizer.state_dict(),
@@ -289,23 +289,24 @@ class Trained:
             "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
         torch.save(state, folder / "state.pt")
-        save_adapter(self.shared.peft, folder / "adapter", "", adapter="policy")
+        save_adapter(self.shared.peft, run, folder / "adapter", adapter="policy")
 
-    def load(self, folder: Path) -> int:
-        """Continue from a checkpoint; returns the step to run next."""
+    @classmethod
+    def load(cls, shared: SharedBase, rm_dir: Path, options: Ppo, folder: Path) -> "Trained":
+        """Continue from a checkpoint."""
         state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        found = cls(shared, rm_dir, options, state["norm"])
         with torch.no_grad():
             for name in ("policy", "value"):
-                for parameter, saved in zip(getattr(self, name), state[name], strict=True):
+                for parameter, saved in zip(getattr(found, name), state[name], strict=True):
                     parameter.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.step = state["step"]
+        found.optimizer.load_state_dict(state["optimizer"])
+        found.schedule.load_state_dict(state["schedule"])
+        found.step = state["step"]
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"]:
             torch.cuda.set_rng_state_all(state["cuda_rng"])
-        assert self.step == checkpoint_step(folder)
-        return self.step
+        return found
 
 
 def describe(e: Experience, norm: tuple[float, float], options: Ppo) -> dict[str, float]:

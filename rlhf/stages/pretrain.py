@@ -41,9 +41,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     folder = run.path / "model"
     model.save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
+    batch = options.per_device_train_batch_size
     with telemetry.phase("evaluate"):
         metrics = {
-            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], codec.pad_id, options.max_eval_samples),
+            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], codec.pad_id, batch),
             "parameters": sum(p.numel() for p in model.parameters()),
             "vocab_size": len(codec.tokenizer),
             "train_documents": len(training),

@@ -4,22 +4,26 @@ The score of a dialogue is the head's output at its last token (EOS). Default lo
 option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRankingLoss.
 """
 
+import itertools
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
+from rlhf.console import working
 from rlhf.data import load, toy
-from rlhf.data.formats import PreferencePair
-from rlhf.data.tokenize import Codec, Encoded
-from rlhf.models.loading import base_name, load_base, load_codec, reward_from_sft, save_adapter
+from rlhf.data.formats import DataError, PreferencePair
+from rlhf.data.tokenize import Codec, Encoded, pad_right
+from rlhf.models.loading import load_base, load_codec, reward_from_sft, save_adapter
 from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.recipe import Dpo, Rm
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, pad_right, rows_to_dataset, train, with_exact_weights
+from rlhf.trainer import arguments, rows_to_dataset, train, with_exact_weights
+
+SAMPLES = 8  # held-out pairs whose scores are kept
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -30,13 +34,13 @@ def run_stage(run: Run, device: torch.device) -> Result:
     pairs = load.load(run).preferences("rm")
     codec = load_codec(run)
     training, counts = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, _ = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
-    run.describe(cuts=counts)
+    heldout, heldout_counts = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    run.describe(cuts={"train": counts, "heldout": heldout_counts})
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     base = load_base(run, device, head="score")
     base.config.pad_token_id = codec.pad_id
-    model = reward_from_sft(base, run, run.parent("sft"))
+    model = reward_from_sft(base, run, run.root / "sft")
     margin = {"margin": options.margin} if options.loss_type == "bradley_terry" and options.margin else {}
     trainer = with_exact_weights(
         model,
@@ -58,8 +62,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
         trainer.margin = options.margin
     train(trainer, run, telemetry)
 
-    save_adapter(model, run.path / "adapter", base_name(run))
-    with telemetry.phase("evaluate"):
+    save_adapter(model, run, run.path / "adapter")
+    with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
         batch = 2 * options.per_device_train_batch_size
         chosen = score(model, [c.prompt + c.response for c, _ in heldout], codec.pad_id, batch)
         rejected = score(model, [r.prompt + r.response for _, r in heldout], codec.pad_id, batch)
@@ -73,7 +77,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
         **counts,
     }
     if recipe.data.source == "toy":
-        metrics |= _against_ceiling(codec, pairs.heldout[: options.max_eval_samples], metrics["accuracy"])
+        assert recipe.data.toy
+        known = pairs.heldout[: options.max_eval_samples]
+        metrics |= _against_ceiling(codec, known, metrics["accuracy"], recipe.data.toy.bayes_accuracy)
+    rows = zip(pairs.heldout, chosen.tolist(), rejected.tolist(), strict=False)
+    run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
 
 
@@ -85,9 +93,14 @@ def encode_pairs(
     chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
     rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
     whole = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
-    counts = dict(cut_chosen + cut_rejected)
-    counts.pop("dropped", None)
-    return whole, counts | ({"pairs_dropped": len(pairs) - len(whole)} if len(whole) < len(pairs) else {})
+    if not whole:
+        raise DataError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
+    counts = {
+        "prompts_cut": cut_chosen["prompts_cut"],  # of a pair's one prompt
+        "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],
+        "pairs_dropped": len(pairs) - len(whole),
+    }
+    return whole, counts
 
 
 @torch.no_grad()
@@ -95,12 +108,14 @@ def score(model: PreTrainedModel, sequences: list[list[int]], pad_id: int, batch
     """Scores (N,) float32 on the CPU, in the order given; batches are made by length."""
     model.eval()
     device = next(model.parameters()).device
+    half = model.config.dtype == torch.bfloat16  # as in training: a bfloat16 trunk under a float32 head
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     scores = torch.empty(len(sequences))
     for at in range(0, len(order), batch_size):
         rows = order[at : at + batch_size]
         ids = pad_right([sequences[i] for i in rows], pad_id).to(device)
-        scores[rows] = model(input_ids=ids, use_cache=False).logits.squeeze(-1).float().cpu()
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            scores[rows] = model(input_ids=ids, use_cache=False).logits.squeeze(-1).float().cpu()
     return scores
 
 
@@ -129,9 +144,20 @@ def _joined(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids, "length": length}
 
 
-def _against_ceiling(codec: Codec, pairs: list[PreferencePair], accuracy: float) -> dict[str, float]:
+def _scored(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> dict[str, Any]:
+    return {
+        "prompt": codec.prompt_text(pair.prompt),
+        "chosen": {"response": pair.chosen, "score": chosen},
+        "rejected": {"response": pair.rejected, "score": rejected},
+    }
+
+
+def _against_ceiling(
+    codec: Codec, pairs: list[PreferencePair], accuracy: float, bayes_accuracy: float
+) -> dict[str, float]:
     """How far the accuracy is below what a reward model that knew the annotator's utility would reach, in points."""
-    realised, expected = toy.bayes_accuracy((codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs)
+    texts = ((codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs)
+    realised, expected = toy.bayes_accuracy(texts, toy.temperature(bayes_accuracy))
     return {
         "best_possible_accuracy": realised,
         "best_possible_accuracy_expected": expected,

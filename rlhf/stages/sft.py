@@ -1,18 +1,22 @@
 """Supervised fine-tuning: LoRA on the base, loss on response tokens only, with TRL's SFTTrainer."""
 
 import torch
+from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data import load
-from rlhf.data.formats import Example
+from rlhf.data.formats import DataError, Example
+from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec, Encoded
-from rlhf.models.loading import base_name, load_base, load_codec, new_adapter, save_adapter
+from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
 from rlhf.recipe import Sft
+from rlhf.rollout import Sampling, sample
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
 from rlhf.trainer import arguments, perplexity, rows_to_dataset, train, with_exact_weights
 
+SAMPLES = 8  # held-out prompts whose answers are kept before and after
 IGNORED = -100  # a label that takes no part in the loss
 
 
@@ -21,17 +25,20 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = recipe.sft
     telemetry = Telemetry(device)
 
-    demonstrations = load.load(run).demonstrations()
+    corpus = load.load(run)
+    demonstrations = corpus.demonstrations()
     codec = load_codec(run)
     training, counts = _encode(codec, demonstrations.train[: options.max_samples], options)
-    heldout, _ = _encode(codec, demonstrations.heldout[: options.max_eval_samples], options)
-    run.describe(cuts=counts)
+    heldout, heldout_counts = _encode(codec, demonstrations.heldout[: options.max_eval_samples], options)
+    run.describe(cuts={"train": counts, "heldout": heldout_counts})
     scored = [(prompt + response, len(prompt)) for prompt, response in heldout]
+    batch = options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)
     model = new_adapter(load_base(run, device), run)
+    prompts = corpus.prompts().heldout[:SAMPLES]
     with telemetry.phase("evaluate"):
-        before = perplexity(model, scored, codec.pad_id, options.per_device_train_batch_size)
+        before, first = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
     trainer = with_exact_weights(
         model,
         lambda: SFTTrainer(
@@ -43,9 +50,12 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     train(trainer, run, telemetry)
 
-    save_adapter(model, run.path / "adapter", base_name(run))
+    save_adapter(model, run, run.path / "adapter")
     with telemetry.phase("evaluate"):
-        after = perplexity(model, scored, codec.pad_id, options.per_device_train_batch_size)
+        after, last = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
+    written = [codec.prompt_text(prompt) for prompt in prompts]
+    rows = zip(written, first, last, strict=True)
+    run.log_samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in rows])
     metrics = {
         "perplexity": after,
         "perplexity_before": before,
@@ -53,13 +63,26 @@ def run_stage(run: Run, device: torch.device) -> Result:
         "train_examples": len(training),
         **counts,
     }
-    return Result(metrics, telemetry.costs())
+    return Result(metrics, telemetry.costs(), (written[0], {"base": first[0], "SFT": last[0]}))
+
+
+def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
+    """One sampled response per held-out prompt, to look at."""
+    options = run.loaded.recipe.evaluate
+    how = Sampling(options.max_prompt_length, options.response_length, options.temperature, SAMPLES)
+    with torch.random.fork_rng():
+        torch.manual_seed(run.loaded.recipe.seed)
+        rollout = sample(model, codec.encode_prompts(prompts, how.max_prompt_length)[0], codec, how)
+    return [codec.decode(row[real].tolist()) for row, real in zip(rollout.tokens, rollout.mask, strict=True)]
 
 
 def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encoded], dict[str, int]]:
     texts = [(row.prompt, row.response) for row in rows]
     encoded, counts = codec.encode(texts, options.max_prompt_length, options.max_length)
-    return [row for row in encoded if row], dict(counts)
+    kept = [row for row in encoded if row]
+    if not kept:
+        raise DataError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
+    return kept, dict(counts)
 
 
 def _labelled(row: Encoded) -> dict[str, object]:

@@ -83,7 +83,7 @@ def test_instruction_rows_alone_are_enough_for_sft_and_not_for_a_reward_model(tm
 
 def test_a_file_too_small_to_hold_anything_out_is_refused(tmp_path):
     file = write(tmp_path / "one.jsonl", [{"instruction": "Add 2 and 3.", "output": "5"}])
-    with pytest.raises(DataError, match=r"no row is held out at data\.heldout_fraction"):
+    with pytest.raises(DataError, match=r"the data has 1 for training and 0 held out: add a file"):
         run_stages(small(data__source="files", data__files=[file]), tmp_path / "runs", "pretrain")
 
 

@@ -12,7 +12,7 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.recipe import Ppo
-from rlhf.rollout import Rollout, collate, sample
+from rlhf.rollout import Rollout, Sampling, collate, sample
 from rlhf.run import Run
 from rlhf.stages.ppo import Experience, Trained, collect, describe, prompt_order
 from tests.conftest import small
@@ -52,29 +52,34 @@ def rollout(run, codec) -> Rollout:
 
 
 def options(**changes) -> Ppo:
+    changes = {"value_model": "head", "vf_coef": 0.1} | changes
     return small(**{f"ppo__{key}": value for key, value in changes.items()}).recipe.ppo
 
 
-def roles(run: Run, kind: str = "head") -> SharedBase:
+def roles(run: Run) -> SharedBase:
     torch.manual_seed(0)
-    shared = SharedBase(load_base(run, CPU), run.parent("sft"), run.parent("sft"))
+    sft = run.parent("sft")
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
     shared.add_reward(run.parent("rm"))
-    shared.add_value(kind, run.parent("rm"), *NORM)
+    return shared
+
+
+def trainer(run: Run, kind: str = "head", **changes) -> Trained:
+    shared = roles(run)
+    trained = Trained(shared, run.parent("rm"), options(value_model=kind, **changes), NORM)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
         torch.nn.init.normal_(shared.value_head.weight, std=0.1)
-    return shared
+    return trained
 
 
 def updated(run: Run, rollout: Rollout, kind: str = "head", change: Callable = lambda shared: None, **changes):
     """Trainable weights after one step on the same rollouts, and the step's statistics."""
-    shared = roles(run, kind)
-    change(shared)
-    settings = options(value_model=kind, **changes)
-    experience = collect(shared, rollout, NORM, settings)
-    trained = Trained(shared, settings)
+    trained = trainer(run, kind, **changes)
+    change(trained.shared)
+    experience = collect(trained.shared, rollout, NORM, trained.options)
     torch.manual_seed(1)
     stats = trained.update(experience)
-    return torch.cat([p.detach().flatten() for p in (*trained.policy, *trained.value)]), stats, shared, experience
+    return torch.cat([p.detach().flatten() for p in (*trained.policy, *trained.value)]), stats, experience
 
 
 def assert_close(a: torch.Tensor, b: torch.Tensor, largest: float, mean: float) -> None:
@@ -121,12 +126,12 @@ def test_gradient_checkpointing_does_not_change_the_result(run, rollout):
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_only_policy_and_value_move(run, rollout, kind):
-    shared = roles(run, kind)
+    trained = trainer(run, kind)
+    shared = trained.shared
     before = {name: p.detach().clone() for name, p in shared.peft.named_parameters()}
     score = shared.score_head.weight.clone()
     head = shared.value_head.weight.detach().clone()
-    settings = options(value_model=kind)
-    Trained(shared, settings).update(collect(shared, rollout, NORM, settings))
+    trained.update(collect(shared, rollout, NORM, trained.options))
     trainable = {"policy", "value"} if kind == "adapter" else {"policy"}
     moved = {name for name, p in shared.peft.named_parameters() if not torch.equal(p, before[name])}
     expected = {name for name in before if any(f".{role}." in name for role in trainable)}
@@ -139,7 +144,7 @@ def test_only_policy_and_value_move(run, rollout, kind):
 def test_there_is_one_base(run):
     """Parameters of all roles together: the base once, and four small adapters."""
     base = sum(p.numel() for p in load_base(run, CPU).parameters())
-    shared = roles(run, "adapter")
+    shared = trainer(run, "adapter").shared
     storages = {p.untyped_storage().data_ptr(): p.numel() for p in shared.peft.parameters()}
     adapters = [n for n, _ in shared.peft.named_parameters() if "lora_" in n]
     lora = sum(p.numel() for n, p in shared.peft.named_parameters() if "lora_" in n)
@@ -148,7 +153,7 @@ def test_there_is_one_base(run):
 
 
 def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advantage(run, rollout):
-    _, stats, _, experience = updated(run, rollout, num_ppo_epochs=1, num_mini_batches=1, whiten_advantages=False)
+    _, stats, experience = updated(run, rollout, num_ppo_epochs=1, num_mini_batches=1, whiten_advantages=False)
     mean = masked_mean(experience.advantages, rollout.mask).item()
     assert abs(mean) > 0.01
     assert stats["val/ratio"] == pytest.approx(1.0, abs=1e-6)
@@ -158,14 +163,14 @@ def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advant
 
 
 def test_at_the_start_the_policy_is_the_reference(run, rollout):
-    experience = collect(roles(run), rollout, NORM, options())
+    experience = collect(trainer(run).shared, rollout, NORM, options(value_model="head"))
     assert torch.equal(experience.old, experience.ref)
     assert describe(experience, NORM, options())["objective/kl"] == 0
 
 
 def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(run, rollout):
-    settings = options(missing_eos_penalty=2.0, kl_coef=0.3)
-    experience = collect(roles(run), rollout, NORM, settings)
+    trained = trainer(run, missing_eos_penalty=2.0, kl_coef=0.3)
+    experience = collect(trained.shared, rollout, NORM, trained.options)
     for row, length in enumerate(rollout.response_length.tolist()):
         score = (experience.scores[row].item() - NORM[0]) / NORM[1] - (2.0 if row == 1 else 0.0)
         expected = [-0.3 * k for k in experience.kl[row, :length].tolist()]
@@ -177,7 +182,7 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
     base = str(run.parent("pretrain") / "model")
-    experience = collect(roles(run), rollout, NORM, options())
+    experience = collect(trainer(run).shared, rollout, NORM, options())
     sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.parent("sft") / "adapter").eval()
     rm = PeftModel.from_pretrained(
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parent("rm") / "adapter"
@@ -194,7 +199,7 @@ def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, cod
 
 
 def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rollout):
-    shared = roles(run, "adapter")
+    shared = trainer(run, "adapter").shared
     scores = (shared.scores(rollout) - NORM[0]) / NORM[1]
     shared.activate("value")
     with torch.no_grad():
@@ -203,18 +208,15 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
 
 
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path):
-    settings = options(value_model="adapter")
-    shared = roles(run, "adapter")
-    trained = Trained(shared, settings)
-    trained.update(collect(shared, rollout, NORM, settings))
+    trained = trainer(run, "adapter")
+    trained.update(collect(trained.shared, rollout, NORM, trained.options))
     (tmp_path / "step-000001").mkdir()
-    trained.save(tmp_path / "step-000001")
-    trained.update(collect(shared, rollout, NORM, settings))
+    trained.save(run, tmp_path / "step-000001")
+    trained.update(collect(trained.shared, rollout, NORM, trained.options))
 
-    other = roles(run, "adapter")
-    again = Trained(other, settings)
-    assert again.load(tmp_path / "step-000001") == 1
-    again.update(collect(other, rollout, NORM, settings))
+    again = Trained.load(roles(run), run.parent("rm"), trained.options, tmp_path / "step-000001")
+    assert (again.step, again.norm) == (1, NORM)
+    again.update(collect(again.shared, rollout, NORM, again.options))
     for a, b in zip((*trained.policy, *trained.value), (*again.policy, *again.value), strict=True):
         assert torch.equal(a, b)
 
@@ -232,8 +234,8 @@ def sampled(run, codec, prompts, **changes) -> Rollout:
     shared = roles(run)
     shared.activate("policy")
     torch.manual_seed(5)
-    settings = {"max_new_tokens": 8, "temperature": 1.0, "batch_size": 4} | changes
-    return sample(shared.base, prompts, pad_id=codec.pad_id, eos_id=codec.eos_id, **settings)
+    settings = {"max_prompt_length": 64, "response_length": 8, "temperature": 1.0, "batch_size": 4} | changes
+    return sample(shared.base, prompts, codec, Sampling(**settings))
 
 
 def test_responses_belong_to_their_prompts_and_stop_at_eos(run, codec):
@@ -253,7 +255,7 @@ def test_samples_follow_the_distribution_that_training_assumes(run, codec, tempe
     shared = roles(run)
     shared.activate("policy")
     prompts = [PROMPTS[2], PROMPTS[3]] * 2000
-    found = sampled(run, codec, prompts, max_new_tokens=1, temperature=temperature, batch_size=1000)
+    found = sampled(run, codec, prompts, response_length=1, temperature=temperature, batch_size=1000)
     for which in (0, 1):
         with torch.no_grad():
             logits = shared.base(input_ids=torch.tensor([prompts[which]])).logits[0, -1]
@@ -276,6 +278,6 @@ def test_rows_of_a_rollout_keep_their_tokens(rollout):
 
 
 def test_unused_experience_slots_are_zero(run, rollout):
-    experience: Experience = collect(roles(run), rollout, NORM, options())
+    experience: Experience = collect(trainer(run).shared, rollout, NORM, options())
     for tensor in (experience.old, experience.ref, experience.rewards, experience.advantages, experience.returns):
         assert not tensor[~rollout.mask].any()

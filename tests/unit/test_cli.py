@@ -148,12 +148,16 @@ def test_an_output_folder_that_cannot_be_written_is_named(command, tmp_path):
 
 def test_reproduce_shows_each_seed_and_their_mean():
     def summary(value):
-        target = {"name": "accuracy", "published": [0.7, None], "unit": "", "measured": value, "within": True}
-        return [{"stage": "rm", "targets": [target], "wall_seconds": 10.0}]
+        target = {"name": "accuracy", "published": [0.71, None], "published_mean": [0.73, None], "measured": value}
+        return {"rm": {"stage": "rm", "targets": [target], "wall_seconds": 10.0}}
 
-    rows = reproduce.rows([summary(0.70), summary(0.72), summary(0.74)])
-    assert rows[0] == ("rm", "accuracy", "≥ 0.7", "0.7", "0.72", "0.74", "0.72 ± 0.02")
-    assert rows[1] == ("rm", "wall time, s", "", "10", "10", "10", "10")
+    seeds = {"0": summary(0.70), "1": summary(0.72), "2": summary(0.74)}
+    header, accuracy, wall, total = reproduce.rows({"seeds": seeds})
+    assert header[3:] == ("seed 0", "seed 1", "seed 2", "mean ± sd", "verdict")
+    asked, verdict = "≥ 0.71; mean ≥ 0.73", "2 of 3 within, mean outside"
+    assert accuracy == ("rm", "accuracy", asked, "0.7", "0.72", "0.74", "0.72 ± 0.02", verdict)
+    assert wall == ("rm", "wall time, s", "", "10", "10", "10", "10", "")
+    assert total == ("all", "wall time, s", "", "10", "10", "10", "10", "")
 
 
 @pytest.mark.parametrize(

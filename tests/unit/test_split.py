@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data.formats import Document, Message, PreferencePair
-from rlhf.data.split import conversation_key, document_key, is_heldout, shuffled, split, subset
+from rlhf.data.split import conversation_key, document_key, is_heldout, shuffled, split
 
 
 def pair(*turns: str, n: int = 0) -> PreferencePair:
@@ -97,14 +97,3 @@ def test_shuffled_is_a_permutation_that_the_seed_decides():
     assert shuffled(numbers, 1) == shuffled(iter(numbers), 1) != shuffled(numbers, 2)
     assert shuffled(range(8), 0) == [7, 5, 3, 0, 6, 4, 2, 1]
     assert numbers == list(range(50))
-
-
-def test_subset_draws_in_order_without_replacement_and_grows_with_n():
-    numbers = list(range(50))
-    drawn = subset(numbers, 10, 1)
-    assert len(set(drawn)) == 10 and drawn == sorted(drawn) == subset(numbers, 10, 1) != subset(numbers, 10, 2)
-    assert set(drawn) < set(subset(numbers, 20, 1))
-    assert subset(numbers, None, 1) == subset(numbers, 50, 1) == subset(numbers, 99, 1) == numbers
-    assert subset(numbers, 0, 1) == []
-    with pytest.raises(ValueError, match="cannot have -1 rows"):
-        subset(numbers, -1, 1)
