@@ -292,8 +292,6 @@ class Recipe(Section):
             raise ValueError("tokenizer.source: train and a pretrain section belong together")
         if self.data.source == "toy" and self.tokenizer.template != "hh":
             raise ValueError("data.source: toy writes HH transcripts and needs tokenizer.template: hh")
-        if self.hardware.device == "cpu" and self.model.quantization != "none":
-            raise ValueError("model.quantization: nf4 needs hardware.device: cuda")
         if self.model.architecture is not None:
             room = self.model.architecture.max_position_embeddings
             for stage, need in self._lengths().items():

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -103,7 +104,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         if settings.quantization == "nf4":
             raise RunError("model.quantization: nf4 needs bitsandbytes: pip install '.[gpu]'") from error
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"cannot load the base model {name}: {' '.join(str(error).split())[:300]}") from error
 
 

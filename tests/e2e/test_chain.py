@@ -2,20 +2,38 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.run import Run, RunError, read_json, read_lines
 from tests.conftest import run_stages, small
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
 CHAIN = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
+
+
+class Crash(Exception):
+    """Stands for a power cut."""
+
+
+def crash(monkeypatch, after: int) -> None:
+    """Let the next stage die once the checkpoint of step `after` is sealed."""
+    seal = Run.seal_checkpoint
+
+    def sealed_then_dead(self, step, folder):
+        seal(self, step, folder)
+        if step == after:
+            raise Crash
+
+    monkeypatch.setattr(Run, "seal_checkpoint", sealed_then_dead)
 
 
 def digests(root: Path) -> dict[str, str]:
@@ -100,24 +118,12 @@ def test_resuming_after_a_crash_gives_the_same_bytes(chain, tmp_path, monkeypatc
     for parent in parents.get(stage, ("pretrain", "sft", "rm")):
         (target / parent).symlink_to(source / parent)
 
-    class Crash(Exception):
-        pass
-
-    from rlhf.run import Run
-
-    seal, stop_after = Run.seal_checkpoint, {"pretrain": 6, "ppo": 2}.get(stage, 4)
-
-    def crash_after(self, step, folder):
-        sealed = seal(self, step, folder)
-        if step == stop_after:
-            raise Crash
-        return sealed
-
-    monkeypatch.setattr(Run, "seal_checkpoint", crash_after)
+    stop_after = {"pretrain": 6, "ppo": 2}.get(stage, 4)
+    crash(monkeypatch, stop_after)
     with pytest.raises(Crash):
         run_stages(small(), tmp_path, stage)
     assert not (target / stage / "summary.json").exists()
-    monkeypatch.setattr(Run, "seal_checkpoint", seal)
+    monkeypatch.undo()
     run_stages(small(), tmp_path, stage, resume=True)
 
     weights = "model/model.safetensors" if stage == "pretrain" else "adapter/adapter_model.safetensors"
@@ -164,3 +170,91 @@ def test_evaluate_runs_again_when_a_new_policy_is_there(trained, tmp_path):
     second = run_stages(small(dpo__max_steps=1), tmp_path, "dpo", "evaluate")
     assert "dpo/true_reward" in second["metrics"]
     assert read_json(target / "evaluate.before-1/summary.json") == first
+
+
+def linked(chain: Path, folder: Path, *stages: str) -> Path:
+    """A root whose named stages are those of `chain`, and whose data folder is its own."""
+    target = folder / "cpu-tiny/v1"
+    target.mkdir(parents=True)
+    for stage in stages:
+        (target / stage).symlink_to(chain / "cpu-tiny/v1" / stage)
+    return target
+
+
+def test_other_toy_settings_get_other_data(trained, tmp_path):
+    """Data of another seed that lies about in the root is never taken for ours."""
+    linked(trained, tmp_path, "data")
+    run_stages(small(seed=4), tmp_path, "pretrain")
+    ours = read_json(tmp_path / "cpu-tiny/v1/pretrain/manifest.json")["data"]
+    assert ours["sha256"] != read_json(trained / "cpu-tiny/v1/pretrain/manifest.json")["data"]["sha256"]
+
+
+def test_what_was_made_from_another_policy_is_made_again(chain, tmp_path):
+    target = linked(chain, tmp_path, "data", "pretrain", "sft", "rm")
+    run_stages(small(), tmp_path, "ppo", "merge", "evaluate")
+    before = {name: read_json(target / name / "summary.json") for name in ("merge", "evaluate")}
+    (target / "ppo").rename(tmp_path / "old-ppo")
+    run_stages(small(ppo__kl_coef=0.5), tmp_path, "ppo")
+    with pytest.raises(RunError, match=r"merge was made with another ppo\.kl_coef"):
+        run_stages(small(ppo__kl_coef=0.5), tmp_path, "merge")  # other settings: never overwritten
+    evaluated = run_stages(small(ppo__kl_coef=0.5), tmp_path, "evaluate")
+    assert evaluated["metrics"]["ppo/kl_per_token"] != before["evaluate"]["metrics"]["ppo/kl_per_token"]
+    assert read_json(target / "evaluate.before-1/summary.json") == before["evaluate"]
+
+
+def test_a_stage_made_from_another_parent_is_not_taken_for_done(chain, tmp_path):
+    target = linked(chain, tmp_path, "data", "pretrain")
+    run_stages(small(), tmp_path, "sft")
+    shutil.copytree(chain / "cpu-tiny/v1/rm", target / "rm")
+    with pytest.raises(RunError, match="rm was made from another sft"):  # equal settings, but a run of its own
+        run_stages(small(), tmp_path, "rm")
+
+
+def test_a_damaged_result_of_a_parent_is_noticed(chain, tmp_path):
+    target = linked(chain, tmp_path, "data", "pretrain")
+    shutil.copytree(chain / "cpu-tiny/v1/sft", target / "sft")
+    file = target / "sft/adapter/adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(RunError, match=r"adapter_model.safetensors has changed since sft was done"):
+        run_stages(small(), tmp_path, "rm")
+
+
+def test_resume_refuses_data_that_changed_meanwhile(tmp_path, monkeypatch):
+    rows = [{"text": f"Number {n} is followed by {n + 1}."} for n in range(60)]
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = small(data__source="files", data__files=[str(file)])
+    crash(monkeypatch, after=6)
+    with pytest.raises(Crash):
+        run_stages(loaded, tmp_path, "pretrain")
+    monkeypatch.undo()
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
+    with pytest.raises(RunError, match="the data has changed since"):
+        run_stages(loaded, tmp_path, "pretrain", resume=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_stages(loaded, tmp_path, "pretrain", resume=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
+    with pytest.raises(RunError, match=r"pretrain was made from another .*texts\.jsonl"):
+        run_stages(loaded, tmp_path, "pretrain")
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(self, step, folder):
+        raise RuntimeError("[enforce fail at inline_container.cc] . PytorchStreamWriter failed writing file")
+
+    monkeypatch.setattr(Run, "seal_checkpoint", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(RunError, match="pretrain: the disk is full; make room and continue with --resume"):
+        run_stages(small(), tmp_path, "pretrain")
+
+
+def test_wall_time_of_a_resumed_run_counts_what_went_before(chain, tmp_path, monkeypatch):
+    target = linked(chain, tmp_path, "data", "pretrain")
+    crash(monkeypatch, after=4)
+    with pytest.raises(Crash):
+        run_stages(small(), tmp_path, "sft")
+    monkeypatch.undo()
+    record = target / "sft/checkpoints/step-000004/checkpoint.json"
+    spent = read_json(record)
+    record.write_text(json.dumps(spent | {"wall_seconds": 1000.0}))
+    assert run_stages(small(), tmp_path, "sft", resume=True)["wall_seconds"] > 1000

@@ -34,6 +34,19 @@ def changes() -> list[str]:
     return [part for key, value in SMALL.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
+@pytest.mark.parametrize("options", [["--seeds", "a b"], ["--seeds", ""], ["--until", "foo"], ["--until", ""]])
+def test_reproduce_refuses_what_is_no_seed_or_stage(command, options):
+    code, _, err = command("reproduce", "--hw", "cpu", *options)
+    assert code == 2
+    assert options[0] in err
+
+
+def test_a_folder_named_like_a_stage_stays_in_the_hint(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, _, err = command("run", "ppo", "--recipe", RECIPE, "--out", "ppo", "--set", "ppo.steps=3")
+    assert f"`rlhf run pretrain --recipe {RECIPE} --out ppo --set ppo.steps=3`" in err
+
+
 def test_recipes_are_listed(command):
     code, out, _ = command("recipes")
     assert code == 0
@@ -106,6 +119,17 @@ def test_good_data_is_described(command, tmp_path):
     assert "pairs" in out
     code, out, _ = command("data", "check", "--json", file)
     assert json.loads(out)["pairs"] == 3
+
+
+def test_rows_may_hold_what_looks_like_markup(command, tmp_path):
+    file = tmp_path / "markup.jsonl"
+    message = {"role": "[/INST]", "content": "[bold]Hi[/nothing]"}
+    good = {"prompt": "Hi [b]", "chosen": "yes [/b]", "rejected": "no"}
+    file.write_text("".join(json.dumps(row) + "\n" for row in (good, good, good, {**good, "prompt": [message]})))
+    code, out, err = command("data", "check", file)
+    assert code == 1
+    assert "[/INST]" in err
+    assert "pairs" in out
 
 
 def test_a_failed_stage_leaves_finished_ones_alone(command, trained, tmp_path):

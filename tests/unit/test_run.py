@@ -67,6 +67,19 @@ def test_an_unfinished_run_is_set_aside_and_one_without_steps_is_replaced(tmp_pa
     assert not (tmp_path / "cpu-tiny/v1/sft.before-2").exists()
 
 
+def test_checkpoints_are_never_thrown_away(tmp_path):
+    checkpoint(started(tmp_path), 1)
+    started(tmp_path)
+    assert (tmp_path / "cpu-tiny/v1/sft.before-1/checkpoints/step-000001/state").exists()
+
+
+def test_numbers_that_json_does_not_know_become_null(tmp_path):
+    run = started(tmp_path)
+    run.log(1, {"loss": float("nan"), "other": 1.0})
+    assert read_lines(run.path / "metrics.jsonl") == [{"step": 1, "loss": None, "other": 1.0}]
+    assert run.finish({"perplexity": float("inf")}, COSTS)["metrics"] == {"perplexity": None}
+
+
 def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
     run = started(tmp_path)
     for step in (1, 2, 3):

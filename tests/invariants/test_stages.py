@@ -1,0 +1,588 @@
+"""What each stage really optimises, where it starts, and which side of the split it looks at.
+
+Stages run as they are. Only `Trainer.train` is replaced, where a test wants the trainer that a stage has built and not
+its result.
+"""
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import AutoModelForCausalLM, LlamaModel, Trainer
+
+from rlhf import evaluation
+from rlhf.data import tokenize
+from rlhf.data.formats import Message, PreferencePair
+from rlhf.data.split import is_heldout
+from rlhf.data.tokenize import Codec
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Loaded
+from rlhf.rollout import Rollout, collate
+from rlhf.run import Run, read_json, read_lines
+from rlhf.stages import ppo
+from rlhf.stages.rm import encode_pairs
+from tests.conftest import run_stages, small
+
+ROOT = Path("cpu-tiny/v1")
+ASSISTANT = "\n\nAssistant:"
+
+
+class Built(Exception):
+    """Ends a stage at the moment when it would begin to train."""
+
+
+def beside(trained: Path, out: Path, *stages: str) -> Path:
+    """A run directory that shares finished stages with another one."""
+    (out / ROOT).mkdir(parents=True, exist_ok=True)
+    for name in ("data", *stages):
+        (out / ROOT / name).symlink_to(trained / ROOT / name)
+    return out
+
+
+def built(stage: str, loaded: Loaded, out: Path) -> Trainer:
+    """The trainer as a stage has made it, not yet run."""
+    found: list[Trainer] = []
+
+    def stop(trainer: Trainer, *_: Any, **__: Any) -> None:
+        found.append(trainer)
+        raise Built
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Built):
+        patch.setattr(Trainer, "train", stop)
+        run_stages(loaded, out, stage)
+    (trainer,) = found
+    trainer.model.eval()  # no dropout in the comparisons
+    return trainer
+
+
+def first_batch(trainer: Trainer) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return next(iter(trainer.get_train_dataloader()))
+
+
+def plain_sft(root: Path) -> PeftModel:
+    """The SFT policy without any code of ours."""
+    base = AutoModelForCausalLM.from_pretrained(root / ROOT / "pretrain/model")
+    return PeftModel.from_pretrained(base, root / ROOT / "sft/adapter").eval()
+
+
+def adapter(root: Path, stage: str) -> dict[str, Tensor]:
+    return load_file(root / ROOT / stage / "adapter/adapter_model.safetensors")
+
+
+def last_answer(ids: list[int], codec: Codec) -> int:
+    """Where the response starts: behind the last "Assistant:", which is one token."""
+    turn = codec.tokenizer.convert_tokens_to_ids(ASSISTANT)
+    return len(ids) - ids[::-1].index(turn)
+
+
+@pytest.fixture(scope="module")
+def codec(trained) -> Codec:
+    return load_codec(Run(trained, small(), "ppo"))
+
+
+# -- SFT ---------------------------------------------------------------------------------------------------------------
+
+
+def test_sft_learns_the_response_with_its_eos_and_nothing_of_the_prompt(trained, codec, tmp_path):
+    trainer = built("sft", small(), beside(trained, tmp_path, "pretrain"))
+    batch = first_batch(trainer)
+    rows = [row[row != codec.pad_id].tolist() for row in batch["input_ids"]]
+    assert len({len(ids) for ids in rows}) > 1
+    starts = [last_answer(ids, codec) for ids in rows]
+    for ids, start, labels in zip(rows, starts, batch["labels"].tolist(), strict=True):
+        assert 3 < start < len(ids)
+        assert ids[-1] == codec.eos_id
+        assert labels[:start] == [-100] * start
+        assert labels[start : len(ids)] == ids[start:]
+        assert set(labels[len(ids) :]) <= {-100}
+
+    losses = []
+    with torch.no_grad():
+        loss = trainer.compute_loss(trainer.model, batch).item()
+        for ids, start in zip(rows, starts, strict=True):
+            logp = trainer.model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+            losses += [-logp[t - 1, ids[t]].item() for t in range(start, len(ids))]
+    assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+# -- reward model ------------------------------------------------------------------------------------------------------
+
+
+def test_the_reward_model_starts_as_sft_under_a_trainable_head(trained, tmp_path):
+    trainer = built("rm", small(), beside(trained, tmp_path, "pretrain", "sft"))
+    ids = torch.randint(10, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    sft = plain_sft(trained)
+    with torch.no_grad():
+        fresh = trainer.model.base_model.model.model(input_ids=ids).last_hidden_state
+        theirs = sft.base_model.model.model(input_ids=ids).last_hidden_state
+        with sft.disable_adapter():
+            bare = sft.base_model.model.model(input_ids=ids).last_hidden_state
+    assert (fresh - theirs).abs().max() < 1e-5
+    assert (bare - theirs).abs().max() > 1e-2
+
+    trainable = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
+    heads = [p for name, p in trainable.items() if ".score." in name]
+    assert [tuple(p.shape) for p in heads] == [(1, fresh.shape[-1])]
+    assert all("lora_" in name or ".score." in name for name in trainable)
+    assert sum("lora_" in name for name in trainable) == len(adapter(trained, "sft"))
+    optimised = {id(p) for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    assert optimised == {id(p) for p in trainable.values()}
+
+    saved = adapter(trained, "rm")
+    assert not torch.equal(saved["base_model.model.score.weight"], heads[0])
+    for name, weight in adapter(trained, "sft").items():
+        assert not torch.equal(saved[name], weight), name
+
+
+def scored(trainer: Trainer, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Scores of the chosen and the rejected half of a batch, a row at a time and without padding."""
+    rows = [row[: int(m.sum())] for row, m in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    model = trainer.model.base_model.model
+    with torch.no_grad():
+        scores = [model.score(model.model(input_ids=row[None]).last_hidden_state[0, -1]) for row in rows]
+    return torch.cat(scores).double().chunk(2)
+
+
+@pytest.mark.parametrize("center", [0.0, 0.5])
+@pytest.mark.parametrize("margin", [0.0, 0.7])
+def test_bradley_terry_with_its_margin_and_centring(trained, tmp_path, margin, center):
+    loaded = small(rm__margin=margin, rm__center_rewards_coefficient=center)
+    trainer = built("rm", loaded, beside(trained, tmp_path, "pretrain", "sft"))
+    with torch.no_grad():  # the fresh head's scores are small: centring would hardly show
+        trainer.model.base_model.model.score.modules_to_save["default"].weight *= 20
+    batch = first_batch(trainer)
+    chosen, rejected = scored(trainer, batch)
+    expected = -logsigmoid(chosen - rejected - margin).mean() + center * ((chosen + rejected) ** 2).mean()
+    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_the_margin_ranking_loss_is_the_hinge_and_trains(trained, tmp_path, monkeypatch):
+    """Two real steps; then a batch with pairs on both sides of the hinge."""
+    trainers, train = [], Trainer.train
+
+    def recorded(trainer: Trainer, *args: Any, **options: Any) -> Any:
+        trainers.append(trainer)
+        return train(trainer, *args, **options)
+
+    monkeypatch.setattr(Trainer, "train", recorded)
+    margin = 0.3
+    loaded = small(rm__loss_type="margin_ranking", rm__margin=margin, rm__max_steps=2)
+    summary = run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft"), "rm")
+    assert all(value == value for value in summary["metrics"].values())
+    start, moved = adapter(trained, "sft"), adapter(tmp_path, "rm")
+    assert not any(torch.equal(moved[name], weight) for name, weight in start.items())
+
+    (trainer,) = trainers
+    trainer.model.eval()
+    batch = first_batch(trainer)
+    chosen, rejected = scored(trainer, batch)
+    with torch.no_grad():  # afterwards the mean difference is the margin
+        trainer.model.base_model.model.score.modules_to_save["default"].weight *= margin / (chosen - rejected).mean()
+    chosen, rejected = scored(trainer, batch)
+    hinge = [max(0.0, margin - d) for d in (chosen - rejected).tolist()]
+    assert 0 < sum(h == 0 for h in hinge) < len(hinge)
+    loss, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
+    assert loss.item() == pytest.approx(sum(hinge) / len(hinge), rel=1e-4)
+    assert outputs.logits.squeeze(-1).tolist() == pytest.approx(torch.cat([chosen, rejected]).tolist(), abs=1e-4)
+    assert trainer.compute_loss(trainer.model, batch).item() == loss.item()
+
+
+# -- DPO ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, codec, tmp_path):
+    trainer = built("dpo", small(), beside(trained, tmp_path, "pretrain", "sft"))
+    batch = first_batch(trainer)
+    reference = torch.cat(trainer.compute_ref_log_probs(trainer.model, batch))
+    sft = plain_sft(trained)
+
+    def summed() -> Tensor:
+        found = []
+        for padded, real in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+            ids = padded[: int(real.sum())].tolist()
+            with torch.no_grad():
+                logp = sft(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+            found.append(sum(logp[t - 1, ids[t]] for t in range(last_answer(ids, codec), len(ids))))
+        return torch.stack(found)
+
+    expected = summed()
+    with sft.disable_adapter():
+        bare = summed()
+    assert reference.tolist() == pytest.approx(expected.tolist(), abs=1e-3)
+    assert (bare - expected).abs().mean() > 0.1
+    # At the start policy and reference are one, so that every logit of the preference is 0.
+    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(torch.tensor(2.0).log().item(), abs=1e-5)
+    assert {name for name, p in trainer.model.named_parameters() if p.requires_grad} == {
+        name for name, _ in trainer.model.named_parameters() if ".default." in name and "lora_" in name
+    }
+
+
+def test_dpo_leaves_another_policy_than_sft(trained, tmp_path):
+    loaded = small(dpo__max_steps=2, evaluate__max_samples=2)
+    run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft"), "dpo")
+    start, moved = adapter(trained, "sft"), adapter(tmp_path, "dpo")
+    assert start.keys() == moved.keys()
+    assert not any(torch.equal(moved[name], weight) for name, weight in start.items())
+
+
+# -- truncation --------------------------------------------------------------------------------------------------------
+
+
+def pair(prompt: str, chosen: str, rejected: str) -> PreferencePair:
+    return PreferencePair((Message("user", prompt),), chosen, rejected, "here:1")
+
+
+def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
+    words = "one two three four five six seven eight nine ten eleven twelve"
+    pairs = [pair("Hello", "Yes.", words), pair("Hello " + words, "Yes.", words), pair("Hi", "No.", "Yes.")]
+    lengths = [len(codec.encode([(p.prompt, "x")], 999, 999)[0][0].prompt) for p in pairs]
+    assert lengths[1] > lengths[0] + 8
+
+    def encoded(prompt: int, whole: int) -> tuple[Any, dict[str, int]]:
+        return encode_pairs(codec, pairs, SimpleNamespace(max_prompt_length=prompt, max_length=whole))
+
+    kept, counts = encoded(999, 999)
+    assert len(kept) == 3
+    assert not any(counts.values())
+    assert all(side.response[-1] == codec.eos_id for both in kept for side in both)
+
+    limit = lengths[1] - 2  # the second pair's prompt fills the whole room
+    kept, counts = encoded(limit, limit)
+    assert len(kept) == 2
+    assert counts["pairs_dropped"] == 1
+    assert counts["prompts_cut"] > 0
+
+    limit = lengths[0] + 4  # the long answers lose their end, and EOS with it
+    kept, counts = encoded(lengths[0], limit)
+    assert len(kept) == 3
+    assert "pairs_dropped" not in counts
+    assert counts["responses_cut"] >= 2
+    for (chosen, rejected), original in zip(kept, pairs, strict=True):
+        assert chosen.prompt == rejected.prompt
+        for side in (chosen, rejected):
+            assert 1 <= len(side.response) <= limit - len(side.prompt)
+        whole = codec.encode([(original.prompt, original.rejected)], 999, 999)[0][0]
+        assert rejected.response == whole.response[: len(rejected.response)]
+        assert rejected.prompt[0] == whole.prompt[0]
+        assert rejected.prompt[1:] == whole.prompt[len(whole.prompt) - len(rejected.prompt) + 1 :]
+    assert kept[1][1].response[-1] != codec.eos_id
+
+
+@pytest.mark.parametrize("stage", ["rm", "dpo"])
+def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, codec, tmp_path, stage):
+    loaded = small(**{f"{stage}__max_length": 30, f"{stage}__max_prompt_length": 24})
+    trainer = built(stage, loaded, beside(trained, tmp_path, "pretrain", "sft"))
+    names = ("chosen_ids", "rejected_ids")
+    rows = list(trainer.train_dataset)
+    lengths = [len(row.get("prompt_ids", [])) + len(row[name]) for row in rows for name in names]
+    assert len(rows) == 64
+    assert max(lengths) == 30
+    cuts = read_json(tmp_path / ROOT / stage / "manifest.json")["cuts"]
+    assert cuts["responses_cut"] == sum(row[name][-1] != codec.eos_id for row in rows for name in names) > 0
+    assert cuts["prompts_cut"] > 0
+
+
+# -- which side of the split -------------------------------------------------------------------------------------------
+
+
+class Spied:
+    """A chain whose trainers do nothing: what a model still reads there is evaluation. PPO's one step is real."""
+
+    STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate")
+
+    def __init__(self, out: Path):
+        self.out = out
+        self.loaded = small(ppo__steps=1, ppo__missing_eos_penalty=0.0)
+        self.tokenizer_texts: list[str] = []
+        self.trains: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+        self.evaluates: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+        self.divergences: list[tuple[float, int]] = []  # of PPO: nats, and over how many tokens
+        self.norms: list[tuple[float, float]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            self._listen(patch)
+            for stage in self.STAGES:
+                self.stage = stage
+                run_stages(self.loaded, out, self.stage)
+        self.codec = load_codec(Run(out, self.loaded, "sft"))
+
+    def _listen(self, patch: pytest.MonkeyPatch) -> None:
+        forward, sample, exact_kl = LlamaModel.forward, evaluation.sample, evaluation.exact_kl
+        score_norm, new_tokenizer = ppo.score_norm, tokenize.train
+
+        def train(trainer: Trainer, *_: Any, **__: Any) -> None:
+            for row in trainer.train_dataset:
+                sides = [row["input_ids"]] if "input_ids" in row else [row["chosen_ids"], row["rejected_ids"]]
+                self.trains[self.stage] |= {(*row.get("prompt_ids", ()), *ids) for ids in sides}
+
+        def read(model: LlamaModel, input_ids: Tensor | None = None, **options: Any) -> Any:
+            if self.stage != "ppo" and input_ids is not None and input_ids.shape[1] > 1:
+                self.evaluates[self.stage] |= {tuple(row) for row in input_ids.tolist()}
+            return forward(model, input_ids=input_ids, **options)
+
+        def sample_into(seen: dict[str, set[tuple[int, ...]]]) -> Callable[..., Rollout]:
+            def sampled(model: Any, prompts: Any, *args: Any, **options: Any) -> Rollout:
+                seen[self.stage] |= {tuple(ids) for ids in prompts}
+                return sample(model, prompts, *args, **options)
+
+            return sampled
+
+        def diverged(*args: Any, **options: Any) -> float:
+            total = exact_kl(*args, **options)
+            (rollout,) = (value for value in (*args, *options.values()) if isinstance(value, Rollout))
+            if self.stage == "ppo":
+                self.divergences.append((total, int(rollout.response_length.sum())))
+            return total
+
+        def normed(*args: Any, **options: Any) -> tuple[float, float]:
+            self.norms.append(score_norm(*args, **options))
+            return self.norms[-1]
+
+        def tokenizer_of(texts: Any, *args: Any, **options: Any) -> Any:
+            self.tokenizer_texts = list(texts)
+            return new_tokenizer(self.tokenizer_texts, *args, **options)
+
+        patch.setattr(Trainer, "train", train)
+        patch.setattr(LlamaModel, "forward", read)
+        patch.setattr(ppo, "sample", sample_into(self.trains))
+        patch.setattr(evaluation, "sample", sample_into(self.evaluates))
+        patch.setattr(evaluation, "exact_kl", diverged)
+        patch.setattr(ppo, "score_norm", normed)
+        patch.setattr(tokenize, "train", tokenizer_of)
+
+    def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:
+        """Whether the split holds out each dialogue; later pieces of a long text, without BOS, say nothing."""
+        real = [[i for i in row if i != self.codec.pad_id] for row in rows]
+        texts = [self.codec.tokenizer.decode(ids[1:]) for ids in real if ids[0] == self.codec.tokenizer.bos_token_id]
+        return [self.side(text) for text in texts]
+
+    def side(self, text: str) -> bool:
+        first = re.match(r"\n\nHuman:(.*?)\n\nAssistant:", text, re.DOTALL)
+        assert first, text
+        recipe = self.loaded.recipe
+        return is_heldout(" ".join(first[1].split()), recipe.seed, recipe.data.heldout_fraction)
+
+
+@pytest.fixture(scope="module")
+def spied(tmp_path_factory) -> Spied:
+    return Spied(tmp_path_factory.mktemp("spied"))
+
+
+def test_nothing_is_trained_on_a_heldout_conversation(spied):
+    assert set(spied.trains) == {"pretrain", "sft", "rm", "ppo", "dpo"}
+    for stage, rows in spied.trains.items():
+        sides = spied.sides(rows)
+        assert len(sides) >= 8, stage
+        assert not any(sides), stage
+    assert len(spied.tokenizer_texts) > 100
+    assert not any(map(spied.side, spied.tokenizer_texts))
+
+
+def test_nothing_is_evaluated_on_a_training_conversation(spied):
+    assert set(spied.evaluates) == set(Spied.STAGES)
+    for stage, rows in spied.evaluates.items():
+        sides = spied.sides(rows)
+        assert len(sides) >= 8, stage
+        assert all(sides), stage
+
+
+def test_the_reported_divergence_is_per_response_token(spied):
+    nats, tokens = map(sum, zip(*spied.divergences, strict=True))
+    assert nats > 0
+    metrics = read_json(spied.out / ROOT / "ppo/summary.json")["metrics"]
+    assert metrics["kl_per_token"] == pytest.approx(nats / tokens, rel=1e-6)
+
+
+def test_ppo_is_rewarded_with_scores_in_units_of_sft(spied):
+    ((mean, sd),) = spied.norms
+    assert (mean, sd) != (0.0, 1.0)
+    (logged,) = read_lines(spied.out / ROOT / "ppo/metrics.jsonl")
+    normalised = (logged["objective/scores"] - mean) / sd
+    assert logged["objective/scores_normalized"] == pytest.approx(normalised, abs=1e-5)
+    reward = normalised + logged["objective/non_score_reward"]
+    assert logged["objective/rlhf_reward"] == pytest.approx(reward, abs=1e-5)
+
+
+# -- PPO ---------------------------------------------------------------------------------------------------------------
+
+NORM = (0.05, 0.4)
+LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
+
+
+def shared_base(root: Path, kind: str = "head") -> SharedBase:
+    """All roles; the policy has already moved away from the reference, and the critic says something."""
+    run = Run(root, small(), "ppo")
+    torch.manual_seed(0)
+    shared = SharedBase(load_base(run, torch.device("cpu")), run.parent("sft"), run.parent("sft"))
+    shared.add_reward(run.parent("rm"))
+    shared.add_value(kind, run.parent("rm"), *NORM)
+    for weight in (*shared.parameters("policy"), shared.value_head.weight):
+        weight.data += 0.05 * torch.randn(weight.shape)
+    return shared
+
+
+@pytest.fixture(scope="module")
+def rollout(codec) -> Rollout:
+    """Made-up dialogues of many lengths; the longest response is cut off without EOS."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
+    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
+    responses[1][-1] = 11
+    return collate(prompts, responses, codec.pad_id, codec.eos_id)
+
+
+def reference_step(shared: SharedBase, rollout: Rollout, o: Any, optimizers: Any) -> None:
+    """One PPO step written down again: row by row, without padding, micro-batches or any of the project's formulas."""
+    spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
+    rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
+
+    def states(i: int, role: str) -> Tensor:
+        shared.activate(role)
+        return shared.base.model(input_ids=rows[i][None]).last_hidden_state[0]
+
+    def logp(i: int, role: str) -> Tensor:
+        p, n = spans[i]
+        logits = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
+        return (logits - logits.logsumexp(-1, keepdim=True))[torch.arange(n), rows[i][p:]]
+
+    def value(i: int) -> Tensor:
+        p, n = spans[i]
+        return shared.value_head(states(i, shared.value_role)[p - 1 : p + n - 1])[:, 0]
+
+    old, before, advantages = [], [], []
+    with torch.no_grad():
+        for i, (_, n) in enumerate(spans):
+            old.append(logp(i, "policy"))
+            before.append(value(i))
+            rewards = -o.kl_coef * (old[i] - logp(i, "reference"))
+            score = shared.score_head(states(i, "reward")[-1]).item()
+            rewards[-1] += (score - NORM[0]) / NORM[1] - o.missing_eos_penalty * (not rollout.ended[i])
+            delta = rewards + o.gamma * torch.cat([before[i][1:], torch.zeros(1)]) - before[i]
+            decay = o.gamma * o.lam
+            advantages.append(torch.stack([sum(decay ** (k - t) * delta[k] for k in range(t, n)) for t in range(n)]))
+    returns = [a + v for a, v in zip(advantages, before, strict=True)]
+    spread, mean = torch.cat(advantages).std(), torch.cat(advantages).mean()
+    advantages = [(a - mean) / spread for a in advantages]
+
+    for _ in range(o.num_ppo_epochs):
+        for mini in torch.randperm(len(rows)).chunk(o.num_mini_batches):
+            tokens = sum(spans[i][1] for i in mini.tolist())
+            for i in mini.tolist():
+                ratio = (logp(i, "policy") - old[i]).exp()
+                bounded = ratio.clamp(1 - o.cliprange, 1 + o.cliprange)
+                gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
+                (-gain.sum() / tokens).backward()
+                v = value(i)
+                near = before[i] + (v - before[i]).clamp(-o.cliprange_value, o.cliprange_value)
+                error = torch.maximum((v - returns[i]) ** 2, (near - returns[i]) ** 2)
+                (o.vf_coef * 0.5 * error.sum() / tokens).backward()
+            for optimizer in optimizers:
+                gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+                norm = sum((g**2).sum() for g in gradients).sqrt()
+                for g in gradients:
+                    g *= min(1.0, o.max_grad_norm / norm.item())
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+@pytest.mark.parametrize(("max_grad_norm", "rates"), [(1e6, (2.0, 0.5)), (0.05, (20.0, 5.0))])
+def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, rates):
+    """Two epochs of two minibatches in plain torch. SGD shows every factor; Adam would divide most of them out."""
+    settings = small(
+        **{
+            f"ppo__{name}": value
+            for name, value in {
+                "value_model": kind,
+                "max_grad_norm": max_grad_norm,
+                "temperature": 0.7,
+                "gamma": 0.9,
+                "lam": 0.8,
+                "kl_coef": 0.3,
+                "vf_coef": 0.3,
+                "cliprange": 0.05,
+                "cliprange_value": 0.02,
+                "per_device_train_batch_size": 3,
+            }.items()
+        }
+    ).recipe.ppo
+    assert (settings.num_ppo_epochs, settings.num_mini_batches, settings.missing_eos_penalty) == (2, 2, 1.0)
+
+    moved = []
+    for independent in (False, True):
+        shared = shared_base(trained, kind)
+        step = ppo.Trained(shared, settings)
+        before = torch.cat([p.detach().flatten() for p in (*step.policy, *step.value)])
+        groups = [{"params": p, "lr": lr} for p, lr in zip((step.policy, step.value), rates, strict=True)]
+        torch.manual_seed(1)
+        if independent:
+            reference_step(shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
+        else:
+            experience = ppo.collect(shared, rollout, NORM, settings)
+            step.optimizer = torch.optim.SGD(groups)
+            torch.manual_seed(1)
+            stats = step.update(experience)
+        moved.append(torch.cat([p.detach().flatten() for p in (*step.policy, *step.value)]) - before)
+    assert stats["policy/clipfrac_avg"] > 0.05
+    assert stats["val/clipfrac_avg"] > 0.05
+    assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
+    policy = sum(p.numel() for p in step.policy)
+    for part in (slice(None, policy), slice(policy, None)):
+        ours, theirs = moved[0][part], moved[1][part]
+        assert theirs.abs().max() > 1e-3
+        assert (ours - theirs).abs().max() < 2e-4 * theirs.abs().max()
+
+
+def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(trained, rollout):
+    settings = small(ppo__num_ppo_epochs=3, ppo__num_mini_batches=4, ppo__learning_rate=0.25).recipe.ppo
+    shared = shared_base(trained, "adapter")
+    step = ppo.Trained(shared, settings)
+    policy, value = step.optimizer.param_groups
+    assert {id(p) for p in policy["params"]} == {id(p) for p in shared.parameters("policy")}
+    assert {id(p) for p in value["params"]} == {
+        id(p) for p in (*shared.parameters("value"), *shared.value_head.parameters())
+    }
+    assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
+    for group in (policy, value):
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-5, 0.0)
+    step.update(ppo.collect(shared, rollout, NORM, settings))
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {3 * 4}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
+    settings = small(ppo__whiten_advantages=wanted).recipe.ppo
+    experience = ppo.collect(shared_base(trained), rollout, NORM, settings)
+    real = torch.cat([row[:n] for row, n in zip(experience.advantages, LENGTHS, strict=True)])
+    assert len(real) == sum(LENGTHS)
+    assert (abs(real.mean().item()) < 1e-5) is wanted
+    assert (real.std().item() == pytest.approx(1.0, abs=1e-4)) is wanted
+    gaps = torch.cat([(e - v)[:n] for e, v, n in zip(experience.returns, experience.values, LENGTHS, strict=True)])
+    scaled = (gaps - gaps.mean()) / gaps.std() if wanted else gaps  # the returns are made before whitening
+    assert real.tolist() == pytest.approx(scaled.tolist(), abs=1e-4)
+
+
+def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout):
+    shared = shared_base(trained)
+    options = small(ppo__rollout_batch_size=3).recipe.ppo
+    scores = []
+    shared.activate("reward")
+    for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):
+        with torch.no_grad():
+            scores.append(shared.score_head(shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]).item())
+    mean, sd = statistics.mean(scores), statistics.stdev(scores)
+    assert ppo.score_norm(shared, rollout, options) == pytest.approx((mean, sd), rel=1e-4, abs=1e-6)
+    unscaled = small(ppo__normalize_scores=False).recipe.ppo
+    assert ppo.score_norm(shared, rollout, unscaled) == (0.0, 1.0)

@@ -1,0 +1,136 @@
+"""Perplexity, exact divergence, gains and win rates against numbers made in another way."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf.evaluation import Measured, compare, exact_kl, win_rate
+from rlhf.models.loading import load_base
+from rlhf.models.shared_base import SharedBase
+from rlhf.rollout import collate
+from rlhf.run import Run
+from rlhf.trainer import perplexity
+from tests.conftest import small
+
+PAD, EOS = 0, 2
+
+
+def tiny(seed: int) -> LlamaForCausalLM:
+    """A model whose predictions are far from uniform."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.lm_head.weight.data *= 20
+    return model
+
+
+def next_token(model: LlamaForCausalLM, ids: list[int], temperature: float = 1.0) -> list[float]:
+    """Probabilities of the token after `ids`, by the definition of softmax."""
+    with torch.no_grad():
+        logits = (model(input_ids=torch.tensor([ids])).logits[0, -1].double() / temperature).tolist()
+    weights = [math.exp(x) for x in logits]
+    return [w / sum(weights) for w in weights]
+
+
+SEQUENCES = [
+    ([1, 5, 6, 7, 8, 9, EOS], 3),
+    ([1, 10, EOS], 2),
+    ([1, 11, 12, 13, 14], 0),
+    ([1, 15, 16, 17, 18, 19, 20, 21, 22, 3, EOS], 5),
+    ([4, 6], 1),
+]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_perplexity_is_of_all_scored_tokens_alike(batch_size):
+    model = tiny(0)
+    losses = [
+        -math.log(next_token(model, ids[:at])[ids[at]])
+        for ids, skipped in SEQUENCES
+        for at in range(max(skipped, 1), len(ids))
+    ]
+    assert len(losses) == 4 + 1 + 4 + 6 + 1
+    expected = math.exp(sum(losses) / len(losses))
+    assert perplexity(model, SEQUENCES, PAD, batch_size) == pytest.approx(expected, rel=1e-5)
+    assert perplexity(model, SEQUENCES[::-1], PAD, batch_size) == pytest.approx(expected, rel=1e-5)
+    everything = [(ids, 0) for ids, _ in SEQUENCES]
+    assert abs(perplexity(model, everything, PAD, batch_size) / expected - 1) > 0.05
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_the_exact_divergence_is_from_the_role_to_the_reference(trained, temperature):
+    """Over whole distributions at the response tokens, row by row in float64; the other direction gives another sum."""
+    run = Run(trained, small(), "evaluate")
+    shared = SharedBase(load_base(run, torch.device("cpu")), run.parent("sft"), run.parent("sft"))
+    generator = torch.Generator().manual_seed(0)
+    for weight in shared.parameters("policy"):
+        weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
+    prompts, responses = [[1, 30, 31, 32], [1, 40], [1, 50, 51]], [[60, 61, 62, EOS], [70, 71, 72, 73, 74, 75], [EOS]]
+    rollout = collate(prompts, responses, PAD, EOS)
+
+    def distributions(role: str) -> Tensor:
+        shared.activate(role)
+        found = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            with torch.no_grad():
+                logits = shared.base(input_ids=torch.tensor([prompt + response])).logits[0].double()
+            found.append((logits / temperature).softmax(-1)[len(prompt) - 1 : -1])
+        return torch.cat(found)
+
+    p, q = distributions("policy"), distributions("reference")
+    assert len(p) == 11
+    expected = (p * (p / q).log()).sum().item()
+    assert abs((q * (q / p).log()).sum().item() / expected - 1) > 0.02
+    with torch.no_grad():
+        assert exact_kl(shared, "policy", rollout, temperature) == pytest.approx(expected, rel=1e-4)
+        assert exact_kl(shared, "reference", rollout, temperature) == 0.0
+
+
+def measured(scores: list[float] | None, truths: list[float] | None = None, length: int = 4) -> Measured:
+    return Measured(
+        texts=["text"] * 4,
+        lengths=torch.full((4,), length),
+        ended=torch.tensor([True, True, True, False]),
+        kl=0.25,
+        scores=None if scores is None else torch.tensor(scores),
+        truths=None if truths is None else torch.tensor(truths),
+    )
+
+
+def test_gains_are_in_standard_deviations_of_sft():
+    """SFT: mean 1, sd sqrt(20 / 3) over 4 - 1. The policy wins two, ties one and loses one."""
+    before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
+    after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
+    metrics = compare(before, after)
+    assert metrics["score_sft"] == 1.0
+    assert metrics["score"] == 3.5
+    assert metrics["score_gain_sd"] == pytest.approx(2.5 / math.sqrt(20 / 3))
+    assert (metrics["true_reward_sft"], metrics["true_reward"]) == (2.0, 1.0)
+    assert metrics["true_reward_gain_sd"] == pytest.approx(-1.0 / 2.0)  # the deviations of 1, 1, 1, 5 square to 12
+    assert (metrics["response_length_sft"], metrics["response_length"]) == (4.0, 7.0)
+    assert (metrics["eos_rate"], metrics["kl_per_token"]) == (0.75, 0.25)
+    assert metrics["win_rate_vs_sft"] == 2.5 / 4
+
+
+def test_without_scores_there_is_no_win_rate():
+    metrics = compare(measured(None), measured(None))
+    assert not any("score" in name or "win" in name or "true" in name for name in metrics)
+
+
+def test_a_tie_is_half_a_win_and_the_interval_is_normal():
+    found = win_rate(torch.tensor([0.1, 2.0, 0.0, -3.0]))
+    assert found["win_rate_vs_sft"] == pytest.approx(0.625)
+    # Wins 1, 1, 0.5, 0 deviate by 0.375, 0.375, -0.125, -0.625, whose squares sum to 0.6875.
+    assert found["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * math.sqrt(0.6875 / 3 / 4))
+    assert win_rate(torch.tensor([-1.0, -2.0]))["win_rate_vs_sft"] == 0.0
