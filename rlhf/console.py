@@ -20,7 +20,7 @@ _PLAIN_SECONDS = 20  # between two lines of progress where there is no terminal
 class Bar:
     """Progress of one loop: on a terminal a bar with the time left, elsewhere a line now and then."""
 
-    def __init__(self, title: str, total: int):
+    def __init__(self, title: str, total: int | None = None):
         self.title, self.total = title, total
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -41,7 +41,7 @@ class Bar:
         self.total = total or self.total
         self._progress.update(self._task, completed=done, note=note, total=self.total)
         now = time.monotonic()
-        if not self._live and now - self._printed > _PLAIN_SECONDS:
+        if not self._live and self.total and now - self._printed > _PLAIN_SECONDS:
             left = (now - self._start) / max(done, 1) * (self.total - done)
             ERR.print(f"{self.title} {done}/{self.total}, about {left:.0f} s left  {note}")
             self._printed = now

@@ -70,7 +70,7 @@ def with_exact_weights(model: PreTrainedModel, build: Callable[[], TrainerT]) ->
 def train(trainer: Trainer, run: Run, telemetry: Telemetry) -> None:
     """Train to the end, from the run's newest checkpoint when it is resumed."""
     trainer.remove_callback(PrinterCallback)
-    with Bar(run.stage, 1) as bar:
+    with Bar(run.stage) as bar:  # its length is known when training begins
         trainer.add_callback(_RunCallback(run, bar, telemetry))
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)

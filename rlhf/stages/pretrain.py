@@ -6,6 +6,7 @@ LoRA on random weights learns nothing, so a recipe without pretrained weights ma
 import torch
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
+from rlhf.console import working
 from rlhf.data import load, tokenize
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import new_base
@@ -24,9 +25,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     texts = load.load(run).texts(recipe.tokenizer.template)
     training = texts.train[: options.max_samples]
     assert recipe.tokenizer.vocab_size
-    codec = Codec(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
-    documents = codec.encode_texts(training, options.max_length)
-    heldout = codec.encode_texts(texts.heldout[: options.max_eval_samples], options.max_length)
+    with working("pretrain: training the tokenizer, encoding"):
+        codec = Codec(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
+        documents = codec.encode_texts(training, options.max_length)
+        heldout = codec.encode_texts(texts.heldout[: options.max_eval_samples], options.max_length)
 
     torch.manual_seed(recipe.seed)
     model = new_base(architecture, codec, recipe.model.dtype).to(device)

@@ -90,8 +90,9 @@ def encode_pairs(
 ) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int]]:
     """Both sides of each pair; a pair is dropped, and counted, when either side loses its whole response."""
     limits = options.max_prompt_length, options.max_length
-    chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
-    rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
+    with working("encoding pairs"):
+        chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
+        rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
     whole = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
     if not whole:
         raise DataError("no pair's responses fit below max_length; raise it or lower max_prompt_length")

@@ -258,3 +258,18 @@ def test_wall_time_of_a_resumed_run_counts_what_went_before(chain, tmp_path, mon
     spent = read_json(record)
     record.write_text(json.dumps(spent | {"wall_seconds": 1000.0}))
     assert run_stages(small(), tmp_path, "sft", resume=True)["wall_seconds"] > 1000
+
+
+def test_metrics_go_to_tensorboard_when_asked(chain, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard comes with the tracking extra")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    target = linked(chain, tmp_path, "data", "pretrain", "sft", "rm")
+    run_stages(small(), tmp_path, "ppo", report_to=["tensorboard"])
+    events = EventAccumulator(str(target / "ppo/tensorboard"))
+    events.Reload()
+    seen = [(event.step, round(event.value, 5)) for event in events.Scalars("objective/scores")]
+    logged = [(row["step"], round(row["objective/scores"], 5)) for row in read_lines(target / "ppo/metrics.jsonl")]
+    assert [step for step, _ in seen] == [step for step, _ in logged]
+    assert [value for _, value in seen] == pytest.approx([value for _, value in logged], abs=1e-4)
+    assert (target / "ppo/metrics.jsonl").read_bytes() == (chain / "cpu-tiny/v1/ppo/metrics.jsonl").read_bytes()
