@@ -101,16 +101,17 @@ def run_stage(run: Run, device: torch.device) -> Result:
             tokens = int((rollout.prompt_length + rollout.response_length).sum())
             telemetry.count(tokens)
             values = describe(experience, trained.norm, options) | stats
-            if (step + 1) % options.eval_steps == 0 or step + 1 == options.steps:
+            last = step + 1 == options.steps
+            if last or (step + 1) % options.eval_steps == 0:
                 with telemetry.phase("evaluate"):
                     after = evaluate("policy")
                 values |= {f"eval/{name}": value for name, value in compare(before, after).items()}
                 rows = zip(heldout[:8], after.texts, strict=False)
                 run.log_samples(step + 1, [{"prompt": codec.prompt_text(p), "response": text} for p, text in rows])
-            if (step + 1) % options.logging_steps == 0:
+            if last or (step + 1) % options.logging_steps == 0:
                 run.log(step + 1, values)
                 run.log_telemetry(step + 1, {**telemetry.lap(), "tokens": tokens})
-            if (step + 1) % options.save_steps == 0 or step + 1 == options.steps:
+            if last or (step + 1) % options.save_steps == 0:
                 run.save_checkpoint(step + 1, lambda folder: trained.save(run, folder))
             score, divergence = values["objective/scores"], values["objective/kl_per_token"]
             bar.update(step + 1, f"score {score:.3f}  KL/token {divergence:.3f}")
