@@ -3,7 +3,7 @@
 # Each stage target calls `rlhf run STAGE`, after the stages that it builds on. The runner knows what is done already,
 # so a second `make ppo` costs seconds. Text behind `##` is what `make` prints: one line for each target and variable.
 
-## HW         hardware the recipe is made for: cpu, 4090, h100, ... (see `make recipes`) [cpu]
+## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
 ## RECIPE     folder of a recipe version, instead of HW: recipes/cpu-tiny/v1
 RECIPE ?=
@@ -48,7 +48,7 @@ $(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `
 
 ##@ Start
 help: ## this list
-	@echo 'Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=4090'
+	@echo 'Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu'
 	@awk -F ':.*## ' '/^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
 	@echo; echo 'Variables [default]'
 	@sed -n 's/^## /  /p' Makefile

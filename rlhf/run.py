@@ -29,7 +29,6 @@ from rlhf import recipe as recipes
 from rlhf.recipe import Loaded
 
 SCHEMA = 1
-FULL_DISK_BYTES = 1_000_000
 REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
 
@@ -195,12 +194,6 @@ class Run:
                 return folder
             print(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before", file=sys.stderr)
         return None
-
-    def explain(self, error: Exception) -> Exception:
-        """The error itself, or a RunError where the cause is a full disk, which libraries report in many ways."""
-        if shutil.disk_usage(self.path).free > FULL_DISK_BYTES:
-            return error
-        return RunError(f"{self.path}: the disk is full; make room and continue with --resume, checkpoints are kept")
 
     def finish(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, Any]:
         """Write summary.json, last. `costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes."""

@@ -1,6 +1,7 @@
 """One stage, one file. A stage takes a started run directory and returns its metrics and costs."""
 
 import importlib
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,9 @@ from rlhf import tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
 from rlhf.run import Run, RunError
+
+
+FULL_DISK_BYTES = 1_000_000
 
 
 class Result(NamedTuple):
@@ -49,4 +53,6 @@ def _run(run: Run, device: Any) -> Result:
     try:
         return importlib.import_module(f"rlhf.stages.{run.stage}").run_stage(run, device)
     except Exception as error:
-        raise run.explain(error) from error
+        if shutil.disk_usage(run.path).free < FULL_DISK_BYTES:  # libraries report it in many ways
+            raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
+        raise

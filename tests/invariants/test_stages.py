@@ -28,7 +28,7 @@ from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Loaded
+from rlhf.recipe import Loaded, Ppo
 from rlhf.rollout import Rollout, collate
 from rlhf.run import Run, read_json, read_lines
 from rlhf.stages import ppo
@@ -263,12 +263,12 @@ def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
     kept, counts = encoded(limit, limit)
     assert len(kept) == 2
     assert counts["pairs_dropped"] == 1
-    assert counts["prompts_cut"] > 0
+    assert counts["prompts_cut"] == 1
 
     limit = lengths[0] + 4  # the long answers lose their end, and EOS with it
     kept, counts = encoded(lengths[0], limit)
     assert len(kept) == 3
-    assert "pairs_dropped" not in counts
+    assert not counts["pairs_dropped"]
     assert counts["responses_cut"] >= 2
     for (chosen, rejected), original in zip(kept, pairs, strict=True):
         assert chosen.prompt == rejected.prompt
@@ -290,9 +290,10 @@ def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, 
     lengths = [len(row.get("prompt_ids", [])) + len(row[name]) for row in rows for name in names]
     assert len(rows) == 64
     assert max(lengths) == 30
-    cuts = read_json(tmp_path / ROOT / stage / "manifest.json")["cuts"]
+    cuts = read_json(tmp_path / ROOT / stage / "manifest.json")["cuts"]["train"]
     assert cuts["responses_cut"] == sum(row[name][-1] != codec.eos_id for row in rows for name in names) > 0
     assert cuts["prompts_cut"] > 0
+    assert cuts["pairs_dropped"] == 0
 
 
 # -- which side of the split -------------------------------------------------------------------------------------------
@@ -421,16 +422,18 @@ NORM = (0.05, 0.4)
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
 
 
-def shared_base(root: Path, kind: str = "head") -> SharedBase:
+def trained_roles(root: Path, settings: Ppo) -> ppo.Trained:
     """All roles; the policy has already moved away from the reference, and the critic says something."""
     run = Run(root, small(), "ppo")
+    sft, rm = run.parent("sft"), run.parent("rm")
     torch.manual_seed(0)
-    shared = SharedBase(load_base(run, torch.device("cpu")), run.parent("sft"), run.parent("sft"))
-    shared.add_reward(run.parent("rm"))
-    shared.add_value(kind, run.parent("rm"), *NORM)
+    base = load_base(run, torch.device("cpu"))
+    shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
+    shared.add_reward(rm)
+    found = ppo.Trained(shared, rm, settings, NORM)
     for weight in (*shared.parameters("policy"), shared.value_head.weight):
         weight.data += 0.05 * torch.randn(weight.shape)
-    return shared
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -443,7 +446,7 @@ def rollout(codec) -> Rollout:
     return collate(prompts, responses, codec.pad_id, codec.eos_id)
 
 
-def reference_step(shared: SharedBase, rollout: Rollout, o: Any, optimizers: Any) -> None:
+def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: list[torch.optim.SGD]) -> None:
     """One PPO step written down again: row by row, without padding, micro-batches or any of the project's formulas."""
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
@@ -522,15 +525,14 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
 
     moved = []
     for independent in (False, True):
-        shared = shared_base(trained, kind)
-        step = ppo.Trained(shared, settings)
+        step = trained_roles(trained, settings)
         before = torch.cat([p.detach().flatten() for p in (*step.policy, *step.value)])
         groups = [{"params": p, "lr": lr} for p, lr in zip((step.policy, step.value), rates, strict=True)]
         torch.manual_seed(1)
         if independent:
-            reference_step(shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
+            reference_step(step.shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
         else:
-            experience = ppo.collect(shared, rollout, NORM, settings)
+            experience = ppo.collect(step.shared, rollout, NORM, settings)
             step.optimizer = torch.optim.SGD(groups)
             torch.manual_seed(1)
             stats = step.update(experience)
@@ -547,9 +549,11 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
 
 
 def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(trained, rollout):
-    settings = small(ppo__num_ppo_epochs=3, ppo__num_mini_batches=4, ppo__learning_rate=0.25).recipe.ppo
-    shared = shared_base(trained, "adapter")
-    step = ppo.Trained(shared, settings)
+    settings = small(
+        ppo__value_model="adapter", ppo__num_ppo_epochs=3, ppo__num_mini_batches=4, ppo__learning_rate=0.25
+    ).recipe.ppo
+    step = trained_roles(trained, settings)
+    shared = step.shared
     policy, value = step.optimizer.param_groups
     assert {id(p) for p in policy["params"]} == {id(p) for p in shared.parameters("policy")}
     assert {id(p) for p in value["params"]} == {
@@ -565,7 +569,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
 @pytest.mark.parametrize("wanted", [True, False])
 def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
     settings = small(ppo__whiten_advantages=wanted).recipe.ppo
-    experience = ppo.collect(shared_base(trained), rollout, NORM, settings)
+    experience = ppo.collect(trained_roles(trained, settings).shared, rollout, NORM, settings)
     real = torch.cat([row[:n] for row, n in zip(experience.advantages, LENGTHS, strict=True)])
     assert len(real) == sum(LENGTHS)
     assert (abs(real.mean().item()) < 1e-5) is wanted
@@ -576,14 +580,26 @@ def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, roll
 
 
 def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout):
-    shared = shared_base(trained)
-    options = small(ppo__rollout_batch_size=3).recipe.ppo
+    options = small(ppo__batch_size=128, ppo__rollout_batch_size=2).recipe.ppo
+    shared = trained_roles(trained, options).shared
     scores = []
     shared.activate("reward")
     for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):
         with torch.no_grad():
             scores.append(shared.score_head(shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]).item())
-    mean, sd = statistics.mean(scores), statistics.stdev(scores)
-    assert ppo.score_norm(shared, rollout, options) == pytest.approx((mean, sd), rel=1e-4, abs=1e-6)
-    unscaled = small(ppo__normalize_scores=False).recipe.ppo
-    assert ppo.score_norm(shared, rollout, unscaled) == (0.0, 1.0)
+    drawn = []
+
+    def draw(step: int) -> Rollout:  # unequal parts: a mean of means would not do
+        drawn.append(step)
+        return rollout.rows(torch.arange(3) if step else torch.arange(3, 8))
+
+    expected = statistics.mean(scores), statistics.stdev(scores)
+    assert ppo.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert drawn == [0, 1]
+
+
+def test_scores_stay_as_they_are_where_the_recipe_says_so(trained, tmp_path):
+    loaded = small(ppo__steps=1, ppo__normalize_scores=False)
+    run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    (logged,) = read_lines(tmp_path / ROOT / "ppo/metrics.jsonl")
+    assert logged["objective/scores_normalized"] == logged["objective/scores"]

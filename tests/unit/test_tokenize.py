@@ -116,6 +116,20 @@ def test_the_chat_template_is_the_tokenizers_own():
     assert codec.decode(row.response) == "Paris"
 
 
+def test_the_response_is_written_as_the_template_writes_it():
+    """Llama-2's template puts a space before the answer, and EOS after it; EOS must not be there twice."""
+    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token }}[INST] {{ m['content'] }} [/INST]"
+        "{% else %} {{ m['content'] }} {{ eos_token }}{% endif %}{% endfor %}"
+    )
+    codec = Codec(tokenizer, "chat")
+    (row,), counts = codec.encode([(PROMPT, "Paris")], 64, 128)
+    whole = tokenizer("<s>[INST] What is the capital of France? [/INST] Paris", add_special_tokens=False)["input_ids"]
+    assert row.prompt + row.response == [*whole, codec.eos_id]
+    assert counts["merged_at_response"] == 0
+
+
 def test_a_response_that_merges_with_the_prompt_is_encoded_apart_and_counted():
     tokenizer = with_tokens(eos_token="</s>", pad_token="<p>")
     tokenizer.add_tokens(["x]Par"])
