@@ -12,7 +12,6 @@ from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
 from rlhf.run import Run, RunError
 
-
 FULL_DISK_BYTES = 1_000_000
 
 
