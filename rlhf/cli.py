@@ -47,6 +47,7 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("stage", type=click.Choice(recipe.STAGES))
+@click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
 @recipe_options
 @click.option("--seed", type=click.IntRange(min=0), help="Another seed than the recipe's.")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
@@ -54,6 +55,7 @@ def cli() -> None:
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
 def run(
     stage: str,
+    more_data: tuple[str, ...],
     hw: str | None,
     directory: Path | None,
     data: tuple[str, ...],
@@ -65,7 +67,9 @@ def run(
     if_needed: bool,
 ) -> None:
     """Run one STAGE of a recipe; its parents must be finished."""
-    loaded = load_recipe(hw, directory, data, changes, seed)
+    if more_data and not data:
+        raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
+    loaded = load_recipe(hw, directory, (*data, *more_data), changes, seed)
     if if_needed and getattr(loaded.recipe, stage) is None:
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return

@@ -41,6 +41,17 @@ def test_reproduce_refuses_what_is_no_seed_or_stage(command, options):
     assert options[0] in err
 
 
+def test_several_files_may_follow_data(command, tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("")
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    _, _, err = command("run", "sft", "--recipe", RECIPE, "--out", tmp_path / "runs", "--data", *files)
+    assert f"rlhf run pretrain --recipe {RECIPE} --out {tmp_path / 'runs'} --data {files[0]} {files[1]}`" in err
+    code, _, err = command("run", "sft", "b.jsonl", "--recipe", RECIPE)
+    assert code == 2
+    assert "Files to train on follow --data" in err
+
+
 def test_a_folder_named_like_a_stage_stays_in_the_hint(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, _, err = command("run", "ppo", "--recipe", RECIPE, "--out", "ppo", "--set", "ppo.steps=3")
