@@ -495,13 +495,13 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
                 norm = sum((g**2).sum() for g in gradients).sqrt()
                 for g in gradients:
-                    g *= min(1.0, o.max_grad_norm / norm.item())
+                    g *= min(1.0, o.max_grad_norm / (norm.item() + 1e-6))
                 optimizer.step()
                 optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
-@pytest.mark.parametrize(("max_grad_norm", "rates"), [(1e6, (2.0, 0.5)), (0.05, (20.0, 5.0))])
+@pytest.mark.parametrize(("max_grad_norm", "rates"), [(1e6, (1.0, 0.1)), (0.05, (20.0, 5.0))])
 def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, rates):
     """Two epochs of two minibatches in plain torch. SGD shows every factor; Adam would divide most of them out."""
     settings = small(
@@ -516,7 +516,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
                 "kl_coef": 0.3,
                 "vf_coef": 0.3,
                 "cliprange": 0.05,
-                "cliprange_value": 0.01,
+                "cliprange_value": 0.003,
                 "per_device_train_batch_size": 3,
             }.items()
         }
