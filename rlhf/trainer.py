@@ -1,12 +1,14 @@
 """Between our run directories and transformers' Trainer, on which pretrain, SFT, the reward model and DPO rest."""
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf.console import Bar
@@ -41,8 +43,6 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         per_device_train_batch_size=options.per_device_train_batch_size,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
         activation_checkpointing=options.gradient_checkpointing,
-        train_sampling_strategy="group_by_length" if options.group_by_length else "random",
-        length_column_name="length",
         logging_steps=options.logging_steps,
         save_strategy="steps",
         save_steps=options.save_steps,
@@ -67,9 +67,45 @@ def with_exact_weights(model: PreTrainedModel, build: Callable[[], TrainerT]) ->
     return trainer
 
 
-def train(trainer: Trainer, run: Run, telemetry: Telemetry) -> None:
-    """Train to the end, from the run's newest checkpoint when it is resumed."""
+class LengthBuckets(Sampler[int]):
+    """Rows of similar length share a batch, and the batches come in random order: a function of seed and epoch.
+
+    transformers' own grouping goes through each of its large windows from long rows to short ones, so that training
+    always ends on the shortest.
+    """
+
+    WINDOW = 16  # batches that are sorted together
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(f"{self.seed}:{self.epoch}")
+        rows = list(range(len(self.lengths)))
+        rng.shuffle(rows)
+        batches: list[list[int]] = []
+        for at in range(0, len(rows), self.batch_size * self.WINDOW):
+            window = sorted(rows[at : at + self.batch_size * self.WINDOW], key=lambda row: self.lengths[row])
+            batches += [window[i : i + self.batch_size] for i in range(0, len(window), self.batch_size)]
+        short = [batch for batch in batches if len(batch) < self.batch_size]  # must come last, or it shifts the others
+        full = [batch for batch in batches if len(batch) == self.batch_size]
+        rng.shuffle(full)
+        return (row for batch in (*full, *short) for row in batch)
+
+
+def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[int]) -> None:
+    """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row."""
     trainer.remove_callback(PrinterCallback)
+    if getattr(run.loaded.recipe, run.stage).group_by_length:
+        sampler = LengthBuckets(lengths, trainer.args.per_device_train_batch_size, run.loaded.recipe.seed)
+        trainer._get_train_sampler = lambda dataset=None: sampler
     with Bar(run.stage) as bar:  # its length is known when training begins
         trainer.add_callback(_RunCallback(run, bar, telemetry))
         with telemetry.phase("train"):

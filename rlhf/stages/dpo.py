@@ -17,7 +17,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.rollout import Sampling, collate, to_device
 from rlhf.run import Run
 from rlhf.stages import Result
-from rlhf.stages.rm import accuracy, encode_pairs
+from rlhf.stages.rm import accuracy, encode_pairs, longest
 from rlhf.telemetry import Telemetry
 from rlhf.trainer import arguments, rows_to_dataset, train, with_exact_weights
 
@@ -68,17 +68,16 @@ def _fit(
     recipe = run.loaded.recipe
     torch.manual_seed(recipe.seed)
     model = trainable_adapter(load_base(run, device), run.root / "sft")
-    more = {"max_length": None, "beta": recipe.dpo.beta, "remove_unused_columns": False}  # the sampler needs `length`
     trainer = with_exact_weights(
         model,
         lambda: _TokenizedDPOTrainer(
             model=model,
-            args=arguments(DPOConfig, run, recipe.dpo, **more),
+            args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),
             train_dataset=rows_to_dataset([_row(chosen, rejected) for chosen, rejected in pairs]),
             processing_class=codec.tokenizer,
         ),
     )
-    train(trainer, run, telemetry)
+    train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in pairs])
     save_adapter(model, run, run.path / "adapter")
 
 
@@ -114,10 +113,4 @@ class _TokenizedDPOTrainer(DPOTrainer):
 
 
 def _row(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
-    length = len(chosen.prompt) + max(len(chosen.response), len(rejected.response))
-    return {
-        "prompt_ids": chosen.prompt,
-        "chosen_ids": chosen.response,
-        "rejected_ids": rejected.response,
-        "length": length,
-    }
+    return {"prompt_ids": chosen.prompt, "chosen_ids": chosen.response, "rejected_ids": rejected.response}

@@ -38,7 +38,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         train_dataset=rows_to_dataset([{"input_ids": ids} for ids in documents]),
         data_collator=DataCollatorForLanguageModeling(codec.tokenizer, mlm=False),
     )
-    train(trainer, run, telemetry)
+    train(trainer, run, telemetry, [len(ids) for ids in documents])
 
     folder = run.path / "model"
     model.save_pretrained(folder)

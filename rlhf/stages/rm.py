@@ -52,7 +52,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 options,
                 max_length=None,  # TRL would drop longer pairs without a word; they are cut and counted above
                 center_rewards_coefficient=options.center_rewards_coefficient or None,
-                remove_unused_columns=False,  # the sampler needs `length`
             ),
             train_dataset=rows_to_dataset([_joined(chosen, rejected) | margin for chosen, rejected in training]),
             processing_class=codec.tokenizer,
@@ -60,7 +59,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     if isinstance(trainer, _MarginRankingTrainer):
         trainer.margin = options.margin
-    train(trainer, run, telemetry)
+    train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
 
     save_adapter(model, run, run.path / "adapter")
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
@@ -104,6 +103,11 @@ def encode_pairs(
     return whole, counts
 
 
+def longest(chosen: Encoded, rejected: Encoded) -> int:
+    """Tokens of a pair's longer sequence, to which both are padded."""
+    return len(chosen.prompt) + max(len(chosen.response), len(rejected.response))
+
+
 @torch.no_grad()
 def score(model: PreTrainedModel, sequences: list[list[int]], pad_id: int, batch_size: int) -> torch.Tensor:
     """Scores (N,) float32 on the CPU, in the order given; batches are made by length."""
@@ -141,8 +145,7 @@ class _MarginRankingTrainer(RewardTrainer):
 
 def _joined(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
     chosen_ids, rejected_ids = chosen.prompt + chosen.response, rejected.prompt + rejected.response
-    length = max(len(chosen_ids), len(rejected_ids))
-    return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids, "length": length}
+    return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 
 
 def _scored(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> dict[str, Any]:

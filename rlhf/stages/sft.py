@@ -48,7 +48,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             processing_class=codec.tokenizer,
         ),
     )
-    train(trainer, run, telemetry)
+    train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training])
 
     save_adapter(model, run, run.path / "adapter")
     with telemetry.phase("evaluate"):
