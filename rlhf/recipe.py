@@ -436,7 +436,9 @@ def parents(recipe: Recipe, stage: str) -> list[str]:
 
 def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The part of a recipe that decides what `stage` and its parents produce: runs are joined only where it agrees."""
-    sections = {"hardware", "seed", "model", "tokenizer", "data", "lora", stage, *parents(recipe, stage)}
+    sections = {"hardware", "seed", "model", "tokenizer", "data", stage, *parents(recipe, stage)}
+    if stage != "pretrain":
+        sections.add("lora")
     if stage == "dpo":
         sections.add("evaluate")  # its gains are measured that way
     return {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
