@@ -1,0 +1,39 @@
+"""Results are evidence: made by a released recipe, unmodified, from committed code, and the README shows just them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf import recipe, reproduce
+
+ROOT = Path(__file__).parents[2]
+RECORDS = sorted((ROOT / "results").glob("*/*/*/*.json"))
+RELEASED = [d for d in recipe.available(ROOT / "recipes") if recipe.load(d).recipe.status == "released"]
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: "/".join(file.relative_to(ROOT / "results").parts))
+def test_a_record_belongs_to_a_released_recipe_that_has_not_changed_since(file):
+    record = json.loads(file.read_text())
+    name, version, device, _ = file.relative_to(ROOT / "results").parts
+    loaded = recipe.load(ROOT / "recipes" / name / version)
+    assert (record["recipe"], record["version"]) == (name, version)
+    assert record["recipe_sha256"] == loaded.sha256, "a released recipe is frozen: make the change a new version"
+    assert not record["modified"]
+    assert record["code"]["dirty"] is False
+    assert len(record["code"]["commit"]) == 40
+    assert device in record["device"]["name"].lower().replace(" ", "-")
+    for seed, stages in record["seeds"].items():
+        for stage, summary in stages.items():
+            assert (summary["stage"], summary["seed"], summary["status"]) == (stage, int(seed), "done")
+            assert not summary["modified"]
+
+
+@pytest.mark.parametrize("directory", RELEASED, ids=lambda d: f"{d.parent.name}-{d.name}")
+def test_a_released_recipe_has_a_record(directory):
+    assert [file for file in RECORDS if file.parts[-4:-2] == directory.parts[-2:]]
+
+
+def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
+    newest = max((file for file in RECORDS if "cpu-tiny" in file.parts), key=lambda file: file.name)
+    assert reproduce.markdown(json.loads(newest.read_text())) in (ROOT / "README.md").read_text()
