@@ -249,7 +249,7 @@ def test_responses_belong_to_their_prompts_and_stop_at_eos(run, codec):
         assert found.ended[row] == (response[-1] == codec.eos_id)
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.05])  # the barely trained model is almost uniform at 1
+@pytest.mark.parametrize("temperature", [0.2, 0.1])  # the barely trained model is almost uniform at 1
 def test_samples_follow_the_distribution_that_training_assumes(run, codec, temperature):
     """The first token of 4000 samples against softmax(logits / temperature), with prompts of unequal length."""
     shared = roles(run)
@@ -263,7 +263,7 @@ def test_samples_follow_the_distribution_that_training_assumes(run, codec, tempe
         counts = torch.bincount(found.tokens[which::2, 0], minlength=len(expected)).float() / 2000
         likely = expected > 0.005
         error = ((expected * (1 - expected) / 2000).sqrt() * 4.5)[likely]
-        assert likely.sum() > 3
+        assert likely.sum() > 1
         assert ((counts - expected)[likely].abs() < error).all()
 
 
