@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf import console
 from rlhf.recipe import STAGES, Loaded, parents
-from rlhf.run import RunError, read_json, write_json
+from rlhf.run import RunError, inside, read_json, write_json
 
 
 def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
@@ -106,11 +106,6 @@ def judged(target: dict[str, Any], values: Sequence[float | None]) -> tuple[str,
         asked += f"; mean {console.span(*target['published_mean'])}"
         verdict += ", mean within" if inside(mean, target["published_mean"]) else ", mean outside"
     return asked, verdict
-
-
-def inside(value: float | None, limits: Sequence[float | None]) -> bool:
-    low, high = limits
-    return value is not None and (low is None or value >= low) and (high is None or value <= high)
 
 
 def spread(values: Sequence[float | None]) -> str:

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -263,6 +263,12 @@ def trained_policies(root: Path) -> list[str]:
     return [stage for stage in ("ppo", "dpo") if (root / stage / "summary.json").exists()]
 
 
+def inside(value: float | None, limits: Sequence[float | None]) -> bool:
+    """Whether a value that was measured lies in a target's range, whose ends may be open."""
+    low, high = limits
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+
+
 def finite(value: float) -> float | None:
     """The number, or None for NaN and infinity, which JSON does not know."""
     return value if math.isfinite(value) else None
@@ -371,8 +377,7 @@ def _free_name(path: Path) -> Path:
 
 def _measured(target: recipes.Target, metrics: Mapping[str, float]) -> dict[str, Any]:
     value = finite(metrics[target.metric]) if target.metric in metrics else None
-    low, high = target.range
-    within = None if value is None else (low is None or value >= low) and (high is None or value <= high)
+    within = None if value is None else inside(value, target.range)
     return {
         "name": target.name,
         "published": list(target.range),
