@@ -230,20 +230,33 @@ class Ppo(Section):
     temperature: Positive
     kl_coef: NonNegative
     kl_estimator: Literal["k1", "k2", "k3"]
+    kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
+    kl_target: Positive | None = None  # nats per token; kl_coef then starts the coefficient, which follows the target
+    kl_adapt_rate: Positive = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
     gamma: Fraction
     lam: Fraction
     cliprange: Positive
     cliprange_value: Positive | None
     vf_coef: NonNegative
+    value_warmup_steps: Annotated[int, Field(ge=0)] = 0  # first steps in which only the critic learns
+    entropy_coef: NonNegative = 0.0
+    max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
     whiten_advantages: bool
+    whiten_rewards: bool = False
     normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
+    sigmoid_scores: bool = False
+    score_clip: Positive | None = None  # limit of the absolute score, after the two above
     missing_eos_penalty: NonNegative | None
     value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"  # by the training forward, or as they were sampled
     max_samples: PositiveInt | None
     logging_steps: PositiveInt
     save_steps: PositiveInt
-    eval_steps: PositiveInt  # held-out responses are sampled and scored this often
+    eval_steps: PositiveInt  # held-out responses are sampled and scored this often, and at every checkpoint
     max_eval_samples: PositiveInt
+    keep_checkpoints: Literal["all"] | PositiveInt = "all"  # a number: the newest ones, and the best
+    best_kl_limit: Positive | None = None  # the best checkpoint: highest score with no more KL (nats per token)
+    adapter: Literal["last", "best"] = "last"  # which weights are the result
 
     @model_validator(mode="after")
     def _divides(self):
@@ -251,6 +264,12 @@ class Ppo(Section):
             raise ValueError("batch_size must be a multiple of num_mini_batches")
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
             raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
+        if self.kl_penalty == "loss" and self.kl_estimator == "k1":
+            raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
+        if self.sigmoid_scores and self.normalize_scores:
+            raise ValueError("choose one of sigmoid_scores and normalize_scores")
+        if self.value_warmup_steps >= self.steps:
+            raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
         return self
 
 

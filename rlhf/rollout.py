@@ -1,13 +1,23 @@
-"""Sampling: prompts in, responses out, as token ids with masks."""
+"""Sampling: prompts in, responses out, as token ids with masks and the log-probabilities they were drawn with.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+The engine decodes with a key-value cache that is allocated once, drops rows that have ended, and on CUDA replays each
+step as a captured graph. A response depends on its prompt and its own row of random numbers alone, not on the
+prompts that are decoded beside it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from rlhf.data.tokenize import Codec, pad_right
+
+WINDOW = 64  # cached slots that a decoding step reads grow in blocks of this; on CUDA each block is one captured graph
+CUDA_CHECK = 8  # decoding steps between two looks at which rows have ended: on CUDA each look waits for the device
 
 
 @dataclass(frozen=True)
@@ -15,13 +25,17 @@ class Rollout:
     """Prompts with their responses.
 
     ids (B, T) int64, prompt then response then padding; prompt_length, response_length (B,) int64, the response with
-    its EOS; mask (B, R) bool, slot t is the t-th response token; ended (B,) bool, the response ends with EOS.
+    its EOS; mask (B, R) bool, slot t is the t-th response token; ended (B,) bool, the response ends with EOS;
+    logprobs (B, R) float32, of each response token as it was drawn, and seen (B, R), what an observer made of the
+    hidden state it was drawn from: None where there was no sampling or no observer.
     """
 
     ids: Tensor
     prompt_length: Tensor
     response_length: Tensor
     ended: Tensor
+    logprobs: Tensor | None = None
+    seen: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -47,7 +61,9 @@ class Rollout:
         """A part of the batch, without the padding that only the other rows needed."""
         prompt, response = self.prompt_length[index], self.response_length[index]
         width = int((prompt + response).max())
-        return Rollout(self.ids[index, :width], prompt, response, self.ended[index])
+        longest = int(response.max())
+        logprobs, seen = (None if x is None else x[index, :longest] for x in (self.logprobs, self.seen))
+        return Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, seen)
 
     def by_length(self, size: int) -> list[Tensor]:
         """Row indices in groups of `size`, short sequences with short ones."""
@@ -58,58 +74,242 @@ class Rollout:
         return (self.prompt_length[:, None] + slots).clamp(max=self.ids.shape[1] - 1)
 
 
-def collate(prompts: Sequence[list[int]], responses: Sequence[list[int]], pad_id: int, eos_id: int) -> Rollout:
+def collate(
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[int]],
+    pad_id: int,
+    eos_id: int,
+    device: torch.device | None = None,
+) -> Rollout:
     """Put prompts and responses together; every response has at least one token."""
     return Rollout(
-        ids=pad_right([p + r for p, r in zip(prompts, responses, strict=True)], pad_id),
-        prompt_length=torch.tensor([len(p) for p in prompts]),
-        response_length=torch.tensor([len(r) for r in responses]),
-        ended=torch.tensor([r[-1] == eos_id for r in responses]),
+        ids=pad_right([p + r for p, r in zip(prompts, responses, strict=True)], pad_id).to(device),
+        prompt_length=torch.tensor([len(p) for p in prompts], device=device),
+        response_length=torch.tensor([len(r) for r in responses], device=device),
+        ended=torch.tensor([r[-1] == eos_id for r in responses], device=device),
     )
-
-
-def to_device(rollout: Rollout, device: torch.device) -> Rollout:
-    fields = (rollout.ids, rollout.prompt_length, rollout.response_length, rollout.ended)
-    return Rollout(*(field.to(device) for field in fields))
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn: from softmax(logits / temperature), with no other filter."""
+    """How responses are drawn: from softmax(logits / temperature) with no other filter; greedily at temperature 0."""
 
     max_prompt_length: int
     response_length: int
     temperature: float
-    batch_size: int  # prompts decoded together
+    batch_size: int  # prompts decoded together: memory only
+
+
+Observer = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
 
 
 @torch.no_grad()
-def sample(model: PreTrainedModel, prompts: Sequence[list[int]], codec: Codec, how: Sampling) -> Rollout:
+def sample(
+    model: PreTrainedModel, prompts: Sequence[list[int]], codec: Codec, how: Sampling, observe: Observer | None = None
+) -> Rollout:
     """Sample one response per prompt (token ids), from the model as it stands, with the adapter that is active.
 
-    Prompts of similar length are decoded together. Randomness comes from torch's generator; the result is in the order
-    of `prompts`.
+    Prompts of similar length are decoded together; the result is in the order of `prompts`. Randomness comes from
+    torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. `observe` is shown
+    the hidden state from which each token is drawn.
     """
     model.eval()
-    settings = GenerationConfig(
-        do_sample=True,
-        temperature=how.temperature,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=how.response_length,
-        pad_token_id=codec.pad_id,
-        eos_token_id=codec.eos_id,
-    )
     device = next(model.parameters()).device
-    responses: list[list[int]] = [[] for _ in prompts]
+    uniforms = torch.rand(len(prompts), how.response_length).to(device)
+    tokens = torch.full((len(prompts), how.response_length), codec.pad_id, device=device)
+    logprobs, seen = torch.zeros(2, len(prompts), how.response_length, device=device)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    for at in range(0, len(order), how.batch_size):
-        rows = order[at : at + how.batch_size]
-        ids = pad_right([prompts[i][::-1] for i in rows], codec.pad_id).flip(1).to(device)  # prompts end together
-        width = ids.shape[1]
-        lengths = torch.tensor([len(prompts[i]) for i in rows], device=device)
-        real = torch.arange(width, device=device) >= width - lengths[:, None]
-        output = model.generate(input_ids=ids, attention_mask=real.long(), generation_config=settings)
-        for row, new in zip(rows, output[:, width:].tolist(), strict=True):
-            responses[row] = new[: new.index(codec.eos_id) + 1] if codec.eos_id in new else new
-    return to_device(collate(prompts, responses, codec.pad_id, codec.eos_id), device)
+    with _attention(model, "sdpa"):  # flash attention cannot leave out the padding before a short prompt
+        for at in range(0, len(order), how.batch_size):
+            rows = order[at : at + how.batch_size]
+            batch = [prompts[i] for i in rows]
+            decoding = _Decoding(model, batch, uniforms[rows], how.temperature, codec, observe)
+            tokens[rows], logprobs[rows], seen[rows] = decoding.run()
+    is_eos = tokens == codec.eos_id
+    ended = is_eos.any(1)
+    length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)
+    responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
+    rollout = collate(prompts, responses, codec.pad_id, codec.eos_id, device)
+    longest = int(length.max())
+    return replace(rollout, logprobs=logprobs[:, :longest], seen=seen[:, :longest] if observe else None)
+
+
+def pick(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Draw from softmax(logits / temperature) by inverting its distribution function at given numbers in [0, 1).
+
+    Shapes: logits (B, V), uniforms (B,); returns ids (B,) int64 and their log-probabilities (B,) float32. At
+    temperature 0 the ids are the most likely ones, with their log-probabilities at temperature 1.
+    """
+    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if temperature:
+        heights = logp.exp().cumsum(-1)
+        ids = torch.searchsorted(heights, uniforms.unsqueeze(1) * heights[:, -1:], right=True)
+        ids = ids.clamp(max=logits.shape[1] - 1)
+    else:
+        ids = logp.argmax(-1, keepdim=True)
+    return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
+
+
+class _Decoding:
+    """One batch of prompts while their responses grow. All state lives in tensors that steps change in place."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[list[int]],
+        uniforms: Tensor,
+        temperature: float,
+        codec: Codec,
+        observe: Observer | None,
+    ):
+        self.decoder, self.head, self.observe = model.get_decoder(), model.get_output_embeddings(), observe
+        self.temperature, self.eos_id, self.pad_id = temperature, codec.eos_id, codec.pad_id
+        self.uniforms = uniforms
+        rows, self.room = uniforms.shape
+        device = uniforms.device
+        ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
+        self.width = ids.shape[1]
+        self.layers = [_Layer(self.width + self.room) for _ in range(model.config.num_hidden_layers)]
+        self.cache = Cache(layers=self.layers)
+        lengths = torch.tensor([len(p) for p in prompts], device=device)
+        self.real = torch.arange(self.width + self.room, device=device) >= self.width - lengths[:, None]
+        self.position = lengths[:, None] - 1  # of the newest token
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.tokens = torch.full((rows, self.room), self.pad_id, device=device)
+        self.logprobs, self.seen = torch.zeros(2, rows, self.room, device=device)
+        self.rows = torch.arange(rows, device=device)  # those of the batch that are still decoded
+        self.found = [x.clone() for x in (self.tokens, self.logprobs, self.seen)]  # the whole batch's
+        self._prefill(ids)
+
+    def run(self) -> list[Tensor]:
+        """Tokens (B, R), padding after EOS; their log-probabilities and what was seen (B, R), of no meaning there."""
+        on_cuda = self.tokens.is_cuda
+        graph: torch.cuda.CUDAGraph | None = None
+        for step in range(1, self.room):
+            if step % (CUDA_CHECK if on_cuda else 1) == 0:
+                left = int((~self.ended).sum())
+                if left == 0:
+                    break
+                if left <= len(self.rows) // 2:
+                    self._drop_ended()
+                    graph = None
+            window = self.width + step
+            if window > self.layers[0].window:
+                for layer in self.layers:
+                    layer.window = min(-(-window // WINDOW) * WINDOW, self.width + self.room)
+                graph = None
+            if graph is not None:
+                graph.replay()
+                continue
+            self._advance()
+            if on_cuda:  # the eager step before it has set up what a capture must not
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self._advance()
+        self._deliver()
+        return self.found
+
+    def _prefill(self, ids: Tensor) -> None:
+        real = self.real[:, : self.width]
+        mask = None
+        if not real.all():
+            causal = torch.ones(self.width, self.width, dtype=torch.bool, device=ids.device).tril()
+            own = torch.eye(self.width, dtype=torch.bool, device=ids.device)  # a softmax over nothing would be NaN
+            mask = (causal & (real[:, None, :] | own))[:, None]
+        positions = (real.cumsum(1) - 1).clamp(min=0)
+        self._draw(self._forward(ids, positions, mask))
+        self.slot = torch.tensor([self.width], device=ids.device)
+        for layer in self.layers:
+            layer.slot = self.slot
+
+    def _advance(self) -> None:
+        """Feed the newest token of every row and draw the next one."""
+        newest = self.tokens.index_select(1, self.step)
+        self.step += 1
+        self.position += 1
+        window = self.layers[0].window
+        slots = torch.arange(window, device=newest.device)
+        mask = self.real[:, :window] & (slots < self.width + self.step)
+        self._draw(self._forward(newest, self.position, mask[:, None, None]))
+        self.slot += 1
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """Hidden states (B, H) of the last place."""
+        states = self.decoder(
+            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
+        ).last_hidden_state
+        return states[:, -1]
+
+    def _draw(self, hidden: Tensor) -> None:
+        uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
+        ids, logp = pick(self.head(hidden), uniforms, self.temperature)
+        ids = ids.where(~self.ended, self.pad_id)
+        self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
+        self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
+        if self.observe is not None:
+            self.seen.index_copy_(1, self.step, self.observe(hidden).float().unsqueeze(1))
+        self.ended |= ids == self.eos_id
+
+    def _drop_ended(self) -> None:
+        self._deliver()
+        keep = (~self.ended).nonzero().squeeze(1)
+        for name in ("rows", "real", "position", "uniforms", "tokens", "logprobs", "seen", "ended"):
+            setattr(self, name, getattr(self, name)[keep])
+        for layer in self.layers:
+            layer.reorder_cache(keep)
+
+    def _deliver(self) -> None:
+        for whole, part in zip(self.found, (self.tokens, self.logprobs, self.seen), strict=True):
+            whole[self.rows] = part
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer in buffers that are allocated once; a step reads a view of the first `window`."""
+
+    def __init__(self, slots: int):
+        super().__init__()
+        self.slots = slots
+        self.window = 0
+        self.slot: Tensor | None = None  # (1,) where the next token goes; None while the prompts go in
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        rows, heads, _, size = key_states.shape
+        # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
+        self.keys = key_states.new_zeros(rows, heads, self.slots, size)
+        self.values = value_states.new_zeros(rows, heads, self.slots, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if self.slot is None:
+            self.lazy_initialization(key_states, value_states)
+            self.window = key_states.shape[2]
+            self.keys[:, :, : self.window] = key_states
+            self.values[:, :, : self.window] = value_states
+            return key_states, value_states
+        self.keys.index_copy_(2, self.slot, key_states)
+        self.values.index_copy_(2, self.slot, value_states)
+        return self.keys[:, :, : self.window], self.values[:, :, : self.window]
+
+    def get_seq_length(self) -> int:
+        return self.window
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.window, 0
+
+    def get_max_length(self) -> int:
+        return self.slots
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Another attention implementation for a while."""
+    usual = model.config._attn_implementation
+    if usual in (name, "eager"):
+        yield
+        return
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(usual)

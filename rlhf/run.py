@@ -179,11 +179,24 @@ class Run:
         hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
         write_json(folder / "checkpoint.json", {"step": step, "wall_seconds": self._wall(), "sha256": hashes})
         _sync_tree(folder)
-        final = self.path / "checkpoints" / f"step-{step:06d}"
+        final = self.checkpoint(step)
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
         _sync(final.parent)
         return final
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps whose checkpoints exist, in order."""
+        return sorted(checkpoint_step(folder) for folder in (self.path / "checkpoints").glob("step-*"))
+
+    def checkpoint(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def drop_checkpoints(self, keep: int, spare: int | None) -> None:
+        """Delete all but the newest `keep` checkpoints and the one of step `spare`."""
+        for step in self.checkpoint_steps()[:-keep]:
+            if step != spare:
+                shutil.rmtree(self.checkpoint(step))
 
     def latest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose every file has the hash it was written with; damaged ones are passed over."""

@@ -12,13 +12,16 @@ import torch
 
 
 class Telemetry:
-    """Sums wall seconds per named phase and the tokens that went through the model."""
+    """Sums wall and CPU seconds per named phase, the tokens that went through the model, and watches memory."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self.seconds: dict[str, float] = defaultdict(float)
+        self.cpu_seconds: dict[str, float] = defaultdict(float)
         self.tokens = 0
-        self._lap: dict[str, float] = {}
+        self._lap = {"total": time.monotonic(), "cpu/total": time.process_time()}
+        self._loaded: int | None = None
+        self._earlier_peak = 0  # before memory was watched from `loaded` on
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -26,17 +29,29 @@ class Telemetry:
     def phase(self, name: str) -> Iterator[None]:
         """Time a block; work queued on a GPU is waited for at both ends, so that it counts where it was asked for."""
         self._wait()
-        start = time.monotonic()
+        wall, cpu = time.monotonic(), time.process_time()
         try:
             yield
         finally:
             self._wait()
-            self.seconds[name] += time.monotonic() - start
+            self.seconds[name] += time.monotonic() - wall
+            self.cpu_seconds[name] += time.process_time() - cpu
+
+    def loaded(self) -> None:
+        """From here on memory is watched for what training adds to the loaded models."""
+        self._earlier_peak = self._peak()
+        if self.device.type == "cuda":
+            self._loaded = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            self._loaded = _forget_peak_rss()
 
     def lap(self) -> dict[str, float]:
-        """Seconds per phase since the last call."""
-        spent = {name: round(total - self._lap.get(name, 0.0), 4) for name, total in self.seconds.items()}
-        self._lap = dict(self.seconds)
+        """Wall seconds per phase since the last call, CPU seconds as `cpu/<phase>`; `total` is all that has passed."""
+        cpu = {**self.cpu_seconds, "total": time.process_time()}
+        totals = {**self.seconds, "total": time.monotonic(), **{f"cpu/{name}": value for name, value in cpu.items()}}
+        spent = {name: round(total - self._lap.get(name, 0.0), 4) for name, total in totals.items()}
+        self._lap = totals
         return spent
 
     def count(self, tokens: int) -> None:
@@ -46,13 +61,17 @@ class Telemetry:
     def costs(self) -> dict[str, Any]:
         """The cost keys of summary.json; tokens per second over all phases but `evaluate`, which counts no tokens."""
         seconds = sum(spent for name, spent in self.seconds.items() if name != "evaluate")
-        on_gpu = self.device.type == "cuda"
+        peak = self._peak()
         return {
             "tokens_per_second": round(self.tokens / seconds, 3) if self.tokens and seconds else None,
             "phase_seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            "peak_vram_bytes": torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
-            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_vram_bytes": max(self._earlier_peak, peak) if self.device.type == "cuda" else None,
+            "peak_rss_bytes": peak_rss_bytes() if self.device.type == "cuda" else max(self._earlier_peak, peak),
+            "peak_over_loaded_bytes": peak - self._loaded if self._loaded is not None else None,
         }
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_rss_bytes()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -63,6 +82,17 @@ def peak_rss_bytes() -> int:
     """Most memory that this process has held so far, as the operating system counts (Linux in KiB, macOS in bytes)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _forget_peak_rss() -> int | None:
+    """Start the operating system's record of this process's peak anew; returns what it holds now, None if it cannot."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:
+            handle.write("5")  # man 5 proc: resets VmHWM
+        with open("/proc/self/statm", encoding="ascii") as handle:
+            return int(handle.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return None
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.models.loading import adapter_weights
-from rlhf.objectives.logprobs import token_logprobs
+from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout import Rollout
 
 SCORE_WEIGHT = "base_model.model.score.weight"
-HEAD_CHUNK = 4096  # response tokens whose logits exist at the same time
+LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
 
 
 class SharedBase:
@@ -37,6 +37,7 @@ class SharedBase:
         self.trainable = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
+        self._active: str | None = None
         (first, path), *others = adapters.items()
         self.peft = PeftModel.from_pretrained(
             base, path / "adapter", adapter_name=first, is_trainable=first in self.trainable
@@ -81,11 +82,14 @@ class SharedBase:
 
     def activate(self, role: str) -> None:
         """Make a role's adapter the active one, with gradients if it is trainable; `base` switches all adapters off."""
+        if role == self._active:  # peft takes milliseconds to go through all layers
+            return
         if role == "base":
             self.peft.base_model.disable_adapter_layers()
-            return
-        self.peft.base_model.enable_adapter_layers()
-        self.peft.set_adapter(role, inference_mode=role not in self.trainable)
+        else:
+            self.peft.base_model.enable_adapter_layers()
+            self.peft.set_adapter(role, inference_mode=role not in self.trainable)
+        self._active = role
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention."""
@@ -100,19 +104,24 @@ class SharedBase:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.base.get_output_embeddings()(hidden)
 
-    def logprobs(self, hidden: Tensor, rollout: Rollout, temperature: float) -> Tensor:
-        """Log-probabilities (B, R) of the response tokens given `response_hidden`; 0 in masked slots.
+    def logprobs(
+        self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: str = "none"
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities (B, R) of the response tokens given `response_hidden`, and on demand entropies (B, R).
 
-        Logits are made for real response tokens only, a chunk at a time.
+        `entropy` as in `linear_token_logprobs`. Both are 0 in masked slots. Logits are made for real response tokens
+        only, a chunk at a time.
         """
         mask = rollout.mask
-        states, tokens = hidden[mask], rollout.tokens[mask]
-        parts = [
-            token_logprobs(self.logits(part).float() / temperature, ids)
-            for part, ids in zip(states.split(HEAD_CHUNK), tokens.split(HEAD_CHUNK), strict=True)
-        ]
-        found = torch.cat(parts)
-        return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask, found)
+        head = self.base.get_output_embeddings()
+        assert getattr(head, "bias", None) is None, "an output layer with a bias is not supported"
+        chunk = max(1, LOGITS // len(head.weight))
+        found = linear_token_logprobs(hidden[mask], head.weight, rollout.tokens[mask], temperature, chunk, entropy)
+
+        def spread(x: Tensor) -> Tensor:
+            return torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_scatter(mask, x)
+
+        return spread(found[0]), None if found[1] is None else spread(found[1])
 
     def values(self, hidden: Tensor) -> Tensor:
         """Values (B, R) of the states before each response token, float32."""
@@ -133,6 +142,7 @@ class SharedBase:
         config = LoraConfig.from_pretrained(rm_dir / "adapter")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         self.peft.add_adapter(role, config)
+        self._active = None
         lora = {name: value for name, value in weights.items() if "lora_" in name}
         outcome = set_peft_model_state_dict(self.peft, lora, adapter_name=role)
         assert not outcome.unexpected_keys

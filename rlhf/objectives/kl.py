@@ -31,3 +31,16 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
     if kind == "k3":
         return d.expm1() - d  # exp(d) - 1 would round to 0 for the small d of a young policy
     raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KINDS)}")
+
+
+def adapt(coef: float, measured: float, target: float, rate: float) -> float:
+    """The next KL coefficient of a controller that steers the divergence to a target (arXiv 1909.08593, section 2.2).
+
+    e = clip((measured - target) / target, -0.2, 0.2);   coef <- coef (1 + rate e)
+
+    measured, target: the divergence in one unit, here nats per token. Raises ValueError unless target is above 0.
+    """
+    if not target > 0:
+        raise ValueError(f"the target must be above 0, not {target}")
+    error = min(max(measured / target - 1, -0.2), 0.2)
+    return coef * (1 + rate * error)

@@ -31,3 +31,72 @@ def entropy(logits: Tensor) -> Tensor:
     logp = at_least_float32(logits).log_softmax(-1)
     # p log p tends to 0 where p is 0; a finite log p keeps 0 * -inf out of the value and the gradient.
     return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)
+
+
+def linear_token_logprobs(
+    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0, chunk: int = 4096, entropy: str = "none"
+) -> tuple[Tensor, Tensor | None]:
+    """`token_logprobs(hidden @ weight.T / temperature, ids)` for a frozen output matrix, a chunk of tokens at a time.
+
+    With d log p(id) / d hidden = (weight[id] - sum_v p_v weight[v]) / temperature, the forward pass can make the
+    gradient while a chunk's logits exist and keep (N, H) of it: no logits are stored for the backward pass and none
+    are computed twice. `entropy` asks for the entropy of each distribution too: "value" gives it without a gradient,
+    "gradient" keeps one in the same way, for another product of the chunk with `weight`.
+
+    Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns two (N,) tensors in float32
+    or wider, the second None unless asked for. At most `chunk` x V logits exist at a time, in two or three copies.
+    Raises ValueError when the shapes do not fit, `entropy` is another word or `weight` requires a gradient.
+    """
+    if hidden.dim() != 2 or ids.shape != hidden.shape[:1] or weight.shape[1:] != hidden.shape[1:]:
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and ids {tuple(ids.shape)} do not fit: "
+            "want (N, H), (V, H) and (N,)"
+        )
+    if entropy not in ("none", "value", "gradient"):
+        raise ValueError(f"entropy must be none, value or gradient, not {entropy!r}")
+    if weight.requires_grad:
+        raise ValueError("the output matrix must be frozen: it would get no gradient from here")
+    logp, entropies = _LinearLogprobs.apply(hidden, weight, ids, temperature, chunk, entropy)
+    return logp, None if entropy == "none" else entropies
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, ids, temperature, chunk, entropy):
+        need_grad = ctx.needs_input_grad[0]
+        logp_slopes, entropy_slopes = [], []  # gradients with respect to hidden
+        logps, entropies = [], []
+        for states, tokens in zip(hidden.split(chunk), ids.split(chunk), strict=True):
+            logits = at_least_float32(states @ weight.T)
+            if temperature != 1.0:
+                logits = logits / temperature
+            picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+            normaliser = logits.logsumexp(1)
+            logps.append(picked - normaliser)
+            if not need_grad and entropy == "none":
+                continue
+            logp = logits.sub_(normaliser.unsqueeze(1))
+            p = logp.exp()
+            if entropy != "none":
+                # p log p tends to 0 where p is 0; a finite log p keeps 0 * -inf out
+                weighted = logp.clamp_(min=torch.finfo(logp.dtype).min).mul_(p)
+                entropies.append(-weighted.sum(1))
+                if need_grad and entropy == "gradient":
+                    slope = weighted.addcmul_(p, entropies[-1].unsqueeze(1)).neg_()
+                    entropy_slopes.append(slope.to(weight.dtype) @ weight / temperature)
+            if need_grad:
+                # 1 - p is formed in float32: rounded after the difference, it survives where the policy is confident
+                slope = p.neg_().scatter_add_(1, tokens.unsqueeze(1), torch.ones_like(picked).unsqueeze(1))
+                logp_slopes.append(slope.to(weight.dtype) @ weight / temperature)
+        if need_grad:
+            ctx.save_for_backward(*(torch.cat(parts) for parts in (logp_slopes, entropy_slopes) if parts))
+        logp = torch.cat(logps)
+        found = torch.cat(entropies) if entropies else logp.new_zeros(0)
+        if entropy != "gradient":
+            ctx.mark_non_differentiable(found)
+        return logp, found
+
+    @staticmethod
+    def backward(ctx, *grads):
+        terms = [grad.unsqueeze(1) * slope for grad, slope in zip(grads, ctx.saved_tensors, strict=False)]
+        return sum(terms).to(ctx.saved_tensors[0].dtype), None, None, None, None, None

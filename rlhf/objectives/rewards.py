@@ -3,7 +3,33 @@
 import torch
 from torch import Tensor
 
-from .masked import check, zero_pads
+from .masked import at_least_float32, check, zero_pads
+
+
+def shape_scores(
+    scores: Tensor,
+    ended: Tensor,
+    *,
+    mean: float = 0.0,
+    sd: float = 1.0,
+    sigmoid: bool = False,
+    clip: float | None = None,
+    missing_eos_penalty: float = 0.0,
+) -> Tensor:
+    """From the reward model's raw scores to those that PPO is given.
+
+    s = (score - mean) / sd;   sigmoid: s = 1 / (1 + exp(-s));   clip: s = clamp(s, -clip, clip);
+    a response without EOS loses `missing_eos_penalty` after all that.
+
+    Shapes: scores, ended (B,), ended bool; returns (B,) float32 or wider. Raises ValueError when shapes differ.
+    """
+    check(ended, scores=scores)
+    s = (at_least_float32(scores) - mean) / sd
+    if sigmoid:
+        s = s.sigmoid()
+    if clip is not None:
+        s = s.clamp(-clip, clip)
+    return s - missing_eos_penalty * ~ended
 
 
 def shape_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:

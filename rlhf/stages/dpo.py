@@ -14,7 +14,7 @@ from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation import compare, measure, sample_of
 from rlhf.models.loading import load_base, load_codec, save_adapter, trainable_adapter
 from rlhf.models.shared_base import SharedBase
-from rlhf.rollout import Sampling, collate, to_device
+from rlhf.rollout import Sampling, collate
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.stages.rm import accuracy, encode_pairs, longest
@@ -89,17 +89,15 @@ def preference_accuracy(
     gains = []
     for side in (0, 1):
         sequences = [pair[side] for pair in pairs]
-        rollout = to_device(
-            collate([s.prompt for s in sequences], [s.response for s in sequences], codec.pad_id, codec.eos_id),
-            shared.device,
-        )
+        prompts, responses = [s.prompt for s in sequences], [s.response for s in sequences]
+        rollout = collate(prompts, responses, codec.pad_id, codec.eos_id, shared.device)
         gain = torch.empty(len(pairs))
         for index in rollout.by_length(batch_size):
             part = rollout.rows(index)
             logp = {}
             for role in ("policy", "reference"):
                 shared.activate(role)
-                logp[role] = shared.logprobs(shared.response_hidden(part), part, 1.0).sum(1)
+                logp[role] = shared.logprobs(shared.response_hidden(part), part, 1.0)[0].sum(1)
             gain[index.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
         gains.append(gain)
     return accuracy(gains[0] - gains[1])

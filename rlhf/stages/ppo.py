@@ -5,12 +5,15 @@ and never the result: every denominator is the minibatch's number of response to
 """
 
 import math
+import random
+import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
@@ -24,11 +27,11 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives import kl as kls
 from rlhf.objectives.gae import gae
 from rlhf.objectives.losses import ppo_policy_loss, ppo_value_loss
-from rlhf.objectives.masked import explained_variance, masked_mean, whiten
-from rlhf.objectives.rewards import shape_rewards
+from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
+from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe import Ppo
-from rlhf.rollout import Rollout, Sampling, sample
-from rlhf.run import Run, RunError
+from rlhf.rollout import Observer, Rollout, Sampling, sample
+from rlhf.run import Run, RunError, read_lines, write_json
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
 
@@ -45,6 +48,7 @@ class Experience:
     ref: Tensor  # under the reference
     values: Tensor
     scores: Tensor  # (B,) raw scores of the reward model
+    final: Tensor  # (B,) the same as the rewards hold them: normalised, clipped, without EOS penalised
     kl: Tensor
     rewards: Tensor
     advantages: Tensor
@@ -71,11 +75,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
         shared.base.enable_input_require_grads()
     shared.add_reward(rm)
 
-    def draw(step: int) -> Rollout:
+    def draw(step: int, observe: Observer | None = None) -> Rollout:
         """Responses of the policy to the prompts of a step."""
         shared.activate("policy")
         order = prompt_order(len(prompts), step, options.batch_size, recipe.seed)
-        return sample(shared.base, [prompts[i] for i in order], codec, how)
+        return sample(shared.base, [prompts[i] for i in order], codec, how, observe)
 
     def evaluate(role: str) -> Measured:
         truth = recipe.data.source == "toy"
@@ -89,20 +93,22 @@ def run_stage(run: Run, device: torch.device) -> Result:
         norm = score_norm(shared, draw, options) if options.normalize_scores else (0.0, 1.0)
         trained = Trained(shared, rm, options, norm)
     after: Measured | None = None
+    telemetry.loaded()
 
     with Bar("ppo", options.steps) as bar:
         for step in range(trained.step, options.steps):
+            last = step + 1 == options.steps
+            save = last or (step + 1) % options.save_steps == 0
             with telemetry.phase("rollout"):
-                rollout = draw(step)
+                rollout = draw(step, trained.observer)
             with telemetry.phase("score"):
-                experience = collect(shared, rollout, trained.norm, options)
+                experience = collect(trained, rollout)
+            values = describe(experience, trained)
             with telemetry.phase("update"):
-                stats = trained.update(experience)
+                values |= trained.update(experience)
             tokens = int((rollout.prompt_length + rollout.response_length).sum())
             telemetry.count(tokens)
-            values = describe(experience, trained.norm, options) | stats
-            last = step + 1 == options.steps
-            if last or (step + 1) % options.eval_steps == 0:
+            if save or (step + 1) % options.eval_steps == 0:
                 with telemetry.phase("evaluate"):
                     after = evaluate("policy")
                 values |= {f"eval/{name}": value for name, value in compare(before, after).items()}
@@ -111,14 +117,27 @@ def run_stage(run: Run, device: torch.device) -> Result:
             if last or (step + 1) % options.logging_steps == 0:
                 run.log(step + 1, values)
                 run.log_telemetry(step + 1, {**telemetry.lap(), "tokens": tokens})
-            if last or (step + 1) % options.save_steps == 0:
+            if save:
                 run.save_checkpoint(step + 1, lambda folder: trained.save(run, folder))
+                best = name_best(run, options.best_kl_limit)
+                if options.keep_checkpoints != "all":
+                    run.drop_checkpoints(options.keep_checkpoints, spare=best)
             score, divergence = values["objective/scores"], values["objective/kl_per_token"]
             bar.update(step + 1, f"score {score:.3f}  KL/token {divergence:.3f}")
 
+    best = name_best(run, options.best_kl_limit)
+    if options.adapter == "best" and best is None:
+        print(
+            f"ppo: no checkpoint is within best_kl_limit: {options.best_kl_limit} nats/token; the result is the last",
+            file=sys.stderr,
+        )
+    elif options.adapter == "best" and best is not None and best != trained.step:
+        trained.take_policy(run.checkpoint(best))
+        after = None
     save_adapter(shared.peft, run, run.path / "adapter", adapter="policy")
-    after = after or evaluate("policy")  # a run that was stopped after its last step has not been evaluated
-    return Result(compare(before, after), telemetry.costs(), sample_of(codec, heldout, before, after))
+    after = after or evaluate("policy")  # also when a run that was stopped after its last step goes on
+    metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
+    return Result(metrics, telemetry.costs(), sample_of(codec, heldout, before, after))
 
 
 def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
@@ -151,8 +170,9 @@ def score_norm(shared: SharedBase, draw: Callable[[int], Rollout], options: Ppo)
 
 
 @torch.no_grad()
-def collect(shared: SharedBase, rollout: Rollout, norm: tuple[float, float], options: Ppo) -> Experience:
+def collect(trained: "Trained", rollout: Rollout) -> Experience:
     """Score a batch of rollouts with every role and turn the result into advantages and returns."""
+    shared, options = trained.shared, trained.options
     shared.base.eval()
     mask = rollout.mask
     size = options.per_device_train_batch_size
@@ -169,28 +189,41 @@ def collect(shared: SharedBase, rollout: Rollout, norm: tuple[float, float], opt
         return found
 
     def logprobs(part: Rollout, hidden: Tensor) -> Tensor:
-        return shared.logprobs(hidden, part, options.temperature)
+        return shared.logprobs(hidden, part, options.temperature)[0]
 
     def critic(part: Rollout, hidden: Tensor) -> Tensor:
         return shared.values(hidden)
 
-    if shared.value_role == "policy":
-        old, values = fill("policy", logprobs, critic)
+    if options.old_logprobs == "recompute":
+        old, *values = fill("policy", logprobs, *([critic] if trained.on_policy else []))
     else:
-        (old,), (values,) = fill("policy", logprobs), fill("value", critic)
+        assert rollout.logprobs is not None
+        old = zero_pads(rollout.logprobs, mask)
+        values = [zero_pads(rollout.seen, mask)] if rollout.seen is not None else []
+    if not trained.on_policy:
+        values = fill("value", critic)
     (ref,) = fill("reference", logprobs)
     scores = torch.empty(len(mask), device=mask.device)
     for index in rollout.by_length(size):
         scores[index] = shared.scores(rollout.rows(index))
 
     kl = kls.estimate(old, ref, options.kl_estimator)
-    mean, sd = norm
-    final = (scores - mean) / sd - (options.missing_eos_penalty or 0.0) * ~rollout.ended
-    rewards = shape_rewards(kl, final, mask, options.kl_coef)
-    advantages, returns = gae(rewards, values, mask, options.gamma, options.lam)
+    final = shape_scores(
+        scores,
+        rollout.ended,
+        mean=trained.norm[0],
+        sd=trained.norm[1],
+        sigmoid=options.sigmoid_scores,
+        clip=options.score_clip,
+        missing_eos_penalty=options.missing_eos_penalty or 0.0,
+    )
+    rewards = shape_rewards(kl, final, mask, trained.kl_coef if options.kl_penalty == "reward" else 0.0)
+    if options.whiten_rewards:
+        rewards = whiten(rewards, mask, shift_mean=False)
+    advantages, returns = gae(rewards, values[0], mask, options.gamma, options.lam)
     if options.whiten_advantages:
         advantages = whiten(advantages, mask)
-    return Experience(rollout, old, ref, values, scores, kl, rewards, advantages, returns)
+    return Experience(rollout, old, ref, values[0], scores, final, kl, rewards, advantages, returns)
 
 
 class Trained:
@@ -198,7 +231,8 @@ class Trained:
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: tuple[float, float]):
         self.shared, self.options, self.norm = shared, options, norm
-        shared.add_value(options.value_model, rm_dir, *norm)
+        # 1 / (1 + e^-s) is about 1/2 + s/4, which a critic that starts as a linear function of the score can be
+        shared.add_value(options.value_model, rm_dir, *((-2.0, 4.0) if options.sigmoid_scores else norm))
         self.policy = shared.parameters("policy")
         assert shared.value_head is not None
         self.value = list(shared.value_head.parameters())
@@ -214,26 +248,50 @@ class Trained:
         )
         self.optimizer.step()  # without gradients nothing moves; the schedule wants it before its own first step
         self.schedule.step()  # transformers' schedules begin at 0, which would waste the first batch of rollouts
+        self.kl_coef = options.kl_coef
         self.step = 0
 
+    @property
+    def observer(self) -> Observer | None:
+        """What sampling shall note beside the tokens: values, where they need no pass of their own."""
+        return self.shared.values if self.options.old_logprobs == "rollout" and self.on_policy else None
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the critic stands on the policy's hidden states."""
+        return self.shared.value_role == "policy"
+
     def update(self, e: Experience) -> dict[str, float]:
-        """`num_ppo_epochs` passes over the batch; returns means of the statistics over all response tokens."""
+        """`num_ppo_epochs` passes over the batch; returns means of the statistics over the tokens that were used.
+
+        Stops before the minibatch whose approxkl exceeds `max_update_kl`; then steers the KL coefficient.
+        """
         options = self.options
         self.shared.base.train(options.gradient_checkpointing)  # dropout is 0; checkpointing asks for train mode
-        sums: dict[str, float] = defaultdict(float)
-        for _ in range(options.num_ppo_epochs):
-            order = torch.randperm(len(e.scores)).to(e.scores.device)
-            for mini in order.chunk(options.num_mini_batches):
-                tokens = e.rollout.response_length[mini].sum()
-                micro_batches = [mini[i] for i in e.rollout.rows(mini).by_length(options.per_device_train_batch_size)]
-                for index in micro_batches:
-                    for name, value in self._backward(e, index, tokens).items():
-                        sums[name] += value / (options.num_ppo_epochs * options.num_mini_batches)
-                sums["policy/grad_norm"] += self._optimizer_step() / (options.num_ppo_epochs * options.num_mini_batches)
-        sums["lr"] = self.schedule.get_last_lr()[0]
+        done: list[dict[str, float]] = []
+        for mini in self._minibatches(len(e.scores)):
+            tokens = e.rollout.response_length[mini].sum()
+            stats: dict[str, float] = defaultdict(float)
+            for index in e.rollout.rows(mini).by_length(options.per_device_train_batch_size):
+                for name, value in self._backward(e, mini[index], tokens).items():
+                    stats[name] += value
+            if options.max_update_kl is not None and done and stats["policy/approxkl_avg"] > options.max_update_kl:
+                self.optimizer.zero_grad()
+                break
+            done.append(stats | self._optimizer_step())
+        found = {name: sum(stats[name] for stats in done) / len(done) for name in done[0]}
+        found |= {"update/optimizer_steps": len(done), "lr": self.schedule.get_last_lr()[0]}
+        if options.kl_target is not None:
+            measured = masked_mean(e.kl, e.rollout.mask).item()
+            self.kl_coef = kls.adapt(self.kl_coef, measured, options.kl_target, options.kl_adapt_rate)
         self.schedule.step()
         self.step += 1
-        return dict(sums)
+        return found
+
+    def _minibatches(self, count: int) -> Iterator[Tensor]:
+        """Row indices of each minibatch, epoch after epoch, every epoch in an order of its own."""
+        for _ in range(self.options.num_ppo_epochs):
+            yield from torch.randperm(count).to(self.shared.device).chunk(self.options.num_mini_batches)
 
     def _backward(self, e: Experience, index: Tensor, tokens: Tensor) -> dict[str, float]:
         """Add one micro-batch's share of the minibatch's gradient; returns its share of the statistics."""
@@ -242,89 +300,146 @@ class Trained:
         mask = part.mask
         width = mask.shape[1]
         share = mask.sum() / tokens
+        teach_policy = self.step >= options.value_warmup_steps
 
         shared.activate("policy")
-        hidden = shared.response_hidden(part)
-        logp = shared.logprobs(hidden, part, options.temperature)
-        policy_loss, policy = ppo_policy_loss(
-            logp, e.old[index, :width], e.advantages[index, :width], mask, options.cliprange
-        )
-        if shared.value_role == "value":  # a trunk of its own: forward and backward stay inside one role
-            (policy_loss * share).backward()
+        with torch.set_grad_enabled(teach_policy):
+            hidden = shared.response_hidden(part)
+            wanted = "gradient" if options.entropy_coef else "value"
+            logp, entropy = shared.logprobs(hidden, part, options.temperature, wanted)
+            loss, policy = ppo_policy_loss(
+                logp, e.old[index, :width], e.advantages[index, :width], mask, options.cliprange
+            )
+            assert entropy is not None
+            mean_entropy = masked_mean(entropy, mask)
+            stats = {
+                "loss/policy_avg": loss,
+                "policy/entropy_avg": mean_entropy,
+                "policy/clipfrac_avg": policy["clipfrac"],
+                "policy/approxkl_avg": policy["approxkl"],
+                "val/ratio": policy["ratio"],
+            }
+            if options.kl_penalty == "loss":
+                stats["loss/kl_avg"] = masked_mean(kls.estimate(logp, e.ref[index, :width], options.kl_estimator), mask)
+                loss = loss + self.kl_coef * stats["loss/kl_avg"]
+            if options.entropy_coef:
+                loss = loss - options.entropy_coef * mean_entropy
+        if not self.on_policy:  # a trunk of its own: forward and backward stay inside one role
+            if teach_policy:
+                (loss * share).backward()
             shared.activate("value")
             hidden = shared.response_hidden(part)
         value_loss, value = ppo_value_loss(
             shared.values(hidden), e.values[index, :width], e.returns[index, :width], mask, options.cliprange_value
         )
-        remaining = options.vf_coef * value_loss + (policy_loss if shared.value_role == "policy" else 0.0)
+        stats |= {"loss/value_avg": value_loss, "val/clipfrac_avg": value["clipfrac"]}
+        remaining = options.vf_coef * value_loss + (loss if self.on_policy else 0.0)
         (remaining * share).backward()
-        stats = {
-            "loss/policy_avg": policy_loss,
-            "loss/value_avg": value_loss,
-            "policy/clipfrac_avg": policy["clipfrac"],
-            "policy/approxkl_avg": policy["approxkl"],
-            "val/ratio": policy["ratio"],
-            "val/clipfrac_avg": value["clipfrac"],
-        }
         return {name: (number.detach() * share).item() for name, number in stats.items()}
 
-    def _optimizer_step(self) -> float:
-        norm = nn.utils.clip_grad_norm_(self.policy, self.options.max_grad_norm)
-        if not norm.isfinite():
-            raise RunError(f"ppo: the gradient is not finite in step {self.step + 1}; lower ppo.learning_rate")
-        nn.utils.clip_grad_norm_(self.value, self.options.max_grad_norm)
+    def _optimizer_step(self) -> dict[str, float]:
+        norms = [nn.utils.clip_grad_norm_(group, self.options.max_grad_norm) for group in (self.policy, self.value)]
+        if not all(norm.isfinite() for norm in norms):
+            raise RunError(
+                f"ppo: the gradient is not finite in step {self.step + 1}; lower ppo.learning_rate or "
+                "ppo.value_learning_rate"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return norm.item()
+        return {"policy/grad_norm": norms[0].item(), "val/grad_norm": norms[1].item()}
 
     def save(self, run: Run, folder: Path) -> None:
         """Everything from which the next step follows; the order of prompts is a function of seed and step."""
         state: dict[str, Any] = {
             "step": self.step,
             "norm": self.norm,
+            "kl_coef": self.kl_coef,
             "policy": [p.detach().cpu() for p in self.policy],
             "value": [p.detach().cpu() for p in self.value],
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "random": random_state(),
         }
         torch.save(state, folder / "state.pt")
         save_adapter(self.shared.peft, run, folder / "adapter", adapter="policy")
 
     @classmethod
     def load(cls, shared: SharedBase, rm_dir: Path, options: Ppo, folder: Path) -> "Trained":
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint. Raises RunError when it was written by another version of this code."""
         state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or "random" not in state:
+            raise RunError(f"{folder}/state.pt is not a checkpoint of this version; run ppo without --resume")
         found = cls(shared, rm_dir, options, state["norm"])
-        with torch.no_grad():
-            for name in ("policy", "value"):
-                for parameter, saved in zip(getattr(found, name), state[name], strict=True):
-                    parameter.copy_(saved)
+        _copy(found.policy, state["policy"])
+        _copy(found.value, state["value"])
         found.optimizer.load_state_dict(state["optimizer"])
         found.schedule.load_state_dict(state["schedule"])
-        found.step = state["step"]
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"]:
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        found.step, found.kl_coef = state["step"], state["kl_coef"]
+        set_random_state(state["random"])
         return found
 
+    def take_policy(self, folder: Path) -> None:
+        """The policy's weights of another checkpoint of this run."""
+        _copy(self.policy, torch.load(folder / "state.pt", map_location="cpu", weights_only=True)["policy"])
 
-def describe(e: Experience, norm: tuple[float, float], options: Ppo) -> dict[str, float]:
+
+@torch.no_grad()
+def _copy(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator that a step may draw from, of numbers and tensors only."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+
+
+def name_best(run: Run, kl_limit: float | None) -> int | None:
+    """Find the checkpoint with the highest held-out score among those within the KL limit; write checkpoints/best.json.
+
+    Returns its step, None when no checkpoint is within the limit; best.json then says so.
+    """
+    saved = set(run.checkpoint_steps())
+    rows = [row for row in read_lines(run.path / "metrics.jsonl") if row["step"] in saved]
+    facts = [{"step": row["step"], **{k: row[f"eval/{k}"] for k in ("score", "kl_per_token")}} for row in rows]
+    within = [fact for fact in facts if kl_limit is None or fact["kl_per_token"] <= kl_limit]
+    best = max(within, key=lambda fact: (fact["score"], -fact["step"]), default=None)
+    write_json(run.path / "checkpoints" / "best.json", {"kl_limit": kl_limit, "best": best, "checkpoints": facts})
+    return best["step"] if best else None
+
+
+def describe(e: Experience, trained: Trained) -> dict[str, float]:
     """The batch in the field's terms; each key is explained in docs/metrics.md."""
     mask = e.rollout.mask
     per_response = (e.kl * mask).sum(1)
-    normalised = (e.scores - norm[0]) / norm[1]
+    in_reward = trained.kl_coef if trained.options.kl_penalty == "reward" else 0.0
     found = {
         "objective/kl": per_response.mean(),
         "objective/kl_per_token": masked_mean(e.kl, mask),
         "objective/scores": e.scores.mean(),
-        "objective/scores_normalized": normalised.mean(),
-        "objective/non_score_reward": -options.kl_coef * per_response.mean(),
+        "objective/scores_shaped": e.final.mean(),
+        "objective/non_score_reward": -in_reward * per_response.mean(),
         "objective/rlhf_reward": (e.rewards * mask).sum(1).mean(),
         "policy/entropy_estimate": -masked_mean(e.old, mask),
         "val/explained_variance": explained_variance(e.values, e.returns, mask),
         "response/length": e.rollout.response_length.float().mean(),
         "response/eos_rate": e.rollout.ended.float().mean(),
     }
-    return {name: value.item() for name, value in found.items()}
+    if e.rollout.logprobs is not None:
+        mismatch = (zero_pads(e.rollout.logprobs, mask) - e.old).abs()
+        found |= {"rollout/logprob_diff_avg": masked_mean(mismatch, mask), "rollout/logprob_diff_max": mismatch.max()}
+    return {name: value.item() for name, value in found.items()} | {"objective/kl_coef": trained.kl_coef}

@@ -76,7 +76,7 @@ def updated(run: Run, rollout: Rollout, kind: str = "head", change: Callable = l
     """Trainable weights after one step on the same rollouts, and the step's statistics."""
     trained = trainer(run, kind, **changes)
     change(trained.shared)
-    experience = collect(trained.shared, rollout, NORM, trained.options)
+    experience = collect(trained, rollout)
     torch.manual_seed(1)
     stats = trained.update(experience)
     return torch.cat([p.detach().flatten() for p in (*trained.policy, *trained.value)]), stats, experience
@@ -131,7 +131,7 @@ def test_only_policy_and_value_move(run, rollout, kind):
     before = {name: p.detach().clone() for name, p in shared.peft.named_parameters()}
     score = shared.score_head.weight.clone()
     head = shared.value_head.weight.detach().clone()
-    trained.update(collect(shared, rollout, NORM, trained.options))
+    trained.update(collect(trained, rollout))
     trainable = {"policy", "value"} if kind == "adapter" else {"policy"}
     moved = {name for name, p in shared.peft.named_parameters() if not torch.equal(p, before[name])}
     expected = {name for name in before if any(f".{role}." in name for role in trainable)}
@@ -163,14 +163,15 @@ def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advant
 
 
 def test_at_the_start_the_policy_is_the_reference(run, rollout):
-    experience = collect(trainer(run).shared, rollout, NORM, options(value_model="head"))
+    trained = trainer(run)
+    experience = collect(trained, rollout)
     assert torch.equal(experience.old, experience.ref)
-    assert describe(experience, NORM, options())["objective/kl"] == 0
+    assert describe(experience, trained)["objective/kl"] == 0
 
 
 def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(run, rollout):
     trained = trainer(run, missing_eos_penalty=2.0, kl_coef=0.3)
-    experience = collect(trained.shared, rollout, NORM, trained.options)
+    experience = collect(trained, rollout)
     for row, length in enumerate(rollout.response_length.tolist()):
         score = (experience.scores[row].item() - NORM[0]) / NORM[1] - (2.0 if row == 1 else 0.0)
         expected = [-0.3 * k for k in experience.kl[row, :length].tolist()]
@@ -182,7 +183,7 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
     base = str(run.parent("pretrain") / "model")
-    experience = collect(trainer(run).shared, rollout, NORM, options())
+    experience = collect(trainer(run), rollout)
     sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.parent("sft") / "adapter").eval()
     rm = PeftModel.from_pretrained(
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parent("rm") / "adapter"
@@ -209,14 +210,14 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
 
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path):
     trained = trainer(run, "adapter")
-    trained.update(collect(trained.shared, rollout, NORM, trained.options))
+    trained.update(collect(trained, rollout))
     (tmp_path / "step-000001").mkdir()
     trained.save(run, tmp_path / "step-000001")
-    trained.update(collect(trained.shared, rollout, NORM, trained.options))
+    trained.update(collect(trained, rollout))
 
     again = Trained.load(roles(run), run.parent("rm"), trained.options, tmp_path / "step-000001")
     assert (again.step, again.norm) == (1, NORM)
-    again.update(collect(again.shared, rollout, NORM, again.options))
+    again.update(collect(again, rollout))
     for a, b in zip((*trained.policy, *trained.value), (*again.policy, *again.value), strict=True):
         assert torch.equal(a, b)
 
@@ -278,6 +279,6 @@ def test_rows_of_a_rollout_keep_their_tokens(rollout):
 
 
 def test_unused_experience_slots_are_zero(run, rollout):
-    experience: Experience = collect(trainer(run).shared, rollout, NORM, options())
+    experience: Experience = collect(trainer(run), rollout)
     for tensor in (experience.old, experience.ref, experience.rewards, experience.advantages, experience.returns):
         assert not tensor[~rollout.mask].any()

@@ -410,9 +410,9 @@ def test_ppo_is_rewarded_with_scores_in_units_of_sft(spied):
     ((mean, sd),) = spied.norms
     assert (mean, sd) != (0.0, 1.0)
     (logged,) = read_lines(spied.out / ROOT / "ppo/metrics.jsonl")
-    normalised = (logged["objective/scores"] - mean) / sd
-    assert logged["objective/scores_normalized"] == pytest.approx(normalised, abs=1e-5)
-    reward = normalised + logged["objective/non_score_reward"]
+    shaped = (logged["objective/scores"] - mean) / sd
+    assert logged["objective/scores_shaped"] == pytest.approx(shaped, abs=1e-5)
+    reward = shaped + logged["objective/non_score_reward"]
     assert logged["objective/rlhf_reward"] == pytest.approx(reward, abs=1e-5)
 
 
@@ -532,7 +532,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
         if independent:
             reference_step(step.shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
         else:
-            experience = ppo.collect(step.shared, rollout, NORM, settings)
+            experience = ppo.collect(step, rollout)
             step.optimizer = torch.optim.SGD(groups)
             torch.manual_seed(1)
             stats = step.update(experience)
@@ -562,14 +562,14 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
     for group in (policy, value):
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-5, 0.0)
-    step.update(ppo.collect(shared, rollout, NORM, settings))
+    step.update(ppo.collect(step, rollout))
     assert {int(state["step"]) for state in step.optimizer.state.values()} == {3 * 4}
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
     settings = small(ppo__whiten_advantages=wanted).recipe.ppo
-    experience = ppo.collect(trained_roles(trained, settings).shared, rollout, NORM, settings)
+    experience = ppo.collect(trained_roles(trained, settings), rollout)
     real = torch.cat([row[:n] for row, n in zip(experience.advantages, LENGTHS, strict=True)])
     assert len(real) == sum(LENGTHS)
     assert (abs(real.mean().item()) < 1e-5) is wanted
@@ -602,4 +602,5 @@ def test_scores_stay_as_they_are_where_the_recipe_says_so(trained, tmp_path):
     loaded = small(ppo__steps=1, ppo__normalize_scores=False)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
     (logged,) = read_lines(tmp_path / ROOT / "ppo/metrics.jsonl")
-    assert logged["objective/scores_normalized"] == logged["objective/scores"]
+    penalty = 1.0 - logged["response/eos_rate"]
+    assert logged["objective/scores_shaped"] == pytest.approx(logged["objective/scores"] - penalty, abs=1e-6)

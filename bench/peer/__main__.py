@@ -1,0 +1,238 @@
+"""`make bench-peer`: one PPO step here beside one of TRL 1.12's PPOTrainer, on the same model, prompts and lengths.
+
+Both run in processes of their own, in turn, several times; figures are medians over all measured steps. TRL 1.12 is
+the last release with the trainer and lives in an environment of its own. Ours is the real stage: `rlhf run ppo`.
+"""
+
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import venv
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rlhf.console import OUT, rows_table
+from rlhf.run import read_json, read_lines, write_json
+
+ROOT = Path(__file__).parents[2]
+RECIPE = Path(__file__).parent / "recipe" / "v1"
+TRL = "1.12.0"
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 640,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+    },
+    "7b": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+}
+BATCH = 32
+OURS = {  # what is compared: overrides of the recipe
+    "ours, value head on the policy": {},
+    "ours, value head, log-probs recomputed": {"ppo.old_logprobs": "recompute"},
+    "ours, critic with an adapter": {"ppo.old_logprobs": "recompute", "ppo.value_model": "adapter"},
+}
+THEIRS = {"TRL, value model trained whole": [], "TRL, value model through LoRA": ["--lora-value"]}
+REFERENCE = next(iter(THEIRS))
+
+
+def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
+    """A Llama with random weights, a tokenizer whose every word is one token, and prompts, as text and as ids."""
+    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(SIZES[size]["vocab_size"] - 4))]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    tokenizer.save_pretrained(folder / "base")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    config = LlamaConfig(
+        **SIZES[size], max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        torch.set_default_dtype(dtype)
+        LlamaForCausalLM(config).save_pretrained(folder / "base")
+        torch.set_default_dtype(torch.float32)
+    draw = random.Random(0)
+
+    def text(low: int, high: int) -> str:
+        return " ".join(f"w{draw.randrange(len(words) - 4)}" for _ in range(draw.randint(low, high)))
+
+    rows = [
+        {"prompt": text(47, 79), "chosen": text(64, 64), "rejected": text(64, 64)}
+        for _ in range(2 * BATCH * (steps + 1))
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
+    (folder / "prompts.json").write_text(json.dumps(prompts))
+    write_json(folder / "settings.json", {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH})
+
+
+def peer_python(folder: Path) -> Path:
+    """The interpreter of an environment that holds TRL 1.12 and otherwise the versions that are installed here."""
+    python = folder / "bin" / "python"
+    if subprocess.run([python, "-c", f"import trl; assert trl.__version__ == '{TRL}'"], capture_output=True).returncode:
+        OUT.print(f"installing TRL {TRL} into {folder}")
+        venv.create(folder, with_pip=True, clear=True)
+        others = [f"{name}=={version(name)}" for name in ("torch", "transformers", "peft", "accelerate", "datasets")]
+        pins = [pin.split("+")[0] for pin in others]  # a local version, as 2.13.0+cpu, is not one that can be asked for
+        subprocess.run([python, "-m", "pip", "install", "--quiet", f"trl=={TRL}", *pins], check=True)
+    return python
+
+
+def run_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro: int) -> dict[str, Any]:
+    """One run of the stage; the same keys as TRL's script prints."""
+    settings = read_json(inputs / "settings.json") or {}
+    base = inputs / "base"
+    sets = {
+        "model.name": base,
+        "tokenizer.name": base,
+        "data.files": f"[{inputs / 'pairs.jsonl'}]",
+        "model.dtype": settings["dtype"],
+        "hardware.device": settings["device"],
+        "ppo.steps": steps + 1,
+        "ppo.per_device_train_batch_size": micro,
+        **changes,
+    }
+    flags = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    for stage in ("sft", "rm", "ppo"):
+        command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--out", str(out), *flags]
+        _call(command)
+    folder = out / "recipe" / "v1" / "ppo"
+    rows = read_lines(folder / "telemetry.jsonl")[1:-1]
+    summary = read_json(folder / "summary.json") or {}
+    shutil.rmtree(folder)
+    phases = {name: statistics.median(row[f"cpu/{name}"] for row in rows) for name in ("rollout", "score", "update")}
+    return {
+        "wall": [row["total"] for row in rows],
+        "cpu": [row["cpu/total"] for row in rows],
+        "growth": summary["peak_over_loaded_bytes"],
+        "phases": phases,
+    }
+
+
+def run_trl(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+    script = Path(__file__).with_name("trl_ppo.py")
+    printed = _call([str(python), str(script), str(inputs), "--steps", str(steps), "--micro", str(micro), *flags])
+    return json.loads(printed.splitlines()[-1])
+
+
+def _call(command: list[str]) -> str:
+    quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=quiet)
+    if done.returncode:
+        raise click.ClickException(f"{' '.join(command[:6])} …\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def summarise(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Medians over all measured steps of each contender, and the ratios to TRL as it comes."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, parts in runs.items():
+        if any(part.get("out_of_memory") for part in parts):
+            found[name] = {"out_of_memory": True}
+            continue
+        cpu = [x for part in parts for x in part["cpu"]]
+        wall = statistics.median(x for part in parts for x in part["wall"])
+        found[name] = {
+            "cpu_seconds_per_step": statistics.median(cpu),
+            "cpu_seconds_range": [min(cpu), max(cpu)],
+            "wall_seconds_per_step": wall,
+            "samples_per_second": BATCH / wall,
+            "peak_over_loaded_bytes": statistics.median(part["growth"] for part in parts),
+            "steps_measured": len(cpu),
+        }
+        if "phases" in parts[0]:
+            names = parts[0]["phases"]
+            found[name]["cpu_seconds_by_phase"] = {
+                k: statistics.median(part["phases"][k] for part in parts) for k in names
+            }
+    reference = found[REFERENCE]
+    for row in found.values():
+        if not (row.get("out_of_memory") or reference.get("out_of_memory")):
+            row["times_faster"] = reference["cpu_seconds_per_step"] / row["cpu_seconds_per_step"]
+            row["times_faster_wall"] = reference["wall_seconds_per_step"] / row["wall_seconds_per_step"]
+            row["memory_ratio"] = row["peak_over_loaded_bytes"] / reference["peak_over_loaded_bytes"]
+    return found
+
+
+@click.command()
+@click.option("--size", type=click.Choice(list(SIZES)), default="tiny", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--repeats", default=3, show_default=True, help="Runs of each contender, in turn.")
+@click.option("--steps", default=3, show_default=True, help="PPO steps of a run; the first is not measured.")
+@click.option("--micro", default=8, show_default=True, help="Rows of a micro-batch, on both sides.")
+@click.option("--work", type=click.Path(path_type=Path), default=ROOT / ".bench" / "peer", help="Scratch folder.")
+@click.option("--peer", type=click.Path(path_type=Path), default=ROOT / ".venv-trl-1.12", help="TRL's environment.")
+@click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
+def main(
+    size: str, device: str, repeats: int, steps: int, micro: int, work: Path, peer: Path, save: Path | None
+) -> None:
+    """Compare one PPO step with TRL's, interleaved."""
+    python = peer_python(peer)
+    shutil.rmtree(work, ignore_errors=True)
+    inputs = work / "inputs"
+    inputs.mkdir(parents=True)
+    make_inputs(inputs, size, device, steps)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*THEIRS, *OURS)}
+    for repeat in range(repeats):
+        for name, flags in THEIRS.items():
+            runs[name].append(run_trl(python, inputs, flags, steps, micro))
+        for number, (name, changes) in enumerate(OURS.items()):
+            runs[name].append(run_ours(inputs, work / f"ours-{number}", changes, steps, micro))
+        OUT.print(f"round {repeat + 1} of {repeats} done")
+    found = summarise(runs)
+    columns = ("", "CPU s/step", "samples/s", "peak over loaded, MiB", "times faster", "memory ratio")
+    rows_table("one PPO step, medians", columns, [_row(name, row) for name, row in found.items()])
+    if save:
+        conditions = {
+            "size": size,
+            "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, 1 thread",
+            "batch": BATCH,
+            "prompt_tokens": [48, 80],
+            "new_tokens": 64,
+            "epochs": 4,
+            "micro_batch": micro,
+            "repeats": repeats,
+            "versions": {"trl (peer)": TRL, **{n: version(n) for n in ("torch", "transformers", "peft", "trl")}},
+        }
+        write_json(save, {"date": date.today().isoformat(), "conditions": conditions, "figures": found})
+        OUT.print(f"written to {save}")
+
+
+def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    if row.get("out_of_memory"):
+        return (name, "out of memory", "", "", "", "")
+    return (
+        name,
+        f"{row['cpu_seconds_per_step']:.2f}",
+        f"{row['samples_per_second']:.2f}",
+        f"{row['peak_over_loaded_bytes'] / 2**20:.0f}",
+        f"{row['times_faster']:.2f}" if "times_faster" in row else "",
+        f"{row['memory_ratio']:.2f}" if "memory_ratio" in row else "",
+    )
+
+
+if __name__ == "__main__":
+    main()

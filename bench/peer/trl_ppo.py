@@ -1,0 +1,116 @@
+"""TRL's PPOTrainer on the inputs that `python -m bench.peer` made; runs where TRL 1.12 is, prints one JSON line.
+
+Nothing of the trainer is replaced. Seconds are taken between its own callbacks, and memory is what the process holds
+at its peak (CPU: resident pages, GPU: torch's allocator) beyond what it held when training began.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import trl
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+
+class Clock(TrainerCallback):
+    """Wall and CPU seconds at the end of every step."""
+
+    def __init__(self):
+        self.marks = []
+
+    def on_step_end(self, *args, **kwargs):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.marks.append((time.monotonic(), time.process_time()))
+
+
+def begin(cuda: bool) -> int:
+    """Forget the peak so far; returns the bytes that are held now."""
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(key: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("inputs", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--micro", type=int, required=True)
+    parser.add_argument("--lora-value", action="store_true", help="train the value model through LoRA, not whole")
+    options = parser.parse_args()
+    settings = json.loads((options.inputs / "settings.json").read_text())
+    cuda = settings["device"] == "cuda"
+    if not cuda:
+        torch.set_num_threads(1)
+
+    load = {"dtype": getattr(torch, settings["dtype"]), "device_map": {"": settings["device"]}}
+    base = str(options.inputs / "base")
+    tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(base, **load)
+    torch.manual_seed(0)
+    reward = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
+    value = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
+    lora = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    if options.lora_value:
+        names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        value = get_peft_model(value, LoraConfig(task_type="SEQ_CLS", **{**lora, "target_modules": names}))
+    prompts = json.loads((options.inputs / "prompts.json").read_text())
+    clock = Clock()
+    trainer = PPOTrainer(
+        args=PPOConfig(
+            output_dir=tempfile.mkdtemp(),
+            per_device_train_batch_size=options.micro,
+            gradient_accumulation_steps=settings["batch"] // options.micro,
+            num_ppo_epochs=4,
+            num_mini_batches=1,
+            total_episodes=settings["batch"] * options.steps,
+            response_length=64,
+            local_rollout_forward_batch_size=settings["batch"],
+            temperature=1.0,
+            num_sample_generations=0,
+            learning_rate=1e-4,
+            lr_scheduler_type="constant",
+            use_cpu=not cuda,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+        ),
+        processing_class=tokenizer,
+        model=policy,
+        ref_model=None,
+        reward_model=reward,
+        value_model=value,
+        train_dataset=Dataset.from_dict({"input_ids": prompts}),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", **lora),
+        callbacks=[clock],
+    )
+    held = begin(cuda)
+    try:
+        trainer.train()
+    except torch.cuda.OutOfMemoryError:
+        print(json.dumps({"trl": trl.__version__, "out_of_memory": True}))
+        return
+    peak = torch.cuda.max_memory_allocated() if cuda else status("VmHWM")
+    wall, cpu = ([b - a for a, b in pairwise(marks)] for marks in zip(*clock.marks, strict=True))
+    found = {"trl": trl.__version__, "wall": wall, "cpu": cpu, "growth": peak - held}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
