@@ -5,9 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from peft import PeftModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.data.tokenize import Codec
+from rlhf.models import shared_base
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
@@ -122,6 +125,96 @@ def test_gradient_checkpointing_does_not_change_the_result(run, rollout):
         a, *_ = updated(run, rollout, kind)
         b, *_ = updated(run, rollout, kind, checkpointing, gradient_checkpointing=True)
         assert_close(a, b, largest=5e-5, mean=5e-7)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_the_size_of_a_chunk_of_logits_does_not_change_the_result(run, rollout, monkeypatch, tokens):
+    a, stats, *_ = updated(run, rollout, entropy_coef=0.1)
+    monkeypatch.setattr(shared_base, "LOGITS", tokens * 400 + 1)
+    b, chunked, *_ = updated(run, rollout, entropy_coef=0.1)
+    assert_close(a, b, largest=5e-5, mean=5e-7)
+    assert chunked == pytest.approx(stats, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypatch, kind):
+    """Every tensor that any operation of a whole step returns, with 3 tokens to a chunk."""
+    trained = trainer(run, kind, entropy_coef=0.1)
+    vocabulary = len(trained.shared.base.lm_head.weight)
+    monkeypatch.setattr(shared_base, "LOGITS", 3 * vocabulary)
+    seen: dict[tuple[int, ...], str] = {}
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for x in tree_leaves(out):
+                if isinstance(x, torch.Tensor) and vocabulary in x.shape:
+                    seen[tuple(x.shape)] = str(func)
+            return out
+
+    with Watch():
+        trained.update(collect(trained, rollout))
+    hidden = trained.shared.base.config.hidden_size
+    matrix = {(vocabulary, hidden), (hidden, vocabulary)}  # the output matrix itself
+    sizes = {shape: func for shape, func in seen.items() if shape not in matrix}
+    assert sizes
+    assert all(shape in {(1, vocabulary), (2, vocabulary), (3, vocabulary)} for shape in sizes), sizes
+
+
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
+    trained = trainer(run, kind, value_warmup_steps=1)
+    policy, value = ([p.detach().clone() for p in group] for group in (trained.policy, trained.value))
+    stats = trained.update(collect(trained, rollout))
+    assert all(torch.equal(a, b) for a, b in zip(policy, trained.policy, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(value[:2], trained.value[:2], strict=True))
+    assert stats["policy/grad_norm"] == 0 < stats["val/grad_norm"]
+    trained.update(collect(trained, rollout))
+    assert not all(torch.equal(a, b) for a, b in zip(policy, trained.policy, strict=True))
+
+
+def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
+    """The first minibatch always counts: nothing has moved before it."""
+    every, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2)
+    assert stats["update/optimizer_steps"] == 4
+    loose, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2, max_update_kl=1e3)
+    assert torch.equal(loose, every)
+    tight, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2, max_update_kl=1e-9)
+    assert stats["update/optimizer_steps"] == 1
+    assert not torch.equal(tight, every)
+    assert stats["policy/approxkl_avg"] < 1e-9  # of the minibatch that was used
+
+
+def test_the_kl_coefficient_follows_its_target(run, rollout):
+    trained = trainer(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
+    trained.update(collect(trained, rollout))
+    assert trained.kl_coef == pytest.approx(0.2 * 0.9)  # the policy is the reference: KL 0, far below the target
+    experience = collect(trained, rollout)
+    assert describe(experience, trained)["objective/kl_coef"] == trained.kl_coef
+    score = (experience.scores[0] - NORM[0]) / NORM[1]
+    assert experience.rewards[0, 0] == pytest.approx((score - trained.kl_coef * experience.kl[0, 0]).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind):
+    trained = trainer(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
+    with torch.no_grad():
+        for weight in trained.policy:
+            weight += 0.05 * torch.randn_like(weight)
+    trained.shared.activate("policy")
+    rollout = sample(trained.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), trained.observer)
+    assert (rollout.seen is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
+    taken = collect(trained, rollout)
+    assert torch.equal(taken.old[rollout.mask], rollout.logprobs[rollout.mask])
+    again = trainer(run, kind, response_length=8, temperature=0.7)
+    for mine, theirs in zip((*again.policy, *again.value), (*trained.policy, *trained.value), strict=True):
+        mine.data.copy_(theirs)
+    recomputed = collect(again, rollout)
+    for name in ("old", "values", "rewards", "advantages"):
+        assert (getattr(taken, name) - getattr(recomputed, name)).abs().max() < 2e-5, name
+    found = describe(recomputed, again)
+    assert 0 < found["rollout/logprob_diff_avg"] <= found["rollout/logprob_diff_max"] < 2e-5
+    assert describe(taken, trained)["rollout/logprob_diff_max"] == 0
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])

@@ -4,6 +4,7 @@ Stages run as they are. Only `Trainer.train` is replaced, where a test wants the
 its result.
 """
 
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -455,23 +456,33 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
         shared.activate(role)
         return shared.base.model(input_ids=rows[i][None]).last_hidden_state[0]
 
-    def logp(i: int, role: str) -> Tensor:
+    def distribution(i: int, role: str) -> Tensor:
         p, n = spans[i]
         logits = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
-        return (logits - logits.logsumexp(-1, keepdim=True))[torch.arange(n), rows[i][p:]]
+        return logits - logits.logsumexp(-1, keepdim=True)
+
+    def logp(i: int, role: str) -> Tensor:
+        p, n = spans[i]
+        return distribution(i, role)[torch.arange(n), rows[i][p:]]
 
     def value(i: int) -> Tensor:
         p, n = spans[i]
         return shared.value_head(states(i, shared.value_role)[p - 1 : p + n - 1])[:, 0]
 
-    old, before, advantages = [], [], []
+    old, ref, before, shaped, advantages = [], [], [], [], []
     with torch.no_grad():
-        for i, (_, n) in enumerate(spans):
+        for i in range(len(rows)):
             old.append(logp(i, "policy"))
+            ref.append(logp(i, "reference"))
             before.append(value(i))
-            rewards = -o.kl_coef * (old[i] - logp(i, "reference"))
-            score = shared.score_head(states(i, "reward")[-1]).item()
-            rewards[-1] += (score - NORM[0]) / NORM[1] - o.missing_eos_penalty * (not rollout.ended[i])
+            shaped.append(-o.kl_coef * (old[i] - ref[i]) if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
+            score = (shared.score_head(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
+            score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
+            score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
+            shaped[i][-1] += score - o.missing_eos_penalty * (not rollout.ended[i])
+        flat = torch.cat(shaped)
+        for i, (_, n) in enumerate(spans):
+            rewards = (shaped[i] - flat.mean()) / flat.std() + flat.mean() if o.whiten_rewards else shaped[i]
             delta = rewards + o.gamma * torch.cat([before[i][1:], torch.zeros(1)]) - before[i]
             decay = o.gamma * o.lam
             advantages.append(torch.stack([sum(decay ** (k - t) * delta[k] for k in range(t, n)) for t in range(n)]))
@@ -486,6 +497,12 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
                 ratio = (logp(i, "policy") - old[i]).exp()
                 bounded = ratio.clamp(1 - o.cliprange, 1 + o.cliprange)
                 gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
+                if o.kl_penalty == "loss":
+                    d = ref[i] - logp(i, "policy")
+                    gain = gain - o.kl_coef * (d.exp() - 1 - d if o.kl_estimator == "k3" else d**2 / 2)
+                if o.entropy_coef:
+                    everything = distribution(i, "policy")
+                    gain = gain - o.entropy_coef * (everything.exp() * everything).sum(-1)
                 (-gain.sum() / tokens).backward()
                 v = value(i)
                 near = before[i] + (v - before[i]).clamp(-o.cliprange_value, o.cliprange_value)
@@ -500,9 +517,25 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
                 optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("kind", ["head", "adapter"])
-@pytest.mark.parametrize(("max_grad_norm", "rates"), [(1e6, (1.0, 0.1)), (0.05, (20.0, 5.0))])
-def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, rates):
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"kl_penalty": "loss", "kl_estimator": "k2"},
+    {"kl_penalty": "loss", "kl_estimator": "k3", "kl_coef": 2.0},
+    {"entropy_coef": 0.5},
+    {"whiten_rewards": True},
+    {"sigmoid_scores": True, "normalize_scores": False},
+    {"score_clip": 0.3},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_grad_norm", "rates", "more"),
+    [
+        *((kind, 1e6, (1.0, 0.1), more) for kind in ("head", "adapter") for more in OPTIONS),
+        *((kind, 0.05, (20.0, 5.0), {}) for kind in ("head", "adapter")),
+    ],
+)
+def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, rates, more):
     """Two epochs of two minibatches in plain torch. SGD shows every factor; Adam would divide most of them out."""
     settings = small(
         **{
@@ -518,6 +551,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
                 "cliprange": 0.05,
                 "cliprange_value": 0.003,
                 "per_device_train_batch_size": 3,
+                **more,
             }.items()
         }
     ).recipe.ppo

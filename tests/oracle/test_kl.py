@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.objectives.kl import KINDS, estimate
+from rlhf.objectives.kl import KINDS, adapt, estimate
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 
@@ -114,3 +114,12 @@ def test_errors_and_inputs_unchanged():
         estimate(logp, ref, "k4")
     with pytest.raises(ValueError, match=r"\(1, 2\).*\(1, 1\)"):
         estimate(logp, ref[:, :1], "k1")
+
+
+def test_the_controller_moves_the_coefficient_by_at_most_a_fifth_of_its_rate():
+    assert adapt(0.1, measured=0.3, target=0.3, rate=0.1) == pytest.approx(0.1)
+    assert adapt(0.1, measured=0.33, target=0.3, rate=0.1) == pytest.approx(0.1 * 1.01)
+    assert adapt(0.1, measured=9.0, target=0.3, rate=0.1) == pytest.approx(0.1 * 1.02)
+    assert adapt(0.1, measured=-9.0, target=0.3, rate=0.5) == pytest.approx(0.1 * 0.9)
+    with pytest.raises(ValueError, match="above 0"):
+        adapt(0.1, 0.1, 0.0, 0.1)

@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from rlhf.objectives.logprobs import entropy, token_logprobs
+from rlhf.objectives.logprobs import entropy, linear_token_logprobs, token_logprobs
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 
@@ -137,3 +139,90 @@ def test_errors_and_inputs_unchanged():
         token_logprobs(logits, torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="do not fit"):
         token_logprobs(logits, torch.zeros(2, 3, 5, dtype=torch.int64))
+
+
+# -- straight from hidden states ---------------------------------------------------------------------------------------
+
+
+def case(dtype=torch.float64, n=7, v=11, h=5, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(n, h, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(v, h, generator=draw, dtype=torch.float64).to(dtype)
+    return hidden, weight, torch.randint(0, v, (n,), generator=draw)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_linear_is_the_two_steps_in_one_value_and_gradient(chunk, temperature):
+    hidden, weight, ids = case()
+    logits = hidden @ weight.T / temperature
+    expected = [token_logprobs(logits, ids), entropy(logits)]
+    factors = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (slope,) = torch.autograd.grad(sum((f * x).sum() for f, x in zip(factors, expected, strict=True)), hidden)
+    found = linear_token_logprobs(hidden, weight, ids, temperature, chunk, "gradient")
+    (ours,) = torch.autograd.grad(sum((f * x).sum() for f, x in zip(factors, found, strict=True)), hidden)
+    for a, b in zip((*found, ours), (*expected, slope), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_linear_gradients_by_finite_differences():
+    hidden, weight, ids = case()
+    assert torch.autograd.gradcheck(lambda x: linear_token_logprobs(x, weight, ids, 0.7, 3, "gradient"), (hidden,))
+    assert torch.autograd.gradcheck(lambda x: linear_token_logprobs(x, weight, ids, 0.7, 3)[0], (hidden,))
+
+
+def test_linear_entropy_as_a_value_has_no_gradient():
+    hidden, weight, ids = case()
+    logp, value = linear_token_logprobs(hidden, weight, ids, entropy="value")
+    assert logp.requires_grad
+    assert not value.requires_grad
+    torch.testing.assert_close(value, entropy(hidden @ weight.T).detach())
+    assert linear_token_logprobs(hidden, weight, ids)[1] is None
+    with torch.no_grad():
+        torch.testing.assert_close(linear_token_logprobs(hidden, weight, ids, entropy="value"), (logp, value))
+
+
+def test_linear_survives_a_confident_policy_in_bfloat16():
+    """1 - p is about 6e-4 here: the difference of two rounded products would lose it."""
+    hidden = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.bfloat16)
+    logp, _ = linear_token_logprobs(hidden, weight, torch.tensor([0]))
+    assert logp.dtype == torch.float32
+    logp.sum().backward()
+    rest = 2 * math.exp(-8) / (1 + 2 * math.exp(-8))
+    assert logp.item() == pytest.approx(math.log1p(-rest), rel=1e-3)
+    assert hidden.grad.dtype == torch.bfloat16
+    assert hidden.grad[0, 0].item() == pytest.approx(rest, rel=1e-2)
+
+
+def test_linear_never_holds_more_logits_than_a_chunk():
+    """Watches every tensor that an operation returns, forward and backward."""
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
+            return out
+
+    hidden, weight, ids = case(torch.float32, n=64, v=500, h=4)
+    with Watch():
+        logp, value = linear_token_logprobs(hidden, weight, ids, chunk=8, entropy="gradient")
+        (logp.sum() + value.sum()).backward()
+    assert max(sizes) == 8 * 500
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.zeros(3, dtype=torch.int64)}, "do not fit"),
+        ({"weight": torch.zeros(11, 4, dtype=torch.float64)}, "do not fit"),
+        ({"hidden": torch.zeros(1, 7, 5, dtype=torch.float64)}, "do not fit"),
+        ({"weight": torch.zeros(11, 5, dtype=torch.float64, requires_grad=True)}, "must be frozen"),
+        ({"entropy": "yes"}, "none, value or gradient"),
+    ],
+)
+def test_linear_refuses_what_does_not_fit(change, message):
+    hidden, weight, ids = case()
+    with pytest.raises(ValueError, match=message):
+        linear_token_logprobs(**{"hidden": hidden, "weight": weight, "ids": ids, **change})

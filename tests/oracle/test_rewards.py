@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.objectives.rewards import shape_rewards
+from rlhf.objectives.rewards import shape_rewards, shape_scores
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 GARBAGE = [1e9, math.inf, -math.inf, math.nan]
@@ -121,3 +121,27 @@ def test_errors_and_inputs_unchanged():
         shape_rewards(KL, SCORES, MASK & torch.tensor([[True], [False], [True]]), 0.5)
     with pytest.raises(ValueError, match="no real token"):
         shape_rewards(KL[:, :0], SCORES, MASK[:, :0], 0.5)
+
+
+RAW = torch.tensor([1.0, -3.0, 0.5], dtype=torch.float64)
+ENDED = torch.tensor([True, True, False])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1.0, -3.0, 0.5]),
+        ({"mean": 0.5, "sd": 2.0}, [0.25, -1.75, 0.0]),
+        ({"sigmoid": True}, [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(3)), 1 / (1 + math.exp(-0.5))]),
+        ({"clip": 0.75}, [0.75, -0.75, 0.5]),
+        ({"mean": 0.5, "sd": 2.0, "clip": 1.0, "missing_eos_penalty": 1.5}, [0.25, -1.0, -1.5]),
+        ({"clip": 0.75, "missing_eos_penalty": 1.0}, [0.75, -0.75, -0.5]),  # the penalty is not clipped away
+    ],
+)
+def test_scores_are_normalised_squashed_clipped_and_fined(options, expected):
+    assert shape_scores(RAW, ENDED, **options).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_scores_and_ends_belong_together():
+    with pytest.raises(ValueError, match="shape"):
+        shape_scores(RAW, ENDED[:2])

@@ -1,0 +1,154 @@
+"""The rollout engine: the tokens of `generate`, the distribution of the model, the log-probabilities of training."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from rlhf import rollout as engine
+from rlhf.objectives.logprobs import token_logprobs
+from rlhf.rollout import Rollout, Sampling, pick, sample
+
+VOCAB, EOS, PAD = 50, 2, 0
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+class Ids:
+    """What sampling needs of a codec."""
+
+    pad_id, eos_id = PAD, EOS
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def model(request) -> LlamaForCausalLM | MistralForCausalLM:
+    """Random weights, large enough that the choice of token depends on the context."""
+    torch.manual_seed(0)
+    kind = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}[request.param]
+    found = kind[1](kind[0](**SIZES, initializer_range=0.3, pad_token_id=PAD, eos_token_id=EOS)).eval()
+    return found.requires_grad_(False)
+
+
+def prompts(count: int, longest: int = 20) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(count)
+    lengths = torch.randint(1, longest + 1, (count,), generator=draw)
+    return [torch.randint(3, VOCAB, (int(n),), generator=draw).tolist() for n in lengths]
+
+
+def drawn(model, rows: list[list[int]], seed: int = 0, observe=None, **changes) -> Rollout:
+    torch.manual_seed(seed)
+    settings = {"max_prompt_length": 64, "response_length": 40, "temperature": 1.0, "batch_size": 8} | changes
+    return sample(model, rows, Ids(), Sampling(**settings), observe)
+
+
+def responses(found: Rollout) -> list[list[int]]:
+    return [row[mask].tolist() for row, mask in zip(found.tokens, found.mask, strict=True)]
+
+
+@pytest.mark.parametrize("window", [1, 7, 64])
+def test_greedy_tokens_are_those_of_generate(model, monkeypatch, window):
+    """One prompt at a time there, all together here: with padding before them, and rows that end early."""
+    monkeypatch.setattr(engine, "WINDOW", window)
+    rows = prompts(12)
+    settings = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=EOS, pad_token_id=PAD)
+    expected = []
+    for row in rows:
+        ids = torch.tensor([row])
+        new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        expected.append(new[0, len(row) :].tolist())
+    assert responses(drawn(model, rows, temperature=0.0, batch_size=12)) == expected
+    assert len({len(row) for row in expected}) > 2, "rows that end early belong to this test"
+
+
+def test_a_response_does_not_depend_on_its_neighbours(model):
+    """Other batches, another order of decoding and other prompts beside it: the same tokens, from the same numbers."""
+    rows = prompts(12)
+    together = drawn(model, rows, batch_size=12)
+    assert responses(drawn(model, rows, batch_size=5)) == responses(together)
+    assert responses(drawn(model, rows, batch_size=1)) == responses(together)
+    longer = [*rows[:4], *([9] * 30 for _ in range(8))]  # the short ones are now padded far to the left
+    assert responses(drawn(model, longer, batch_size=12))[:4] == responses(together)[:4]
+
+
+def test_log_probabilities_are_those_of_a_training_forward(model):
+    """The tolerance that docs/ppo.md states for float32."""
+    for temperature in (1.0, 0.6):
+        found = drawn(model, prompts(12), temperature=temperature)
+        states = model.model(input_ids=found.ids, use_cache=False).last_hidden_state
+        picked = states.gather(1, found.predictors[..., None].expand(-1, -1, states.shape[-1]))
+        expected = token_logprobs(model.lm_head(picked) / temperature, found.tokens)
+        assert found.logprobs.shape == found.mask.shape
+        assert (found.logprobs - expected)[found.mask].abs().max() < 2e-5
+
+
+def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
+    direction = torch.randn(32, generator=torch.Generator().manual_seed(1))
+
+    def observe(hidden: Tensor) -> Tensor:
+        return hidden @ direction
+
+    found = drawn(model, prompts(12), observe=observe)
+    states = model.model(input_ids=found.ids, use_cache=False).last_hidden_state
+    expected = (states @ direction).gather(1, found.predictors)
+    assert (found.seen - expected)[found.mask].abs().max() < 1e-4
+    assert drawn(model, prompts(3)).seen is None
+
+
+def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
+    sizes = []
+    forward = engine._Decoding._forward
+
+    def counted(self, ids, positions, mask):
+        sizes.append(len(ids))
+        return forward(self, ids, positions, mask)
+
+    monkeypatch.setattr(engine._Decoding, "_forward", counted)
+    rows = prompts(32)
+    found = drawn(model, rows, batch_size=32, response_length=200)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] <= 16 < sizes[0] == 32
+    longest = int(found.response_length.max())
+    assert len(sizes) == longest  # and nothing is decoded after the last row has ended
+
+
+def test_greedy_decoding_of_one_row_and_one_token(model):
+    found = drawn(model, [[5]], response_length=1, temperature=0.0)
+    logits = model(input_ids=torch.tensor([[5]])).logits[0, -1]
+    assert responses(found) == [[int(logits.argmax())]]
+
+
+def test_drawing_inverts_the_distribution_function():
+    logits = torch.tensor([0.1, 0.2, 0.0, 0.7]).log().expand(6, 4)
+    numbers = torch.tensor([0.0, 0.05, 0.15, 0.31, 0.999, 1 - 2**-24])
+    ids, logp = pick(logits, numbers, 1.0)
+    assert ids.tolist() == [0, 0, 1, 3, 3, 3]
+    assert logp.exp().tolist() == pytest.approx([0.1, 0.1, 0.2, 0.7, 0.7, 0.7])
+
+
+def test_drawing_follows_the_distribution():
+    """100,000 draws at two temperatures, every token within 4.5 standard errors."""
+    logits = 3 * torch.randn(30, generator=torch.Generator().manual_seed(0))
+    numbers = torch.rand(100_000, generator=torch.Generator().manual_seed(1))
+    for temperature in (1.0, 0.5):
+        expected = (logits / temperature).softmax(-1)
+        ids, _ = pick(logits.expand(len(numbers), -1), numbers, temperature)
+        share = torch.bincount(ids, minlength=30) / len(numbers)
+        error = (expected * (1 - expected) / len(numbers)).sqrt()
+        assert ((share - expected).abs() <= 4.5 * error + 1e-5).all()
+
+
+def test_the_usual_attention_comes_back_after_sampling(model, monkeypatch):
+    """Decoding with padding on the left needs an attention that takes a mask; training keeps the recipe's."""
+    used = []
+    monkeypatch.setattr(model, "set_attn_implementation", used.append)
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    with engine._attention(model, "sdpa"):
+        assert used == ["sdpa"]
+    assert used == ["sdpa", "flash_attention_2"]
