@@ -29,12 +29,14 @@ VENV ?= .venv
 EXTRAS ?= dev,tracking$(if $(findstring /cpu,/$(or $(RECIPE),$(HW))),,$(comma)gpu)
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
+## BENCH_ARGS more arguments for the benchmark: "--repeats 5", or "--size 7b --device cuda"
+BENCH_ARGS ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes data-check $(STAGES) all reproduce test lint lock clean
+TARGETS := help setup recipes data-check $(STAGES) all reproduce bench-peer test lint lock clean
 
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
@@ -86,6 +88,10 @@ DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 # Runs on other data or with another seed get a root of their own: runs/data-a, runs/seed-1, runs/data-a/seed-1.
 OUT_DEFAULT = runs$(addprefix /data-,$(data_name))$(addprefix /seed-,$(SEED))
 data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES)))))
+
+##@ Measure
+bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an environment of its own
+	@$(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop
 test: setup ## run the tests

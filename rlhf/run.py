@@ -122,7 +122,7 @@ class Run:
             "seed": self.loaded.recipe.seed,
             "settings": recipes.settings(self.loaded.recipe, self.stage),
             "parents": self._parents(),
-            "code": _code_version(),
+            "code": code_version(),
             "packages": {name: version for name in _PACKAGES if (version := _version(name))},
             "python": platform.python_version(),
             "device": dict(device),
@@ -408,7 +408,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _code_version() -> dict[str, Any]:
+def code_version() -> dict[str, Any]:
     """Commit of the code that runs and whether anything that decides results differs from it; None outside git."""
     root = Path(__file__).parents[1]
 
@@ -420,5 +420,5 @@ def _code_version() -> dict[str, Any]:
             return None
 
     commit = git("rev-parse", "HEAD")
-    status = git("status", "--porcelain", "--", "rlhf", "recipes", "requirements", "pyproject.toml")
+    status = git("status", "--porcelain", "--", "rlhf", "bench", "recipes", "requirements", "pyproject.toml")
     return {"commit": commit, "dirty": None if status is None else bool(status)}

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlhf.console import OUT, rows_table
-from rlhf.run import read_json, read_lines, write_json
+from rlhf.run import code_version, read_json, read_lines, write_json
 
 ROOT = Path(__file__).parents[2]
 RECIPE = Path(__file__).parent / "recipe" / "v1"
@@ -53,6 +53,7 @@ OURS = {  # what is compared: overrides of the recipe
 }
 THEIRS = {"TRL, value model trained whole": [], "TRL, value model through LoRA": ["--lora-value"]}
 REFERENCE = next(iter(THEIRS))
+PHASES = ("rollout", "score", "update")
 
 
 def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
@@ -101,8 +102,8 @@ def peer_python(folder: Path) -> Path:
     return python
 
 
-def run_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro: int) -> dict[str, Any]:
-    """One run of the stage; the same keys as TRL's script prints."""
+def prepare_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro: int) -> list[str]:
+    """Train the parents of PPO; returns the arguments with which `rlhf` runs the stage itself."""
     settings = read_json(inputs / "settings.json") or {}
     base = inputs / "base"
     sets = {
@@ -116,20 +117,33 @@ def run_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro
         **changes,
     }
     flags = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    for stage in ("sft", "rm", "ppo"):
-        command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--out", str(out), *flags]
-        _call(command)
+    arguments = [["run", stage, "--recipe", str(RECIPE), "--out", str(out), *flags] for stage in ("sft", "rm", "ppo")]
+    for stage in arguments[:2]:
+        _call([sys.executable, "-m", "rlhf.cli", *stage, "--if-needed"])
+    return arguments[2]
+
+
+def run_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro: int) -> dict[str, Any]:
+    """One run of the stage; the same keys as TRL's script prints."""
+    _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(inputs, out, changes, steps, micro)])
     folder = out / "recipe" / "v1" / "ppo"
     rows = read_lines(folder / "telemetry.jsonl")[1:-1]
     summary = read_json(folder / "summary.json") or {}
     shutil.rmtree(folder)
-    phases = {name: statistics.median(row[f"cpu/{name}"] for row in rows) for name in ("rollout", "score", "update")}
     return {
         "wall": [row["total"] for row in rows],
         "cpu": [row["cpu/total"] for row in rows],
         "growth": summary["peak_over_loaded_bytes"],
-        "phases": phases,
+        "phases": {name: statistics.median(row[f"cpu/{name}"] for row in rows) for name in PHASES},
     }
+
+
+def floor(inputs: Path, out: Path, micro: int) -> dict[str, Any]:
+    """Operations of each phase of our first contender's step, and how many a second the device can do."""
+    settings = read_json(inputs / "settings.json") or {}
+    arguments = prepare_ours(inputs, out, next(iter(OURS.values())), 1, micro)
+    printed = _call([sys.executable, "-m", "bench.peer.floor", settings["device"], settings["dtype"], "2", *arguments])
+    return json.loads(printed.splitlines()[-1])
 
 
 def run_trl(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
@@ -164,9 +178,8 @@ def summarise(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]
             "steps_measured": len(cpu),
         }
         if "phases" in parts[0]:
-            names = parts[0]["phases"]
             found[name]["cpu_seconds_by_phase"] = {
-                k: statistics.median(part["phases"][k] for part in parts) for k in names
+                phase: statistics.median(part["phases"][phase] for part in parts) for phase in PHASES
             }
     reference = found[REFERENCE]
     for row in found.values():
@@ -190,6 +203,8 @@ def main(
     size: str, device: str, repeats: int, steps: int, micro: int, work: Path, peer: Path, save: Path | None
 ) -> None:
     """Compare one PPO step with TRL's, interleaved."""
+    if save and code_version()["dirty"]:
+        raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
     python = peer_python(peer)
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
@@ -203,22 +218,78 @@ def main(
             runs[name].append(run_ours(inputs, work / f"ours-{number}", changes, steps, micro))
         OUT.print(f"round {repeat + 1} of {repeats} done")
     found = summarise(runs)
+    limit = floor(inputs, work / "floor", micro)
     columns = ("", "CPU s/step", "samples/s", "peak over loaded, MiB", "times faster", "memory ratio")
     rows_table("one PPO step, medians", columns, [_row(name, row) for name, row in found.items()])
+    record = {**provenance(size, device, micro, repeats), "figures": found, "floor": limit}
+    OUT.print(phases_table(record), markup=False)
     if save:
-        conditions = {
-            "size": size,
-            "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, 1 thread",
-            "batch": BATCH,
-            "prompt_tokens": [48, 80],
-            "new_tokens": 64,
-            "epochs": 4,
-            "micro_batch": micro,
-            "repeats": repeats,
-            "versions": {"trl (peer)": TRL, **{n: version(n) for n in ("torch", "transformers", "peft", "trl")}},
-        }
-        write_json(save, {"date": date.today().isoformat(), "conditions": conditions, "figures": found})
+        write_json(save, record)
         OUT.print(f"written to {save}")
+
+
+def provenance(size: str, device: str, micro: int, repeats: int) -> dict[str, Any]:
+    """What the figures were measured with."""
+    packages = ("torch", "transformers", "peft", "accelerate", "datasets")
+    return {
+        "date": date.today().isoformat(),
+        "code": code_version(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_name()}, 1 thread",
+        "model": SIZES[size] | {"dtype": "bfloat16" if device == "cuda" else "float32", "weights": "random"},
+        "batch": BATCH,
+        "prompt_tokens": [48, 80],
+        "new_tokens": 64,
+        "epochs": 4,
+        "micro_batch": micro,
+        "repeats": repeats,
+        "peer": f"trl {TRL}",
+        "packages": {name: version(name) for name in packages} | {"trl (ours)": version("trl")},
+    }
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The figures as docs/ppo.md shows them."""
+    lines = [
+        f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median of "
+        f"{record['repeats']} runs each, in turn:",
+        "",
+        "| | CPU seconds per step (range) | samples/s | peak above the loaded models | times faster | memory ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in record["figures"].items():
+        cells = _row(name, row)
+        if "cpu_seconds_range" in row:
+            low, high = row["cpu_seconds_range"]
+            cells = (name, f"{cells[1]} ({low:.2f} to {high:.2f})", cells[2], f"{cells[3]} MiB", *cells[4:])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def phases_table(record: dict[str, Any]) -> str:
+    """Where a step of our first contender goes, and how far each part is from its floor, as docs/ppo.md shows it."""
+    seconds = record["figures"][next(iter(OURS))].get("cpu_seconds_by_phase", {})
+    total = sum(seconds.values())
+    limit = record["floor"]
+    lines = [
+        f"| phase | CPU seconds | share | GFLOP | seconds at {limit['flops_per_second'] / 1e9:.0f} GFLOP/s | reached |",
+        "|---|---|---|---|---|---|",
+    ]
+    for phase, spent in seconds.items():
+        flops = limit["flops_per_step"][phase]
+        least = flops / limit["flops_per_second"]
+        lines.append(
+            f"| {phase} | {spent:.2f} | {spent / total:.0%} | {flops / 1e9:.0f} | {least:.2f} | {least / spent:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def cpu_name() -> str:
+    """The processor as the operating system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """What must not change PPO's result, what must not change at all, and what must hold at its first update."""
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -301,15 +303,20 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
         assert shared.value_head(last).squeeze(1).tolist() == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path):
-    trained = trainer(run, "adapter")
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"])
+def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, optim):
+    if optim != "adamw_torch_fused":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
+    trained = trainer(run, "adapter", optim=optim, kl_target=0.1)
     trained.update(collect(trained, rollout))
     (tmp_path / "step-000001").mkdir()
     trained.save(run, tmp_path / "step-000001")
+    drawn = random.random(), np.random.rand()
     trained.update(collect(trained, rollout))
 
     again = Trained.load(roles(run), run.parent("rm"), trained.options, tmp_path / "step-000001")
-    assert (again.step, again.norm) == (1, NORM)
+    assert (again.step, again.norm, again.kl_coef) == (1, NORM, trained.options.kl_coef * 0.98)
+    assert drawn == (random.random(), np.random.rand())
     again.update(collect(again, rollout))
     for a, b in zip((*trained.policy, *trained.value), (*again.policy, *again.value), strict=True):
         assert torch.equal(a, b)

@@ -1,0 +1,59 @@
+"""`python -m bench.peer.floor STAGE-ARGUMENTS`: how many floating-point operations each phase of a PPO step needs.
+
+Runs the real stage under torch's FLOP counter, which sees the products of matrices and attention, and measures how
+many such operations a second the device reaches in one large product. Their quotient is the time that no
+implementation of the same arithmetic on this device can beat. Prints one JSON line.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from rlhf import cli
+from rlhf.telemetry import Telemetry
+
+
+def count(arguments: list[str], steps: int) -> dict[str, float]:
+    """Operations of each phase, per step, over a run of `steps`."""
+    flops: dict[str, int] = defaultdict(int)
+    timed = Telemetry.phase
+
+    @contextmanager
+    def counted(self: Telemetry, name: str) -> Iterator[None]:
+        with timed(self, name), FlopCounterMode(display=False) as counter:
+            yield
+        flops[name] += counter.get_total_flops()
+
+    Telemetry.phase = counted  # type: ignore[method-assign]
+    cli.cli(arguments, standalone_mode=False)
+    return {name: flops[name] / steps for name in ("rollout", "score", "update")}
+
+
+def rate(device: str, dtype: torch.dtype, size: int) -> float:
+    """Operations a second of a size x size product: the median of five."""
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        start = time.process_time() if device == "cpu" else time.monotonic()
+        (a @ b).sum().item()
+        seconds.append((time.process_time() if device == "cpu" else time.monotonic()) - start)
+    return 2 * size**3 / statistics.median(seconds[1:])
+
+
+def main() -> None:
+    device, dtype, steps, *arguments = sys.argv[1:]
+    if device == "cpu":
+        torch.set_num_threads(1)
+    speed = rate(device, getattr(torch, dtype), 2048 if device == "cpu" else 8192)
+    print(json.dumps({"flops_per_second": speed, "flops_per_step": count(arguments, int(steps))}))
+
+
+if __name__ == "__main__":
+    main()
