@@ -218,6 +218,7 @@ class Ppo(Section):
     num_mini_batches: PositiveInt  # optimizer steps per epoch
     per_device_train_batch_size: PositiveInt  # micro-batch: memory only, never the result
     rollout_batch_size: PositiveInt  # prompts decoded together
+    vllm_url: str | None = None  # sample with the vLLM server there (rlhf/vllm.py says how to start it), not here
     learning_rate: Positive
     value_learning_rate: Positive
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
@@ -268,6 +269,8 @@ class Ppo(Section):
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
         if self.sigmoid_scores and self.normalize_scores:
             raise ValueError("choose one of sigmoid_scores and normalize_scores")
+        if self.vllm_url is not None and self.old_logprobs == "rollout":
+            raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
         if self.value_warmup_steps >= self.steps:
             raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
         return self

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
 
+from rlhf import vllm
 from rlhf.console import Bar
 from rlhf.data import load
 from rlhf.evaluation import Measured, compare, measure, sample_of
@@ -68,6 +69,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     sft, rm = run.root / "sft", run.root / "rm"
     how = Sampling(options.max_prompt_length, options.response_length, options.temperature, options.rollout_batch_size)
+    server = vllm.Server(options.vllm_url) if options.vllm_url else None
     torch.manual_seed(recipe.seed)
     shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
     if options.gradient_checkpointing:
@@ -77,9 +79,13 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     def draw(step: int, observe: Observer | None = None) -> Rollout:
         """Responses of the policy to the prompts of a step."""
+        batch = [prompts[i] for i in prompt_order(len(prompts), step, options.batch_size, recipe.seed)]
+        if server is not None:
+            save_adapter(shared.peft, run, run.path / "sampling", adapter="policy")
+            server.load(run.path / "sampling", step)
+            return server.sample(batch, codec, how, device)
         shared.activate("policy")
-        order = prompt_order(len(prompts), step, options.batch_size, recipe.seed)
-        return sample(shared.base, [prompts[i] for i in order], codec, how, observe)
+        return sample(shared.base, batch, codec, how, observe)
 
     def evaluate(role: str) -> Measured:
         truth = recipe.data.source == "toy"

@@ -13,7 +13,7 @@ LAYERS = (
     ("cli",),
     ("reproduce",),
     ("stages",),
-    ("evaluation",),
+    ("evaluation", "vllm"),
     ("models", "rollout", "trainer"),
     ("data",),
     ("run", "telemetry", "tracking", "console"),

@@ -1,0 +1,115 @@
+"""The vLLM client against a server of the same endpoints, whose model is one of ours."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.recipe import RecipeError
+from rlhf.rollout import Sampling
+from rlhf.run import RunError, read_lines
+from rlhf.vllm import Server
+from tests.conftest import run_stages, small
+from tests.e2e.test_power_cut import beside
+
+
+class Ids:
+    pad_id, eos_id = 0, 2
+
+
+class Fake(ThreadingHTTPServer):
+    """Answers with tokens that name the prompt, and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, dict]] = []
+        self.loaded: set[str] = set()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Fake
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.answer(200, {"data": []})
+
+    def do_POST(self):
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, content))
+        if self.path == "/v1/load_lora_adapter":
+            if not (Path(content["lora_path"]) / "adapter_model.safetensors").is_file():
+                return self.answer(404, {"error": {"message": "No adapter found"}})
+            self.server.loaded.add(content["lora_name"])
+            return self.answer(200, "Success: LoRA adapter added.")
+        if self.path == "/v1/unload_lora_adapter":
+            self.server.loaded.remove(content["lora_name"])
+            return self.answer(200, "Success: LoRA adapter removed.")
+        if content["model"] not in self.server.loaded:
+            return self.answer(404, {"error": {"message": "no such model"}})
+        new = [content["prompt"][-1]] * (len(content["prompt"]) % content["max_tokens"]) + [2]
+        found = {"token_ids": new, "logprobs": {"token_logprobs": [-0.5] * len(new)}}
+        return self.answer(200, {"choices": [found]})
+
+    def answer(self, status: int, content):
+        body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def fake():
+    found = Fake()
+    yield found
+    found.shutdown()
+
+
+def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_path):
+    (tmp_path / "adapter_model.safetensors").touch()
+    server = Server(fake.url)
+    server.load(tmp_path, 3)
+    prompts = [[1] * n + [10 + n] for n in (5, 1, 3, 2)]
+    found = server.sample(prompts, Ids(), Sampling(64, 8, 0.7, 2))
+    for row, prompt in enumerate(prompts):
+        assert found.tokens[row][found.mask[row]].tolist() == [prompt[-1]] * len(prompt) + [2]
+    assert found.ended.all()
+    assert torch.equal(found.logprobs[found.mask], torch.full((int(found.mask.sum()),), -0.5))
+    asked = [content for path, content in fake.asked if path == "/v1/completions"]
+    assert {tuple(content["prompt"]) for content in asked} == {tuple(p) for p in prompts}
+    assert len({content["seed"] for content in asked}) == 4
+    assert {(content["temperature"], content["max_tokens"]) for content in asked} == {(0.7, 8)}
+
+
+def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
+    out = beside(trained, tmp_path)
+    run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
+    names = [content["lora_name"] for path, content in fake.asked if path == "/v1/load_lora_adapter"]
+    assert names[-3:] == ["policy-0", "policy-1", "policy-2"]
+    assert fake.loaded == {"policy-2"}
+    rows = read_lines(out / "cpu-tiny/v1/ppo/metrics.jsonl")
+    assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
+
+
+def test_a_server_that_is_not_there_or_refuses_is_one_line(fake, tmp_path):
+    with pytest.raises(RunError, match=r"no vLLM server answers at http://127.0.0.1:9 .*vllm serve BASE"):
+        Server("http://127.0.0.1:9")
+    with pytest.raises(RunError, match=r"refused /v1/load_lora_adapter \(404\): .*No adapter found"):
+        Server(fake.url).load(tmp_path / "nowhere", 0)
+
+
+def test_sampled_log_probabilities_of_other_kernels_are_not_taken_for_those_of_training():
+    with pytest.raises(RecipeError, match="vllm_url needs old_logprobs: recompute"):
+        small(ppo__vllm_url="http://127.0.0.1:8000", ppo__old_logprobs="rollout")
