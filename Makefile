@@ -91,7 +91,7 @@ data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES))))
 
 ##@ Measure
 bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an environment of its own
-	@$(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
+	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop
 test: setup ## run the tests

@@ -145,6 +145,13 @@ class Lora(Section):
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
     target_modules: Annotated[tuple[str, ...], _AsTuple] | Literal["all-linear"]
 
+    @model_validator(mode="after")
+    def _inside(self):
+        outside = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
+        if outside and self.target_modules != "all-linear":
+            raise ValueError(f"target_modules: {outside.pop()} is shared by all roles and stays as it is")
+        return self
+
 
 class Optimization(Section):
     """What the four supervised stages share; the names are those of `transformers.TrainingArguments`."""
@@ -233,7 +240,7 @@ class Ppo(Section):
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
     kl_target: Positive | None = None  # nats per token; kl_coef then starts the coefficient, which follows the target
-    kl_adapt_rate: Positive = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
+    kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
     gamma: Fraction
     lam: Fraction
     cliprange: Positive
@@ -267,6 +274,8 @@ class Ppo(Section):
             raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
         if self.kl_penalty == "loss" and self.kl_estimator == "k1":
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
         if self.sigmoid_scores and self.normalize_scores:
             raise ValueError("choose one of sigmoid_scores and normalize_scores")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
@@ -463,7 +472,10 @@ def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
         sections.add("lora")
     if stage == "dpo":
         sections.add("evaluate")  # its gains are measured that way
-    return {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+    found = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+    if "ppo" in found:
+        found["ppo"]["vllm_url"] = recipe.ppo.vllm_url is not None  # where the server stands decides nothing
+    return found
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> list[str]:

@@ -1,8 +1,9 @@
 """Sampling: prompts in, responses out, as token ids with masks and the log-probabilities they were drawn with.
 
 The engine decodes with a key-value cache that is allocated once, drops rows that have ended, and on CUDA replays each
-step as a captured graph. A response depends on its prompt and its own row of random numbers alone, not on the
-prompts that are decoded beside it.
+step as a captured graph. A response depends on its prompt and its own row of random numbers, and not on the prompts
+that are decoded beside it, but for the rounding of kernels that differ with the shape: nothing in float32, a token now
+and then in bfloat16.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,13 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from rlhf.data.tokenize import Codec, pad_right
+from rlhf.run import RunError
 
 WINDOW = 64  # cached slots that a decoding step reads grow in blocks of this; on CUDA each block is one captured graph
-CUDA_CHECK = 8  # decoding steps between two looks at which rows have ended: on CUDA each look waits for the device
+LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two looks at which rows have ended; a look waits for the device
+GRAPHS = True  # capture decoding steps on CUDA
+WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
+GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others look at positions from Python
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,14 @@ class _Decoding:
         device = uniforms.device
         ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
         self.width = ids.shape[1]
+        sliding = getattr(model.config, "sliding_window", None)
+        if sliding and self.width + self.room > sliding:
+            raise RunError(
+                f"prompt and response of {self.width + self.room} tokens exceed the model's sliding window of "
+                f"{sliding}: lower max_prompt_length or response_length"
+            )
+        rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+        self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
         self.layers = [_Layer(self.width + self.room) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=self.layers)
         lengths = torch.tensor([len(p) for p in prompts], device=device)
@@ -184,10 +197,10 @@ class _Decoding:
 
     def run(self) -> list[Tensor]:
         """Tokens (B, R), padding after EOS; their log-probabilities and what was seen (B, R), of no meaning there."""
-        on_cuda = self.tokens.is_cuda
         graph: torch.cuda.CUDAGraph | None = None
+        pool = torch.cuda.graph_pool_handle() if self.capture else None
         for step in range(1, self.room):
-            if step % (CUDA_CHECK if on_cuda else 1) == 0:
+            if step % LOOK[self.tokens.device.type] == 0:
                 left = int((~self.ended).sum())
                 if left == 0:
                     break
@@ -203,9 +216,10 @@ class _Decoding:
                 graph.replay()
                 continue
             self._advance()
-            if on_cuda:  # the eager step before it has set up what a capture must not
+            ahead = min(self.room - 1 - step, self.layers[0].window - window)
+            if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above has set up what a capture must not
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                with torch.cuda.graph(graph, pool=pool):
                     self._advance()
         self._deliver()
         return self.found

@@ -132,6 +132,9 @@ class Run:
         self.describe()
         if self.resumed_from:
             last = checkpoint_step(self.resumed_from)
+            for step in self.checkpoint_steps():
+                if step > last:  # damaged, or it would have been chosen
+                    shutil.rmtree(self.checkpoint(step))
             for name in ("metrics.jsonl", "telemetry.jsonl", "samples.jsonl"):
                 _keep_until(self.path / name, last)
 
@@ -175,6 +178,8 @@ class Run:
 
     def seal_checkpoint(self, step: int, folder: Path) -> Path:
         """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
+        for log in self.path.glob("*.jsonl"):
+            _sync(log)  # what leads to a checkpoint is on disk before it
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
         write_json(folder / "checkpoint.json", {"step": step, "wall_seconds": self._wall(), "sha256": hashes})
@@ -353,6 +358,7 @@ def _keep_until(file: Path, step: int) -> None:
     kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in read_lines(file) if row["step"] <= step]
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
+    _sync(temporary)
     os.replace(temporary, file)
 
 

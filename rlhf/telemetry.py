@@ -38,7 +38,7 @@ class Telemetry:
             self.cpu_seconds[name] += time.process_time() - cpu
 
     def loaded(self) -> None:
-        """From here on memory is watched for what training adds to the loaded models."""
+        """From here on memory is watched for what the stage adds to the loaded models."""
         self._earlier_peak = self._peak()
         if self.device.type == "cuda":
             self._loaded = torch.cuda.memory_allocated(self.device)
@@ -80,8 +80,13 @@ class Telemetry:
 
 def peak_rss_bytes() -> int:
     """Most memory that this process has held so far, as the operating system counts (Linux in KiB, macOS in bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    try:
+        with open("/proc/self/status", encoding="ascii") as handle:
+            line = next(line for line in handle if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):  # ru_maxrss on Linux may be the peak of the process that started this one
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _forget_peak_rss() -> int | None:

@@ -12,8 +12,10 @@ memory of its own for a second copy of the base.
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,19 @@ class Server:
         self._name = ""
         self._call("/v1/models")
 
-    def load(self, adapter: Path, step: int) -> None:
-        """Sample from now on with this adapter."""
-        if self._name:
+    @contextmanager
+    def adapter(self, folder: Path) -> Iterator[None]:
+        """Sample with the adapter in this folder.
+
+        Its name is new each time: the server may still hold one of a run that was killed, and keeps what it computed
+        for a prompt under the adapter's name.
+        """
+        self._name = f"policy-{uuid.uuid4().hex}"
+        self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
+        try:
+            yield
+        finally:
             self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
-        self._name = f"policy-{step}"
-        self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(adapter.resolve())})
 
     def sample(
         self, prompts: Sequence[list[int]], codec: Codec, how: Sampling, device: torch.device | None = None

@@ -7,98 +7,62 @@ the last release with the trainer and lives in an environment of its own. Ours i
 import json
 import os
 import platform
-import random
+import shlex
 import shutil
 import statistics
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from datetime import date
+from functools import partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from bench.peer.inputs import BATCH, SIZES, make_inputs
 from rlhf.console import OUT, rows_table
 from rlhf.run import code_version, read_json, read_lines, write_json
 
 ROOT = Path(__file__).parents[2]
 RECIPE = Path(__file__).parent / "recipe" / "v1"
 TRL = "1.12.0"
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "vocab_size": 4096,
-        "hidden_size": 256,
-        "intermediate_size": 640,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-    },
-    "7b": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    },
-}
-BATCH = 32
 OURS = {  # what is compared: overrides of the recipe
     "ours, value head on the policy": {},
     "ours, value head, log-probs recomputed": {"ppo.old_logprobs": "recompute"},
     "ours, critic with an adapter": {"ppo.old_logprobs": "recompute", "ppo.value_model": "adapter"},
 }
 THEIRS = {"TRL, value model trained whole": [], "TRL, value model through LoRA": ["--lora-value"]}
-REFERENCE = next(iter(THEIRS))
 PHASES = ("rollout", "score", "update")
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "PYTHONPATH": str(ROOT),
+    # What `rlhf` asks of glibc itself, for both sides: pages of freed tensors stay with the process.
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+}
 
 
-def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
-    """A Llama with random weights, a tokenizer whose every word is one token, and prompts, as text and as ids."""
-    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(SIZES[size]["vocab_size"] - 4))]
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-    tokenizer.save_pretrained(folder / "base")
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    config = LlamaConfig(
-        **SIZES[size], max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
-    )
-    torch.manual_seed(0)
-    with torch.device(device):
-        torch.set_default_dtype(dtype)
-        LlamaForCausalLM(config).save_pretrained(folder / "base")
-        torch.set_default_dtype(torch.float32)
-    draw = random.Random(0)
-
-    def text(low: int, high: int) -> str:
-        return " ".join(f"w{draw.randrange(len(words) - 4)}" for _ in range(draw.randint(low, high)))
-
-    rows = [
-        {"prompt": text(47, 79), "chosen": text(64, 64), "rejected": text(64, 64)}
-        for _ in range(2 * BATCH * (steps + 1))
-    ]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
-    (folder / "prompts.json").write_text(json.dumps(prompts))
-    write_json(folder / "settings.json", {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH})
+class OutOfMemory(Exception):
+    """A contender did not fit on the GPU: a result, not a failure."""
 
 
 def peer_python(folder: Path) -> Path:
     """The interpreter of an environment that holds TRL 1.12 and otherwise the versions that are installed here."""
     python = folder / "bin" / "python"
-    if subprocess.run([python, "-c", f"import trl; assert trl.__version__ == '{TRL}'"], capture_output=True).returncode:
-        OUT.print(f"installing TRL {TRL} into {folder}")
+    check = [str(python), "-c", f"import peft, trl; assert trl.__version__ == '{TRL}'"]
+    if not python.exists() or subprocess.run(check, capture_output=True).returncode:
+        OUT.print(f"installing TRL {TRL} into {folder}; this takes minutes")
         venv.create(folder, with_pip=True, clear=True)
         others = [f"{name}=={version(name)}" for name in ("torch", "transformers", "peft", "accelerate", "datasets")]
         pins = [pin.split("+")[0] for pin in others]  # a local version, as 2.13.0+cpu, is not one that can be asked for
-        subprocess.run([python, "-m", "pip", "install", "--quiet", f"trl=={TRL}", *pins], check=True)
+        more = shlex.split(os.environ.get("PIP_ARGS", ""))
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *more, f"trl=={TRL}", *pins], check=True)
     return python
 
 
@@ -129,12 +93,13 @@ def run_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro
     folder = out / "recipe" / "v1" / "ppo"
     rows = read_lines(folder / "telemetry.jsonl")[1:-1]
     summary = read_json(folder / "summary.json") or {}
+    prefix = "cpu/" if (read_json(inputs / "settings.json") or {})["device"] == "cpu" else ""
     shutil.rmtree(folder)
     return {
         "wall": [row["total"] for row in rows],
         "cpu": [row["cpu/total"] for row in rows],
         "growth": summary["peak_over_loaded_bytes"],
-        "phases": {name: statistics.median(row[f"cpu/{name}"] for row in rows) for name in PHASES},
+        "phases": {name: statistics.median(row[prefix + name] for row in rows) for name in PHASES},
     }
 
 
@@ -153,40 +118,51 @@ def run_trl(python: Path, inputs: Path, flags: list[str], steps: int, micro: int
 
 
 def _call(command: list[str]) -> str:
-    quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=quiet)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
+    if "CUDA out of memory" in done.stderr:
+        raise OutOfMemory
     if done.returncode:
         raise click.ClickException(f"{' '.join(command[:6])} …\n{done.stderr[-2000:]}")
     return done.stdout
 
 
-def summarise(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Medians over all measured steps of each contender, and the ratios to TRL as it comes."""
+def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return run()
+    except OutOfMemory:
+        return {"out_of_memory": True}
+
+
+def summarise(runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
+    """Medians over all measured steps of each contender, and the ratios to both of TRL's.
+
+    `clock`: cpu, whose seconds other processes disturb least, or on a GPU wall.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, parts in runs.items():
         if any(part.get("out_of_memory") for part in parts):
             found[name] = {"out_of_memory": True}
             continue
-        cpu = [x for part in parts for x in part["cpu"]]
+        seconds = [x for part in parts for x in part[clock]]
         wall = statistics.median(x for part in parts for x in part["wall"])
         found[name] = {
-            "cpu_seconds_per_step": statistics.median(cpu),
-            "cpu_seconds_range": [min(cpu), max(cpu)],
-            "wall_seconds_per_step": wall,
+            "seconds_per_step": statistics.median(seconds),
+            "seconds_range": [min(seconds), max(seconds)],
+            "clock": clock,
             "samples_per_second": BATCH / wall,
             "peak_over_loaded_bytes": statistics.median(part["growth"] for part in parts),
-            "steps_measured": len(cpu),
+            "steps_measured": len(seconds),
         }
         if "phases" in parts[0]:
-            found[name]["cpu_seconds_by_phase"] = {
+            found[name]["seconds_by_phase"] = {
                 phase: statistics.median(part["phases"][phase] for part in parts) for phase in PHASES
             }
-    reference = found[REFERENCE]
     for row in found.values():
-        if not (row.get("out_of_memory") or reference.get("out_of_memory")):
-            row["times_faster"] = reference["cpu_seconds_per_step"] / row["cpu_seconds_per_step"]
-            row["times_faster_wall"] = reference["wall_seconds_per_step"] / row["wall_seconds_per_step"]
-            row["memory_ratio"] = row["peak_over_loaded_bytes"] / reference["peak_over_loaded_bytes"]
+        others = [found[name] for name in THEIRS]
+        if row.get("out_of_memory") or any(other.get("out_of_memory") for other in others):
+            continue
+        row["times_faster"] = [other["seconds_per_step"] / row["seconds_per_step"] for other in others]
+        row["memory_ratio"] = [row["peak_over_loaded_bytes"] / other["peak_over_loaded_bytes"] for other in others]
     return found
 
 
@@ -209,18 +185,24 @@ def main(
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
     inputs.mkdir(parents=True)
-    make_inputs(inputs, size, device, steps)
+    # in a process of its own, which gives the GPU back
+    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise click.ClickException("the inputs could not be made")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*THEIRS, *OURS)}
     for repeat in range(repeats):
         for name, flags in THEIRS.items():
-            runs[name].append(run_trl(python, inputs, flags, steps, micro))
+            runs[name].append(attempt(partial(run_trl, python, inputs, flags, steps, micro)))
         for number, (name, changes) in enumerate(OURS.items()):
-            runs[name].append(run_ours(inputs, work / f"ours-{number}", changes, steps, micro))
+            out = work / f"ours-{number}"
+            runs[name].append(attempt(partial(run_ours, inputs, out, changes, steps, micro)))
         OUT.print(f"round {repeat + 1} of {repeats} done")
-    found = summarise(runs)
+    found = summarise(runs, "wall" if device == "cuda" else "cpu")
     limit = floor(inputs, work / "floor", micro)
-    columns = ("", "CPU s/step", "samples/s", "peak over loaded, MiB", "times faster", "memory ratio")
-    rows_table("one PPO step, medians", columns, [_row(name, row) for name, row in found.items()])
+    columns = ("", "s/step", "samples/s", "MiB above loaded", "times faster", "memory ratio")
+    rows_table("one PPO step, medians; ratios to TRL's two", columns, [_row(n, row) for n, row in found.items()])
     record = {**provenance(size, device, micro, repeats), "figures": found, "floor": limit}
     OUT.print(phases_table(record), markup=False)
     if save:
@@ -253,13 +235,14 @@ def markdown(record: dict[str, Any]) -> str:
         f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median of "
         f"{record['repeats']} runs each, in turn:",
         "",
-        "| | CPU seconds per step (range) | samples/s | peak above the loaded models | times faster | memory ratio |",
+        "| | seconds per step (range) | samples/s | peak above the loaded models | times faster than TRL's two "
+        "| memory, of TRL's two |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in record["figures"].items():
         cells = _row(name, row)
-        if "cpu_seconds_range" in row:
-            low, high = row["cpu_seconds_range"]
+        if "seconds_range" in row:
+            low, high = row["seconds_range"]
             cells = (name, f"{cells[1]} ({low:.2f} to {high:.2f})", cells[2], f"{cells[3]} MiB", *cells[4:])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -267,11 +250,11 @@ def markdown(record: dict[str, Any]) -> str:
 
 def phases_table(record: dict[str, Any]) -> str:
     """Where a step of our first contender goes, and how far each part is from its floor, as docs/ppo.md shows it."""
-    seconds = record["figures"][next(iter(OURS))].get("cpu_seconds_by_phase", {})
+    seconds = record["figures"][next(iter(OURS))].get("seconds_by_phase", {})
     total = sum(seconds.values())
     limit = record["floor"]
     lines = [
-        f"| phase | CPU seconds | share | GFLOP | seconds at {limit['flops_per_second'] / 1e9:.0f} GFLOP/s | reached |",
+        f"| phase | seconds | share | GFLOP | seconds at {limit['flops_per_second'] / 1e9:.0f} GFLOP/s | reached |",
         "|---|---|---|---|---|---|",
     ]
     for phase, spent in seconds.items():
@@ -297,11 +280,11 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         return (name, "out of memory", "", "", "", "")
     return (
         name,
-        f"{row['cpu_seconds_per_step']:.2f}",
+        f"{row['seconds_per_step']:.2f}",
         f"{row['samples_per_second']:.2f}",
         f"{row['peak_over_loaded_bytes'] / 2**20:.0f}",
-        f"{row['times_faster']:.2f}" if "times_faster" in row else "",
-        f"{row['memory_ratio']:.2f}" if "memory_ratio" in row else "",
+        ", ".join(f"{ratio:.2f}" for ratio in row.get("times_faster", [])),
+        ", ".join(f"{ratio:.2f}" for ratio in row.get("memory_ratio", [])),
     )
 
 

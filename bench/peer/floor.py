@@ -1,6 +1,6 @@
 """`python -m bench.peer.floor STAGE-ARGUMENTS`: how many floating-point operations each phase of a PPO step needs.
 
-Runs the real stage under torch's FLOP counter, which sees the products of matrices and attention, and measures how
+Runs the real stage under torch's FLOP counter, with attention written as products so that it counts, and measures how
 many such operations a second the device reaches in one large product. Their quotient is the time that no
 implementation of the same arithmetic on this device can beat. Prints one JSON line.
 """
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rlhf import cli
+from rlhf import cli, rollout
 from rlhf.telemetry import Telemetry
 
 
@@ -32,7 +33,9 @@ def count(arguments: list[str], steps: int) -> dict[str, float]:
         flops[name] += counter.get_total_flops()
 
     Telemetry.phase = counted  # type: ignore[method-assign]
-    cli.cli(arguments, standalone_mode=False)
+    rollout.GRAPHS = False  # the counter does not see what a replayed graph does
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention on a CPU has no formula; as products it is counted
+        cli.cli(arguments, standalone_mode=False)
     return {name: flops[name] / steps for name in ("rollout", "score", "update")}
 
 

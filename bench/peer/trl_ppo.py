@@ -85,6 +85,7 @@ def main() -> None:
             learning_rate=1e-4,
             lr_scheduler_type="constant",
             use_cpu=not cuda,
+            gradient_checkpointing=False,
             bf16=False,
             report_to=[],
             save_strategy="no",
@@ -101,14 +102,15 @@ def main() -> None:
         callbacks=[clock],
     )
     held = begin(cuda)
-    try:
-        trainer.train()
-    except torch.cuda.OutOfMemoryError:
-        print(json.dumps({"trl": trl.__version__, "out_of_memory": True}))
-        return
+    trainer.train()
     peak = torch.cuda.max_memory_allocated() if cuda else status("VmHWM")
     wall, cpu = ([b - a for a, b in pairwise(marks)] for marks in zip(*clock.marks, strict=True))
-    found = {"trl": trl.__version__, "wall": wall, "cpu": cpu, "growth": peak - held}
+    found = {
+        "versions": {"trl": trl.__version__, "torch": torch.__version__},
+        "wall": wall,
+        "cpu": cpu,
+        "growth": peak - held,
+    }
     print(json.dumps(found))
 
 

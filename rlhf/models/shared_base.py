@@ -14,12 +14,14 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.models.loading import adapter_weights
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout import Rollout
+from rlhf.run import RunError
 
 SCORE_WEIGHT = "base_model.model.score.weight"
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
@@ -114,7 +116,8 @@ class SharedBase:
         """
         mask = rollout.mask
         head = self.base.get_output_embeddings()
-        assert getattr(head, "bias", None) is None, "an output layer with a bias is not supported"
+        if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
+            raise RunError("an output layer with a bias, or with an adapter of its own, is not supported")
         chunk = max(1, LOGITS // len(head.weight))
         found = linear_token_logprobs(hidden[mask], head.weight, rollout.tokens[mask], temperature, chunk, entropy)
 

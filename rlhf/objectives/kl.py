@@ -1,5 +1,7 @@
 """Per-token estimates of the divergence from the reference policy."""
 
+import math
+
 from torch import Tensor
 
 from .masked import at_least_float32
@@ -38,9 +40,10 @@ def adapt(coef: float, measured: float, target: float, rate: float) -> float:
 
     e = clip((measured - target) / target, -0.2, 0.2);   coef <- coef (1 + rate e)
 
-    measured, target: the divergence in one unit, here nats per token. Raises ValueError unless target is above 0.
+    measured, target: the divergence in one unit, here nats per token. Raises ValueError unless target is above 0 and
+    measured is a number.
     """
-    if not target > 0:
-        raise ValueError(f"the target must be above 0, not {target}")
+    if not target > 0 or math.isnan(measured):
+        raise ValueError(f"the target must be above 0, not {target}, and the measured divergence a number: {measured}")
     error = min(max(measured / target - 1, -0.2), 0.2)
     return coef * (1 + rate * error)

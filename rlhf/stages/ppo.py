@@ -32,7 +32,7 @@ from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe import Ppo
 from rlhf.rollout import Observer, Rollout, Sampling, sample
-from rlhf.run import Run, RunError, read_lines, write_json
+from rlhf.run import Run, RunError, checkpoint_problem, read_lines, write_json
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
 
@@ -76,14 +76,15 @@ def run_stage(run: Run, device: torch.device) -> Result:
         shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
     shared.add_reward(rm)
+    telemetry.loaded()
 
     def draw(step: int, observe: Observer | None = None) -> Rollout:
         """Responses of the policy to the prompts of a step."""
         batch = [prompts[i] for i in prompt_order(len(prompts), step, options.batch_size, recipe.seed)]
         if server is not None:
             save_adapter(shared.peft, run, run.path / "sampling", adapter="policy")
-            server.load(run.path / "sampling", step)
-            return server.sample(batch, codec, how, device)
+            with server.adapter(run.path / "sampling"):
+                return server.sample(batch, codec, how, device)
         shared.activate("policy")
         return sample(shared.base, batch, codec, how, observe)
 
@@ -99,7 +100,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
         norm = score_norm(shared, draw, options) if options.normalize_scores else (0.0, 1.0)
         trained = Trained(shared, rm, options, norm)
     after: Measured | None = None
-    telemetry.loaded()
 
     with Bar("ppo", options.steps) as bar:
         for step in range(trained.step, options.steps):
@@ -125,13 +125,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 run.log_telemetry(step + 1, {**telemetry.lap(), "tokens": tokens})
             if save:
                 run.save_checkpoint(step + 1, lambda folder: trained.save(run, folder))
-                best = name_best(run, options.best_kl_limit)
-                if options.keep_checkpoints != "all":
-                    run.drop_checkpoints(options.keep_checkpoints, spare=best)
+                choose_checkpoints(run, options)
             score, divergence = values["objective/scores"], values["objective/kl_per_token"]
             bar.update(step + 1, f"score {score:.3f}  KL/token {divergence:.3f}")
 
-    best = name_best(run, options.best_kl_limit)
+    best = choose_checkpoints(run, options)
     if options.adapter == "best" and best is None:
         print(
             f"ppo: no checkpoint is within best_kl_limit: {options.best_kl_limit} nats/token; the result is the last",
@@ -385,7 +383,9 @@ class Trained:
         return found
 
     def take_policy(self, folder: Path) -> None:
-        """The policy's weights of another checkpoint of this run."""
+        """The policy's weights of another checkpoint of this run. Raises RunError when that is damaged."""
+        if problem := checkpoint_problem(folder):
+            raise RunError(f"{folder}, the best checkpoint, cannot be used: {problem}; set ppo.adapter=last")
         _copy(self.policy, torch.load(folder / "state.pt", map_location="cpu", weights_only=True)["policy"])
 
 
@@ -414,18 +414,32 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
 
 
-def name_best(run: Run, kl_limit: float | None) -> int | None:
-    """Find the checkpoint with the highest held-out score among those within the KL limit; write checkpoints/best.json.
+def choose_checkpoints(run: Run, options: Ppo) -> int | None:
+    """Name the best checkpoint in checkpoints/best.json, and delete those that `keep_checkpoints` does not keep.
 
-    Returns its step, None when no checkpoint is within the limit; best.json then says so.
+    The best has the highest held-out score among those within the KL limit. Returns its step, None without one.
     """
-    saved = set(run.checkpoint_steps())
-    rows = [row for row in read_lines(run.path / "metrics.jsonl") if row["step"] in saved]
-    facts = [{"step": row["step"], **{k: row[f"eval/{k}"] for k in ("score", "kl_per_token")}} for row in rows]
-    within = [fact for fact in facts if kl_limit is None or fact["kl_per_token"] <= kl_limit]
-    best = max(within, key=lambda fact: (fact["score"], -fact["step"]), default=None)
-    write_json(run.path / "checkpoints" / "best.json", {"kl_limit": kl_limit, "best": best, "checkpoints": facts})
-    return best["step"] if best else None
+    rows = {row["step"]: row for row in read_lines(run.path / "metrics.jsonl")}
+
+    def fact(step: int, name: str) -> float | None:
+        return rows[step].get(f"eval/{name}")  # null where it was not finite
+
+    def within(step: int) -> bool:
+        kl, limit = fact(step, "kl_per_token"), options.best_kl_limit
+        return fact(step, "score") is not None and (limit is None or (kl is not None and kl <= limit))
+
+    candidates = [step for step in run.checkpoint_steps() if step in rows and within(step)]
+    best = max(candidates, key=lambda step: (fact(step, "score"), -step), default=None)
+    if options.keep_checkpoints != "all":
+        run.drop_checkpoints(options.keep_checkpoints, spare=best)
+    facts = [
+        {"step": step, "score": fact(step, "score"), "kl_per_token": fact(step, "kl_per_token")}
+        for step in run.checkpoint_steps()
+        if step in rows
+    ]
+    found = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": facts}
+    write_json(run.path / "checkpoints" / "best.json", found)
+    return best
 
 
 def describe(e: Experience, trained: Trained) -> dict[str, float]:

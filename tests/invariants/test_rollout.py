@@ -1,15 +1,20 @@
 """The rollout engine: the tokens of `generate`, the distribution of the model, the log-probabilities of training."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf import rollout as engine
 from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import Rollout, Sampling, pick, sample
+from rlhf.run import RunError
 
 VOCAB, EOS, PAD = 50, 2, 0
+KV = ("keys", "values")
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -116,6 +121,61 @@ def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
     assert sizes[-1] <= 16 < sizes[0] == 32
     longest = int(found.response_length.max())
     assert len(sizes) == longest  # and nothing is decoded after the last row has ended
+
+
+@pytest.mark.parametrize("every", [3, 8])
+def test_looking_less_often_changes_nothing(model, monkeypatch, every):
+    """On CUDA the engine looks every 8 steps whether rows have ended."""
+    rows = prompts(32)
+    often = drawn(model, rows, batch_size=32, response_length=60)
+    monkeypatch.setitem(engine.LOOK, "cpu", every)
+    assert responses(drawn(model, rows, batch_size=32, response_length=60)) == responses(often)
+
+
+def test_a_decoding_step_can_be_captured_as_a_graph(model):
+    """It changes tensors in place and nothing else, and never asks the device for a number."""
+    decoding = engine._Decoding(model, prompts(4), torch.rand(4, 30), 1.0, Ids(), None)
+    for layer in decoding.layers:
+        layer.window = decoding.width + decoding.room
+    asked: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero"):
+                asked.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def state() -> dict[str, object]:
+        tensors = {k: v.data_ptr() for k, v in vars(decoding).items() if isinstance(v, Tensor)}
+        caches = {f"{i}.{k}": getattr(layer, k).data_ptr() for i, layer in enumerate(decoding.layers) for k in KV}
+        numbers = {k: v for k, v in vars(decoding).items() if isinstance(v, (int, float))}
+        return tensors | caches | numbers
+
+    before = state()
+    with torch.no_grad(), Watch():
+        decoding._advance()
+        decoding._advance()
+    assert not asked
+    assert state() == before
+    assert decoding.step.item() == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_captured_steps_draw_the_tokens_of_plain_ones(model, monkeypatch):
+    on_gpu = copy.deepcopy(model).cuda()
+    rows = prompts(32)
+    captured = responses(drawn(on_gpu, rows, batch_size=32, response_length=200))
+    monkeypatch.setattr(engine, "GRAPHS", False)
+    assert responses(drawn(on_gpu, rows, batch_size=32, response_length=200)) == captured
+
+
+def test_a_context_beyond_the_sliding_window_is_refused():
+    """Its layers would have to forget there, which the engine's masks do not do."""
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16, pad_token_id=PAD, eos_token_id=EOS)).eval()
+    assert drawn(model, [[5, 6, 7]], response_length=13).response_length.item() <= 13
+    with pytest.raises(RunError, match="exceed the model's sliding window of 16: lower max_prompt_length"):
+        drawn(model, [[5, 6, 7]], response_length=14)
 
 
 def test_greedy_decoding_of_one_row_and_one_token(model):

@@ -1,0 +1,64 @@
+"""What both sides of the comparison read: a model with random weights, a tokenizer, prompts."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rlhf.run import write_json
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 640,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+    },
+    "7b": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+}
+BATCH = 32
+
+
+def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
+    """A Llama with random weights, a tokenizer whose every word is one token, and prompts, as text and as ids."""
+    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(SIZES[size]["vocab_size"] - 4))]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    tokenizer.save_pretrained(folder / "base")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    config = LlamaConfig(
+        **SIZES[size], max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        torch.set_default_dtype(dtype)
+        LlamaForCausalLM(config).save_pretrained(folder / "base")
+        torch.set_default_dtype(torch.float32)
+    draw = random.Random(0)
+
+    def text(low: int, high: int) -> str:
+        return " ".join(f"w{draw.randrange(len(words) - 4)}" for _ in range(draw.randint(low, high)))
+
+    rows = [
+        {"prompt": text(47, 79), "chosen": text(64, 64), "rejected": text(64, 64)}
+        for _ in range(2 * BATCH * (steps + 1))
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
+    (folder / "prompts.json").write_text(json.dumps(prompts))
+    write_json(folder / "settings.json", {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH})
