@@ -231,11 +231,12 @@ def provenance(size: str, device: str, micro: int, repeats: int) -> dict[str, An
 
 def markdown(record: dict[str, Any]) -> str:
     """The figures as docs/ppo.md shows them."""
+    clock = {"cpu": "CPU", "wall": "wall"}[next(r["clock"] for r in record["figures"].values() if "clock" in r)]
     lines = [
         f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median of "
         f"{record['repeats']} runs each, in turn:",
         "",
-        "| | seconds per step (range) | samples/s | peak above the loaded models | times faster than TRL's two "
+        f"| | {clock} seconds per step (range) | samples/s | peak above the loaded models | times faster than TRL's two "
         "| memory, of TRL's two |",
         "|---|---|---|---|---|---|",
     ]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from rlhf.run import write_json
 
@@ -40,6 +41,7 @@ def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
     )
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     tokenizer.save_pretrained(folder / "base")
+    disable_progress_bar()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     config = LlamaConfig(
         **SIZES[size], max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.peer import __main__ as peer
 from rlhf import recipe, reproduce
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,15 @@ def test_a_record_belongs_to_a_released_recipe_that_has_not_changed_since(file):
         for stage, summary in stages.items():
             assert (summary["stage"], summary["seed"], summary["status"]) == (stage, int(seed), "done")
             assert not summary["modified"]
+
+
+def test_the_page_on_ppo_shows_the_newest_comparison_with_the_peer():
+    newest = max((ROOT / "results/peers/trl-1.12-ppo").glob("cpu_*.json"), key=lambda file: file.name)
+    record = json.loads(newest.read_text())
+    assert record["code"]["dirty"] is False
+    page = (ROOT / "docs/ppo.md").read_text()
+    assert peer.markdown(record) in page
+    assert peer.phases_table(record) in page
 
 
 @pytest.mark.parametrize("directory", RELEASED, ids=lambda d: f"{d.parent.name}-{d.name}")

@@ -1,0 +1,76 @@
+"""The comparison with the peer: medians, ratios, contenders that do not fit, and the peer's environment."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.peer import __main__ as peer
+
+PARTS = [
+    {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},
+    {"cpu": [5.0, 5.0], "wall": [8.0, 8.0], "growth": 500},
+    {"cpu": [5.0, 9.0], "wall": [8.0, 8.0], "growth": 400},
+]
+
+
+def record(figures: dict, clock: str) -> dict:
+    return {
+        "device": "a device",
+        "date": "2026-01-01",
+        "code": {"commit": "0123456789abcdef"},
+        "repeats": 3,
+        "figures": figures,
+        "floor": {"flops_per_second": 1e9, "flops_per_step": dict.fromkeys(peer.PHASES, 1e9)},
+    }
+
+
+def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers():
+    ours = [part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(peer.PHASES, 0.8)} for part in PARTS]
+    names = [*peer.THEIRS, *peer.OURS]
+    slower = [part | {"cpu": [10.0]} for part in PARTS]
+    found = peer.summarise(dict(zip(names, [PARTS, slower, ours, ours, ours], strict=True)), "cpu")
+    assert found[names[0]]["seconds_per_step"] == 5.0
+    assert found[names[0]]["seconds_range"] == [4.0, 9.0]
+    assert found[names[0]]["samples_per_second"] == peer.BATCH / 8
+    assert found[names[2]]["times_faster"] == pytest.approx([5 / 2.25, 10 / 2.25])
+    assert found[names[2]]["memory_ratio"] == [1.0, 1.0]
+    assert "| 2.25 (2.00 to 2.50) |" in peer.markdown(record(found, "cpu"))
+    assert "| CPU seconds per step" in peer.markdown(record(found, "cpu")).replace("| | ", "| ")
+    assert "| update | 0.80 | 33% | 1 | 1.00 | 125% |" in peer.phases_table(record(found, "cpu"))
+
+
+def test_a_contender_that_does_not_fit_is_a_row():
+    def full():
+        raise peer.OutOfMemory
+
+    names = [*peer.THEIRS, *peer.OURS]
+    runs = {name: PARTS for name in names} | {names[0]: [peer.attempt(full)]}
+    found = peer.summarise(runs, "wall")
+    assert found[names[0]] == {"out_of_memory": True}
+    assert "times_faster" not in found[names[2]]
+    page = peer.markdown(record(found, "wall"))
+    assert f"| {names[0]} | out of memory |" in page
+    assert "wall seconds per step" in page
+
+
+def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypatch):
+    commands = []
+
+    def run(command, **options):
+        commands.append([str(part) for part in command])
+        return type("Done", (), {"returncode": 0})()
+
+    def create(folder: Path, **options):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin/python").touch()
+
+    monkeypatch.setattr(peer.subprocess, "run", run)
+    monkeypatch.setattr(peer.venv, "create", create)
+    monkeypatch.setenv("PIP_ARGS", "--extra-index-url 'a place'")
+    peer.peer_python(tmp_path / "env")
+    (install,) = commands
+    assert install[:4] == [str(tmp_path / "env/bin/python"), "-m", "pip", "install"]
+    assert ["--extra-index-url", "a place", f"trl=={peer.TRL}"] == install[5:8]
+    assert any(pin.startswith("torch==") and "+" not in pin for pin in install)
+    peer.peer_python(tmp_path / "env")
+    assert len(commands) == 2, "the second time it only looks whether TRL is there"
