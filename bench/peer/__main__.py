@@ -236,8 +236,8 @@ def markdown(record: dict[str, Any]) -> str:
         f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median of "
         f"{record['repeats']} runs each, in turn:",
         "",
-        f"| | {clock} seconds per step (range) | samples/s | peak above the loaded models | times faster than TRL's two "
-        "| memory, of TRL's two |",
+        f"| | {clock} seconds per step (range) | samples/s | peak above the loaded models "
+        "| times faster than TRL's two | memory, of TRL's two |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in record["figures"].items():
