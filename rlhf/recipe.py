@@ -28,8 +28,8 @@ _PARENTS: dict[str, tuple[str, ...]] = {
 }
 
 PositiveInt = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 _AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
@@ -262,7 +262,7 @@ class Ppo(Section):
     save_steps: PositiveInt
     eval_steps: PositiveInt  # held-out responses are sampled and scored this often, and at every checkpoint
     max_eval_samples: PositiveInt
-    keep_checkpoints: Literal["all"] | PositiveInt = "all"  # a number: the newest ones, and the best
+    keep_checkpoints: Literal["all"] | int = "all"  # a number: the newest ones, and the best
     best_kl_limit: Positive | None = None  # the best checkpoint: highest score with no more KL (nats per token)
     adapter: Literal["last", "best"] = "last"  # which weights are the result
 
@@ -278,8 +278,12 @@ class Ppo(Section):
             raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
         if self.sigmoid_scores and self.normalize_scores:
             raise ValueError("choose one of sigmoid_scores and normalize_scores")
+        if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
+            raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
             raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
+        if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
+            raise ValueError("keep_checkpoints must be 'all' or a number above 0")
         if self.value_warmup_steps >= self.steps:
             raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
         return self

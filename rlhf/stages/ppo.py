@@ -339,7 +339,8 @@ class Trained:
         stats |= {"loss/value_avg": value_loss, "val/clipfrac_avg": value["clipfrac"]}
         remaining = options.vf_coef * value_loss + (loss if self.on_policy else 0.0)
         (remaining * share).backward()
-        return {name: (number.detach() * share).item() for name, number in stats.items()}
+        shares = torch.stack([number.detach() for number in stats.values()]) * share
+        return dict(zip(stats, shares.tolist(), strict=True))  # one wait for the device
 
     def _optimizer_step(self) -> dict[str, float]:
         norms = [nn.utils.clip_grad_norm_(group, self.options.max_grad_norm) for group in (self.policy, self.value)]
