@@ -205,8 +205,7 @@ class Run:
 
     def latest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose every file has the hash it was written with; damaged ones are passed over."""
-        folders = sorted((self.path / "checkpoints").glob("step-*"), key=checkpoint_step, reverse=True)
-        for folder in folders:
+        for folder in map(self.checkpoint, reversed(self.checkpoint_steps())):
             problem = checkpoint_problem(folder)
             if problem is None:
                 return folder

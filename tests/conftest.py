@@ -68,6 +68,15 @@ def run_stages(loaded: Loaded, out: Path, *names: str, **options: Any) -> dict[s
     return summary
 
 
+def beside(trained: Path, out: Path, *stages: str) -> Path:
+    """A run directory that shares finished stages with another one."""
+    root = Path("cpu-tiny/v1")
+    (out / root).mkdir(parents=True, exist_ok=True)
+    for name in ("data", *stages):
+        (out / root / name).symlink_to(trained / root / name)
+    return out
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Root of a finished small chain up to the reward model; tests only read it."""

@@ -13,17 +13,11 @@ import pytest
 
 from rlhf.run import checkpoint_problem, checkpoint_step, read_json, read_lines
 from rlhf.stages import ppo
-from tests.conftest import RECIPE, SMALL, run_stages, small
+from tests.conftest import RECIPE, SMALL, beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
+PARENTS = ("pretrain", "sft", "rm")
 LONG = {"ppo.steps": 24, "ppo.save_steps": 1, "ppo.eval_steps": 8}
-
-
-def beside(trained: Path, out: Path) -> Path:
-    (out / ROOT).mkdir(parents=True)
-    for name in ("data", "pretrain", "sft", "rm"):
-        (out / ROOT / name).symlink_to(trained / ROOT / name)
-    return out
 
 
 def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
@@ -44,9 +38,9 @@ def kill_when(process: subprocess.Popen[bytes], moment: Callable[[], bool]) -> N
 
 def test_killed_three_times_it_ends_with_the_same_bytes(trained, tmp_path):
     """Twice at a random time after a random step, once while a checkpoint is being written."""
-    whole = beside(trained, tmp_path / "whole") / ROOT / "ppo"
+    whole = beside(trained, tmp_path / "whole", *PARENTS) / ROOT / "ppo"
     run_stages(small(**{key.replace(".", "__"): value for key, value in LONG.items()}), tmp_path / "whole", "ppo")
-    cut = beside(trained, tmp_path / "cut") / ROOT / "ppo"
+    cut = beside(trained, tmp_path / "cut", *PARENTS) / ROOT / "ppo"
     seed = random.SystemRandom().randrange(10**6)
     draw = random.Random(seed)
     print(f"random moments from seed {seed}")
@@ -90,7 +84,7 @@ def test_old_checkpoints_go_and_the_best_stays(trained, tmp_path, keep, limited,
     changes = {"ppo__steps": 5, "ppo__keep_checkpoints": keep, "ppo__learning_rate": 0.02, "ppo__adapter": "best"}
     if limited:
         changes["ppo__best_kl_limit"] = 1e-9  # nothing but an untrained policy could stay within it
-    out = beside(trained, tmp_path)
+    out = beside(trained, tmp_path, *PARENTS)
     summary = run_stages(small(**changes), out, "ppo")
     found = read_json(out / ROOT / "ppo/checkpoints/best.json")
     steps = sorted(map(checkpoint_step, (out / ROOT / "ppo/checkpoints").glob("step-*")))
@@ -114,7 +108,7 @@ def test_old_checkpoints_go_and_the_best_stays(trained, tmp_path, keep, limited,
 
 def test_a_damaged_newest_checkpoint_does_not_crowd_out_the_good_ones(trained, tmp_path):
     changes = {"ppo__steps": 5, "ppo__keep_checkpoints": 2}
-    out = beside(trained, tmp_path)
+    out = beside(trained, tmp_path, *PARENTS)
     folder = out / ROOT / "ppo"
     run_stages(small(**changes), out, "ppo")
     (folder / "summary.json").unlink()
@@ -127,7 +121,7 @@ def test_a_damaged_newest_checkpoint_does_not_crowd_out_the_good_ones(trained, t
 def test_an_evaluation_that_is_not_finite_is_no_candidate_for_the_best(trained, tmp_path, monkeypatch):
     compare = ppo.compare
     monkeypatch.setattr(ppo, "compare", lambda *args: compare(*args) | {"score": math.nan})
-    out = beside(trained, tmp_path)
+    out = beside(trained, tmp_path, *PARENTS)
     summary = run_stages(small(ppo__steps=2), out, "ppo")
     assert summary["metrics"]["best_step"] is None
     found = read_json(out / ROOT / "ppo/checkpoints/best.json")

@@ -34,7 +34,7 @@ from rlhf.rollout import Rollout, collate
 from rlhf.run import Run, read_json, read_lines
 from rlhf.stages import ppo
 from rlhf.stages.rm import encode_pairs
-from tests.conftest import run_stages, small
+from tests.conftest import beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 ASSISTANT = "\n\nAssistant:"
@@ -42,14 +42,6 @@ ASSISTANT = "\n\nAssistant:"
 
 class Built(Exception):
     """Ends a stage at the moment when it would begin to train."""
-
-
-def beside(trained: Path, out: Path, *stages: str) -> Path:
-    """A run directory that shares finished stages with another one."""
-    (out / ROOT).mkdir(parents=True, exist_ok=True)
-    for name in ("data", *stages):
-        (out / ROOT / name).symlink_to(trained / ROOT / name)
-    return out
 
 
 def built(stage: str, loaded: Loaded, out: Path) -> Trainer:

@@ -12,8 +12,7 @@ from rlhf.recipe import RecipeError
 from rlhf.rollout import Sampling
 from rlhf.run import RunError, read_lines
 from rlhf.vllm import Server
-from tests.conftest import run_stages, small
-from tests.e2e.test_kill import beside
+from tests.conftest import beside, run_stages, small
 
 
 class Ids:
@@ -98,7 +97,7 @@ def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_pat
 
 
 def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
-    out = beside(trained, tmp_path)
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
     assert len(fake.known) >= 3
     assert not fake.loaded
