@@ -53,8 +53,15 @@ class Hardware(Section):
 
 
 class Architecture(Section):
-    """A Llama built from nothing; the names are those of `transformers.LlamaConfig`."""
+    """The shape of a Llama or Mistral; the names are those of `transformers.LlamaConfig`.
 
+    A base that is built here is built from it; one that is loaded must have it, so that memory can be predicted
+    before anything is downloaded.
+    """
+
+    model_type: Literal["llama", "mistral"] = "llama"
+    vocab_size: PositiveInt | None = None  # null: the tokenizer's
+    sliding_window: PositiveInt | None = None
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_hidden_layers: PositiveInt
@@ -71,7 +78,7 @@ class Architecture(Section):
 
 
 class Model(Section):
-    source: Literal["pretrain", "hub", "local"]
+    source: Literal["pretrain", "hub", "local", "random"]  # random: the architecture without its weights
     name: str | None = None  # hub id, or folder of a local checkpoint
     revision: str | None = None  # 40-digit commit of the hub repository
     architecture: Architecture | None = None
@@ -85,25 +92,28 @@ class Model(Section):
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
-        if (self.source == "pretrain") != (self.architecture is not None):
-            raise ValueError("source: pretrain and an architecture belong together")
+        if self.source in ("pretrain", "random") and self.architecture is None:
+            raise ValueError(f"source: {self.source} needs an architecture")
+        if self.source == "random" and self.architecture and not self.architecture.vocab_size:
+            raise ValueError("source: random needs architecture.vocab_size")
         return self
 
 
 class Tokenizer(Section):
-    source: Literal["train", "hub", "local"]
+    source: Literal["train", "hub", "local", "words"]  # words: a stand-in that knows the words of data.source: lengths
     name: str | None = None
     revision: str | None = None
-    vocab_size: PositiveInt | None = None  # when it is trained
+    vocab_size: PositiveInt | None = None  # when it is trained, or a stand-in
     template: Literal["hh", "chat"]  # hh: "\n\nHuman: …\n\nAssistant:"; chat: the tokenizer's own chat template
 
     @model_validator(mode="after")
     def _complete(self):
-        if self.source == "train" and not self.vocab_size:
-            raise ValueError("source: train needs vocab_size")
-        if self.source == "train" and self.template == "chat":
-            raise ValueError("a tokenizer that is trained here has no chat template; use template: hh")
-        if self.source != "train" and not self.name:
+        made_here = self.source in ("train", "words")
+        if made_here and not self.vocab_size:
+            raise ValueError(f"source: {self.source} needs vocab_size")
+        if made_here and self.template == "chat":
+            raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
+        if not made_here and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit")
@@ -116,8 +126,15 @@ class Toy(Section):
     bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
 
 
+class Lengths(Section):
+    """Preference pairs of meaningless words: only their lengths are real."""
+
+    pairs: PositiveInt
+    shape: Literal["hh", "longest"]  # as long as dialogues of HH-RLHF are, or each as long as every stage admits
+
+
 class Data(Section):
-    source: Literal["toy", "files", "hub"]
+    source: Literal["toy", "files", "hub", "lengths"]
     files: Annotated[tuple[str, ...], _AsTuple] = ()
     name: str | None = None
     revision: str | None = None
@@ -126,10 +143,11 @@ class Data(Section):
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     toy: Toy | None = None
+    lengths: Lengths | None = None
 
     @model_validator(mode="after")
     def _complete(self):
-        for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name")):
+        for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name"), ("lengths", "lengths")):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -295,6 +313,7 @@ class Evaluate(Section):
     response_length: PositiveInt
     max_prompt_length: PositiveInt
     temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens that hold this much probability
 
 
 class Merge(Section):
@@ -325,16 +344,19 @@ class Recipe(Section):
             raise ValueError("model.source: pretrain and a pretrain section belong together")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
             raise ValueError("tokenizer.source: train and a pretrain section belong together")
-        if self.data.source == "toy" and self.tokenizer.template != "hh":
-            raise ValueError("data.source: toy writes HH transcripts and needs tokenizer.template: hh")
+        if self.data.source in ("toy", "lengths") and self.tokenizer.template != "hh":
+            raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
+        if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
+            raise ValueError("tokenizer.source: words and data.source: lengths belong together")
         if self.model.architecture is not None:
             room = self.model.architecture.max_position_embeddings
-            for stage, need in self._lengths().items():
+            for stage, need in self.lengths().items():
                 if need > room:
                     raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
         return self
 
-    def _lengths(self) -> dict[str, int]:
+    def lengths(self) -> dict[str, int]:
+        """Tokens of the longest sequence of each stage, by the keys that set it."""
         return {
             "pretrain.max_length": self.pretrain.max_length if self.pretrain else 0,
             "sft.max_length": self.sft.max_length,
@@ -347,15 +369,22 @@ class Recipe(Section):
 
 
 class Target(Section):
-    """One published figure and how it is measured here."""
+    """One published figure, and what of ours it is compared with, or why nothing of ours can be."""
 
     name: str
-    stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge"]
-    metric: str  # key in the stage's summary metrics
+    stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge", "all"]
+    metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/published.py
+    not_comparable: str | None = None  # the reason, where there is no metric
     range: Annotated[tuple[float | None, float | None], _AsTuple]
     range_of_mean: Annotated[tuple[float | None, float | None], _AsTuple] | None = None  # over several seeds
     unit: str
     source: str
+
+    @model_validator(mode="after")
+    def _either(self):
+        if (self.metric is None) == (self.not_comparable is None):
+            raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
+        return self
 
 
 class Loaded(NamedTuple):
@@ -459,6 +488,11 @@ def resolve(hardware: str, root: Path) -> Path:
         known = ", ".join(sorted(names)) or "none"
         raise RecipeError(f"--hw {hardware}: no released default recipe in {root} (hardware there: {known})")
     return chosen
+
+
+def longest(recipe: Recipe) -> int:
+    """Tokens of the longest sequence that any stage admits."""
+    return max(recipe.lengths().values())
 
 
 def parents(recipe: Recipe, stage: str) -> list[str]:

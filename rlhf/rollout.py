@@ -6,16 +6,18 @@ that are decoded beside it, but for the rounding of kernels that differ with the
 and then in bfloat16.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from rlhf.data.tokenize import Codec, pad_right
+from rlhf.models.loading import mixed_precision
 from rlhf.run import RunError
 
 WINDOW = 64  # cached slots that a decoding step reads grow in blocks of this; on CUDA each block is one captured graph
@@ -124,12 +126,15 @@ def sample(
     tokens = torch.full((len(prompts), how.response_length), codec.pad_id, device=device)
     logprobs, seen = torch.zeros(2, len(prompts), how.response_length, device=device)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    with _attention(model, "sdpa"):  # flash attention cannot leave out the padding before a short prompt
+    # flash attention cannot leave out the padding before a short prompt
+    with mixed_precision(model), _attention(model, "sdpa"):
         for at in range(0, len(order), how.batch_size):
             rows = order[at : at + how.batch_size]
             batch = [prompts[i] for i in rows]
-            decoding = _Decoding(model, batch, uniforms[rows], how.temperature, codec, observe)
-            tokens[rows], logprobs[rows], seen[rows] = decoding.run()
+            with record_function("prefill"):
+                decoding = _Decoding(model, batch, uniforms[rows], how.temperature, codec, observe)
+            with record_function("decode"):
+                tokens[rows], logprobs[rows], seen[rows] = decoding.run()
     is_eos = tokens == codec.eos_id
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)
@@ -199,7 +204,7 @@ class _Decoding:
         """Tokens (B, R), padding after EOS; their log-probabilities and what was seen (B, R), of no meaning there."""
         graph: torch.cuda.CUDAGraph | None = None
         pool = torch.cuda.graph_pool_handle() if self.capture else None
-        for step in range(1, self.room):
+        for step in self.steps():
             if step % LOOK[self.tokens.device.type] == 0:
                 left = int((~self.ended).sum())
                 if left == 0:
@@ -223,6 +228,10 @@ class _Decoding:
                     self._advance()
         self._deliver()
         return self.found
+
+    def steps(self) -> Iterable[int]:
+        """Slots after the first, which the prefill has filled."""
+        return range(1, self.room)
 
     def _prefill(self, ids: Tensor) -> None:
         real = self.real[:, : self.width]

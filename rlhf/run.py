@@ -394,7 +394,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _measured(target: recipes.Target, metrics: Mapping[str, float]) -> dict[str, Any]:
-    value = finite(metrics[target.metric]) if target.metric in metrics else None
+    value = finite(metrics[target.metric]) if target.metric and target.metric in metrics else None
     within = None if value is None else inside(value, target.range)
     return {
         "name": target.name,

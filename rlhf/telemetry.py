@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
+
 
 class Telemetry:
     """Sums wall and CPU seconds per named phase, the tokens that went through the model, and watches memory."""
@@ -31,7 +33,8 @@ class Telemetry:
         self._wait()
         wall, cpu = time.monotonic(), time.process_time()
         try:
-            yield
+            with torch.profiler.record_function(name):  # in profiles, and for the prediction of memory
+                yield
         finally:
             self._wait()
             self.seconds[name] += time.monotonic() - wall
@@ -59,8 +62,8 @@ class Telemetry:
         self.tokens += tokens
 
     def costs(self) -> dict[str, Any]:
-        """The cost keys of summary.json; tokens per second over all phases but `evaluate`, which counts no tokens."""
-        seconds = sum(spent for name, spent in self.seconds.items() if name != "evaluate")
+        """The cost keys of summary.json; tokens per second over the phases that count tokens."""
+        seconds = sum(spent for name, spent in self.seconds.items() if name not in UNCOUNTED)
         peak = self._peak()
         return {
             "tokens_per_second": round(self.tokens / seconds, 3) if self.tokens and seconds else None,

@@ -1,6 +1,8 @@
 """Between our run directories and transformers' Trainer, on which pretrain, SFT, the reward model and DPO rest."""
 
+import gc
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 
 from rlhf.console import Bar
 from rlhf.data.tokenize import pad_right
+from rlhf.models.loading import mixed_precision
 from rlhf.recipe import Optimization
 from rlhf.run import Run
 from rlhf.telemetry import Telemetry
@@ -147,6 +150,14 @@ class _RunCallback(TrainerCallback):
         self.telemetry.count(state.num_input_tokens_seen - self.tokens)
 
 
+def let_go() -> None:
+    """Free a trained model that nothing of ours refers to any more; what holds it would keep it on the device."""
+    bitsandbytes = sys.modules.get("bitsandbytes")
+    if bitsandbytes is not None:  # its 8-bit optimizers note which embeddings want 32 bits, and never forget them
+        bitsandbytes.optim.GlobalOptimManager.get_instance().module_weight_config_triple.clear()
+    gc.collect()  # transformers' Trainer refers to itself
+
+
 def rows_to_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
     return Dataset.from_list(list(rows))
 
@@ -170,7 +181,8 @@ def perplexity(
         scored = torch.zeros_like(ids, dtype=torch.bool)
         for row, (sequence, skipped) in enumerate(batch):
             scored[row, max(skipped, 1) : len(sequence)] = True
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1][scored[:, 1:]].float()
+        with mixed_precision(model):
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1][scored[:, 1:]].float()
         losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][scored[:, 1:]], reduction="none")
         total += losses.double().sum().item()
         count += losses.numel()

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.console import working
-from rlhf.data import formats, toy
+from rlhf.data import formats, lengths, toy
 from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
 from rlhf.data.split import conversation_key, document_key, shuffled, split
 from rlhf.run import Run, RunError, read_json, sha256
@@ -120,17 +121,29 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         )
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
+    # Other settings or another way of making the rows: another folder.
+    if data.source == "lengths":
+        assert data.lengths
+        made_from = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
+        file = _made(folder, "lengths", made_from, lengths) / "pairs.jsonl"
+        if not file.exists():
+            lengths.write(file, **made_from)
+        return formats.read([file], on_bad_row="skip")
     assert data.toy
     options = {"seed": recipe.seed, "heldout_fraction": data.heldout_fraction, **data.toy.model_dump()}
-    world = sha256(Path(toy.__file__))
-    made = (
-        folder / f"toy-{recipes.content_hash([options, world])[:12]}"
-    )  # other settings or another world: another folder
+    made = _made(folder, "toy", options, toy)
     files = [made / "corpus.jsonl", made / "pairs.jsonl"]
     if not all(file.exists() for file in files):
-        made.mkdir(parents=True, exist_ok=True)
         toy.write(made, **options)
     return formats.read(files, on_bad_row="stop")
+
+
+def _made(folder: Path, kind: str, options: dict[str, Any], maker: ModuleType) -> Path:
+    """The folder of rows that are made here, named by what they are made from."""
+    assert maker.__file__
+    made = folder / f"{kind}-{recipes.content_hash([options, sha256(Path(maker.__file__))])[:12]}"
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 def _key(row: Document | Example | PreferencePair) -> str:

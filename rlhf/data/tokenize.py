@@ -135,6 +135,15 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
+def words(vocab_size: int) -> PreTrainedTokenizerFast:
+    """A stand-in with `vocab_size` ids, one for each word that rlhf/data/lengths.py writes."""
+    known = [PAD, BOS, EOS, *(turn.strip() for turn in TURNS)]
+    ids = {word: i for i, word in enumerate([*known, *map(str, range(vocab_size - len(known)))])}
+    raw = RawTokenizer(models.WordLevel(ids, unk_token=PAD))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
 def load(name: str | Path, revision: str | None, template: str) -> Codec:
     """The codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
     return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template)

@@ -9,7 +9,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
@@ -18,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     set_seed,
 )
+from transformers.quantizers import AutoHfQuantizer
 
 from rlhf import recipe as recipes
 from rlhf.data import tokenize
@@ -62,6 +65,9 @@ def _keep_freed_memory() -> None:
 
 def load_codec(run: Run) -> Codec:
     settings = run.loaded.recipe.tokenizer
+    if settings.source == "words":
+        assert settings.vocab_size
+        return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
     try:
         return tokenize.load(name, settings.revision, settings.template)
@@ -74,8 +80,7 @@ def load_codec(run: Run) -> Codec:
 def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> LlamaForCausalLM:
     """A Llama with random weights, drawn from torch's generator."""
     config = LlamaConfig(
-        **architecture.model_dump(),
-        vocab_size=len(codec.tokenizer),
+        **_config_fields(architecture) | {"vocab_size": len(codec.tokenizer)},
         pad_token_id=codec.pad_id,
         bos_token_id=codec.tokenizer.bos_token_id,
         eos_token_id=codec.eos_id,
@@ -93,31 +98,117 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     """The base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
+    Raises RunError when the base cannot be loaded, or is not the recipe's.
     """
     settings = run.loaded.recipe.model
-    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype), "device_map": {"": device}}
-    if settings.source == "hub":
-        options["revision"] = settings.revision
+    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
-    if settings.quantization == "nf4" and quantize:
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
-        )
-    name = base_name(run)
+    nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
+    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     try:
-        if head == "lm":
-            return AutoModelForCausalLM.from_pretrained(name, **options)
-        return AutoModelForSequenceClassification.from_pretrained(name, num_labels=1, **options)
+        if settings.source == "random":
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
+                return _random_base(settings, device, kind, nf4, options)
+        if settings.source == "hub":
+            options["revision"] = settings.revision
+        if kind is AutoModelForSequenceClassification:
+            options["num_labels"] = 1
+        name = base_name(run)
+        base = kind.from_pretrained(name, quantization_config=nf4, device_map={"": device}, **options)
     except ImportError as error:
-        if settings.quantization == "nf4":
+        if nf4 is not None:
             raise RunError("model.quantization: nf4 needs bitsandbytes: pip install '.[gpu]'") from error
         raise
     except (OSError, ValueError, SafetensorError) as error:
-        raise RunError(f"cannot load the base model {name}: {' '.join(str(error).split())[:300]}") from error
+        raise RunError(f"cannot load the base model {base_name(run)}: {_reason(error, settings)}") from error
+    if settings.architecture:
+        _check_architecture(base.config, settings.architecture, name)
+    return base
+
+
+def _reason(error: Exception, settings: recipes.Model) -> str:
+    """Why the hub gave nothing, and the way out, in one line."""
+    text = " ".join(f"{error} {error.__cause__ or ''}".split())
+    found = text[:300]
+    if settings.source != "hub":
+        return found
+    page = f"https://huggingface.co/{settings.name}"
+    if "gated" in text.lower() or "401" in text or "403" in text:
+        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({found})"
+    if "revision" in text.lower() or "is not a valid git identifier" in text:
+        return f"revision {settings.revision} is not there: copy a commit from {page}/commits ({found})"
+    return f"{found}; without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
+
+
+def _nf4(settings: recipes.Model) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
+    )
+
+
+def _config_fields(architecture: recipes.Architecture) -> dict[str, Any]:
+    fields = architecture.model_dump(exclude={"model_type"})
+    if architecture.model_type == "llama":
+        fields.pop("sliding_window")  # Llama has none
+    return fields
+
+
+def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
+    """Raise RunError unless a loaded model has the shape that the recipe plans with."""
+    wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
+    for key, value in wanted.items():
+        found = getattr(config, key, None)
+        if found != value and not (key == "vocab_size" and value is None):
+            raise RunError(f"{name} has {key} {found}, the recipe says {value}: correct model.architecture.{key}")
+
+
+def _random_base(
+    settings: recipes.Model, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
+) -> PreTrainedModel:
+    """The recipe's architecture with random weights, made and quantised on the device one module at a time."""
+    architecture = settings.architecture
+    assert architecture
+    config = AutoConfig.for_model(architecture.model_type, **_config_fields(architecture), num_labels=1)
+    quantizer = AutoHfQuantizer.from_config(nf4) if nf4 else None
+    model = skeleton(kind, config, quantizer, options)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            weight = torch.empty(parameter.shape, dtype=options["dtype"], device=device)
+            weight = weight.normal_(0.0, config.initializer_range) if weight.dim() > 1 else weight.fill_(1.0)
+            pack = quantizer and type(module).__name__ == "Linear4bit"
+            setattr(module, name, _quantized(module, weight) if pack else nn.Parameter(weight))
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.model
+    decoder.rotary_emb = type(decoder.rotary_emb)(config=config).to(device)  # its buffers are computed, not stored
+    model.tie_weights()
+    if quantizer:
+        model.hf_quantizer = quantizer
+        quantizer.postprocess_model(model)
+    model.hf_device_map = {"": device}
+    return model.eval()
+
+
+def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
+    """A model without memory, with bitsandbytes' layers where a quantizer asks for them."""
+    with torch.device("meta"):
+        model = kind.from_config(config, **options)
+    if quantizer:
+        quantizer.preprocess_model(model, device_map=None)
+    return model
+
+
+def _quantized(module: nn.Module, weight: torch.Tensor) -> nn.Parameter:
+    """What bitsandbytes makes of a weight when it is moved to a CPU or a GPU, on any device."""
+    from bitsandbytes.functional import quantize_4bit
+    from bitsandbytes.nn import Params4bit
+
+    packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+    module.quant_state = state
+    return Params4bit(packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True)
 
 
 def lora_config(run: Run, task_type: str) -> LoraConfig:
@@ -163,6 +254,12 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
 def adapter_weights(stage_dir: Path) -> dict[str, torch.Tensor]:
     """Tensors of a finished stage's adapter, on the CPU."""
     return load_file(stage_dir / "adapter" / ADAPTER_FILE)
+
+
+def mixed_precision(model: PreTrainedModel) -> torch.autocast:
+    """Where a forward pass belongs: a bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training."""
+    half = model.get_input_embeddings().weight.dtype == torch.bfloat16
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=half)
 
 
 def save_adapter(model: PeftModel, run: Run, folder: Path, adapter: str = "default") -> None:

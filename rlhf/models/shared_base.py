@@ -18,7 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf.models.loading import adapter_weights
+from rlhf.models.loading import adapter_weights, mixed_precision
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout import Rollout
 from rlhf.run import RunError
@@ -95,7 +95,8 @@ class SharedBase:
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention."""
-        return self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        with mixed_precision(self.base):
+            return self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         """Hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
@@ -129,7 +130,8 @@ class SharedBase:
     def values(self, hidden: Tensor) -> Tensor:
         """Values (B, R) of the states before each response token, float32."""
         assert self.value_head is not None
-        return self.value_head(hidden.float()).squeeze(-1)
+        with torch.autocast(hidden.device.type, enabled=False):  # sampling may ask for them in mixed precision
+            return self.value_head(hidden.float()).squeeze(-1)
 
     @torch.no_grad()
     def scores(self, rollout: Rollout) -> Tensor:

@@ -19,7 +19,7 @@ from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.stages.rm import accuracy, encode_pairs, longest
 from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, rows_to_dataset, train, with_exact_weights
+from rlhf.trainer import arguments, let_go, rows_to_dataset, train, with_exact_weights
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -34,6 +34,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     heldout, heldout_counts = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     _fit(run, codec, training, device, telemetry)
+    let_go()
 
     how = Sampling(
         recipe.evaluate.max_prompt_length,
@@ -67,7 +68,8 @@ def _fit(
     """Train and write the adapter; the model is gone from memory when this returns."""
     recipe = run.loaded.recipe
     torch.manual_seed(recipe.seed)
-    model = trainable_adapter(load_base(run, device), run.root / "sft")
+    with telemetry.phase("load"):
+        model = trainable_adapter(load_base(run, device), run.root / "sft")
     trainer = with_exact_weights(
         model,
         lambda: _TokenizedDPOTrainer(

@@ -35,8 +35,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     scored = [(row.prompt + row.response, len(row.prompt)) for row in rows if row]
 
     trained = trained_policies(run.root)
-    shared = SharedBase(load_base(run, device), {name: run.root / stage for name, stage in _roles(trained).items()})
-    shared.add_reward(run.root / "rm")
+    with telemetry.phase("load"):
+        shared = SharedBase(load_base(run, device), {name: run.root / stage for name, stage in _roles(trained).items()})
+        shared.add_reward(run.root / "rm")
     metrics: dict[str, float] = {}
     measured: dict[str, Measured] = {}
     with telemetry.phase("evaluate"):

@@ -22,13 +22,12 @@ def run_stage(run: Run, device: torch.device) -> Result:
             model = PeftModel.from_pretrained(base, run.root / recipe.merge.stage / "adapter")
             expected = model(input_ids=ids).logits.float()
             merged = model.merge_and_unload()
-            difference = (merged(input_ids=ids).logits.float() - expected).abs().max().item()
-            effect = (expected - alone).abs().max().item()
+            difference = (merged(input_ids=ids).logits.float() - expected).abs().max()
+            effect = (expected - alone).abs().max()
         if not difference <= 0.1 * effect:
             raise RunError(f"merging lost the adapter: logits are off by {difference:.3g}, its effect is {effect:.3g}")
         merged.save_pretrained(run.path / "model")
         codec.tokenizer.save_pretrained(run.path / "model")
     size = sum(f.stat().st_size for f in (run.path / "model").glob("*.safetensors"))
-    return Result(
-        {"largest_logit_difference": difference, "adapter_effect": effect, "model_bytes": size}, telemetry.costs()
-    )
+    metrics = {"largest_logit_difference": difference.item(), "adapter_effect": effect.item(), "model_bytes": size}
+    return Result(metrics, telemetry.costs())

@@ -71,11 +71,12 @@ def run_stage(run: Run, device: torch.device) -> Result:
     how = Sampling(options.max_prompt_length, options.response_length, options.temperature, options.rollout_batch_size)
     server = vllm.Server(options.vllm_url) if options.vllm_url else None
     torch.manual_seed(recipe.seed)
-    shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
-    if options.gradient_checkpointing:
-        shared.base.activation_checkpointing_enable()
-        shared.base.enable_input_require_grads()
-    shared.add_reward(rm)
+    with telemetry.phase("load"):
+        shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
+        if options.gradient_checkpointing:
+            shared.base.activation_checkpointing_enable()
+            shared.base.enable_input_require_grads()
+        shared.add_reward(rm)
     telemetry.loaded()
 
     def draw(step: int, observe: Observer | None = None) -> Rollout:
@@ -97,7 +98,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     if run.resumed_from:
         trained = Trained.load(shared, rm, options, run.resumed_from)
     else:
-        norm = score_norm(shared, draw, options) if options.normalize_scores else (0.0, 1.0)
+        with telemetry.phase("evaluate"):
+            norm = score_norm(shared, draw, options) if options.normalize_scores else (0.0, 1.0)
         trained = Trained(shared, rm, options, norm)
     after: Measured | None = None
 

@@ -15,7 +15,7 @@ from rlhf.console import working
 from rlhf.data import load, toy
 from rlhf.data.formats import DataError, PreferencePair
 from rlhf.data.tokenize import Codec, Encoded, pad_right
-from rlhf.models.loading import load_base, load_codec, reward_from_sft, save_adapter
+from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
 from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.recipe import Dpo, Rm
 from rlhf.run import Run
@@ -38,9 +38,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
-    base = load_base(run, device, head="score")
-    base.config.pad_token_id = codec.pad_id
-    model = reward_from_sft(base, run, run.root / "sft")
+    with telemetry.phase("load"):
+        base = load_base(run, device, head="score")
+        base.config.pad_token_id = codec.pad_id
+        model = reward_from_sft(base, run, run.root / "sft")
     margin = {"margin": options.margin} if options.loss_type == "bradley_terry" and options.margin else {}
     trainer = with_exact_weights(
         model,
@@ -113,13 +114,12 @@ def score(model: PreTrainedModel, sequences: list[list[int]], pad_id: int, batch
     """Scores (N,) float32 on the CPU, in the order given; batches are made by length."""
     model.eval()
     device = next(model.parameters()).device
-    half = model.config.dtype == torch.bfloat16  # as in training: a bfloat16 trunk under a float32 head
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     scores = torch.empty(len(sequences))
     for at in range(0, len(order), batch_size):
         rows = order[at : at + batch_size]
         ids = pad_right([sequences[i] for i in rows], pad_id).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+        with mixed_precision(model):
             scores[rows] = model(input_ids=ids, use_cache=False).logits.squeeze(-1).float().cpu()
     return scores
 

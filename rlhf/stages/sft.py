@@ -35,7 +35,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     batch = options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)
-    model = new_adapter(load_base(run, device), run)
+    with telemetry.phase("load"):
+        model = new_adapter(load_base(run, device), run)
     prompts = corpus.prompts().heldout[:SAMPLES]
     with telemetry.phase("evaluate"):
         before, first = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("cli",),
     ("reproduce",),
+    ("memory",),
     ("stages",),
     ("evaluation", "vllm"),
     ("models", "rollout", "trainer"),

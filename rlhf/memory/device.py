@@ -1,0 +1,368 @@
+"""A stand-in for a GPU or a CPU that computes nothing and allocates nothing: `meta` tensors, watched by the tracker.
+
+The stages run on it unchanged. What they ask of tensors' values is answered where it can be known: integers, masks and
+all that follows from them alone are computed beside on the CPU, so that batches have the shapes that they would have.
+What depends on weights is not known: a number reads as 1, a token as no EOS, a mask as all true, the largest case.
+Where torch, TRL or bitsandbytes would take another path on `meta` than on the device, a patch puts that right and says
+why; all are undone at the end.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+import transformers
+import trl.kernels.chunked_logprob as fused_head
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from rlhf import rollout
+from rlhf.memory.kernels import INSIDE
+from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
+from rlhf.models import loading
+
+aten = torch.ops.aten
+META = torch.device("meta")
+KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
+HALF = (torch.float16, torch.bfloat16)
+FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
+RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_like", "native_dropout", "multinomial"}
+
+
+class StandIn(Tracker):
+    """The tracker of a device that is only stood in for: `cuda` or `cpu`."""
+
+    def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int):
+        super().__init__("meta", phases, vocab_size, INSIDE if stands_for == "cuda" else {})
+        self.stands_for = stands_for
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self) -> "StandIn":
+        for patch in _patches(self):
+            self._patches.enter_context(patch)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        super().__exit__(*problem)
+        self._patches.close()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = [*tensors_in(*args, *kwargs.values())]
+        if func in _ANSWERS and any(x.device == META for x in tensors):
+            return _ANSWERS[func](*args, **kwargs)
+        out = func(*args, **kwargs)
+        made = [*tensors_in(out)]
+        name = func._schema.name.removeprefix("aten::")
+        if (
+            (all(map(_is_known, tensors)) if tensors else name in FACTORIES)
+            and any(x.device == META for x in made)
+            and all(x.numel() <= KNOWN for x in made)
+            and name not in RANDOM
+        ):
+            args, kwargs = tree_map(_value, (args, kwargs))
+            if kwargs.get("device") == META:
+                kwargs["device"] = torch.device("cpu")
+            for tensor, value in zip(made, tensors_in(func(*args, **kwargs)), strict=True):
+                if tensor.device == META:
+                    _remember(tensor, value)
+        return out
+
+    def count_flops(self, flops: int) -> None:
+        self._flops[self._phase] += flops
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def _is_known(x: Tensor) -> bool:
+    return x.device != META or hasattr(x, "_known")
+
+
+def _value(x: Any) -> Any:
+    return x._known if isinstance(x, Tensor) and x.device == META else x  # type: ignore[attr-defined]
+
+
+def _remember(x: Tensor, value: Tensor) -> None:
+    x._known = value  # type: ignore[attr-defined]
+
+
+def _read(x: Tensor) -> Any:
+    """`.item()`: 1 of whatever type it is, if it is not known."""
+    if hasattr(x, "_known"):
+        return x._known.item()
+    return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
+
+
+def _to_copy(x: Tensor, *, device: Any = None, dtype: Any = None, **options: Any) -> Tensor:
+    if device is None or torch.device(device) == META:
+        out = aten._to_copy.default(x, device=device, dtype=dtype, **options)
+        if hasattr(x, "_known"):
+            _remember(out, x._known.to(dtype))
+        return out
+    if hasattr(x, "_known"):
+        return x._known.to(dtype, copy=True)
+    return torch.zeros(x.shape, dtype=dtype or x.dtype)
+
+
+def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if target.device != META:
+        return target.copy_(source._known) if hasattr(source, "_known") else target
+    if _is_known(target) and _is_known(source):
+        _value(target).copy_(_value(source))
+    return aten.copy_.default(target, source)
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    values = x._known if hasattr(x, "_known") else torch.ones(x.shape, dtype=torch.bool)
+    return values.nonzero().to(META)
+
+
+def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
+    """A mask picks as many as are true; `meta` cannot count them."""
+    return aten.index.Tensor(x, _places(indices)) if _has_mask(indices) else _plain_index(x, indices)
+
+
+def _plain_index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
+    out = aten.index.Tensor(x, indices)
+    if out.numel() <= KNOWN and all(_is_known(i) for i in (x, *indices) if i is not None):
+        _remember(out, aten.index.Tensor(_value(x), [_value(i) for i in indices]))
+    return out
+
+
+def _index_put_(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    out = aten.index_put_.default(x, _places(indices), values, accumulate)
+    if all(_is_known(i) for i in (x, values, *indices) if i is not None):
+        aten.index_put_.default(_value(x), [_value(i) for i in indices], _value(values), accumulate)
+    return out
+
+
+def _has_mask(indices: list[Tensor | None]) -> bool:
+    return any(i is not None and i.dtype == torch.bool for i in indices)
+
+
+def _places(indices: list[Tensor | None]) -> list[Tensor | None]:
+    found: list[Tensor | None] = []
+    for i in indices:
+        if i is not None and i.dtype == torch.bool:
+            values = _value(i) if _is_known(i) else torch.ones(i.shape, dtype=torch.bool)
+            found += [place.to(META) for place in values.nonzero().unbind(1)]
+        else:
+            found.append(i)
+    return found
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: _read,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy_,
+    aten.nonzero.default: _nonzero,
+    aten.index.Tensor: _index,
+    aten.index_put_.default: _index_put_,
+    aten.equal.default: lambda a, b: True,
+}
+
+
+def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:
+    """torch.tensor, which would forget the numbers if it made them on `meta`."""
+    return _real(data, **options).to(device) if device is not None else _real(data, **options)
+
+
+# -- paths ---------------------------------------------------------------------------------------------------------
+
+
+def _patches(stand_in: StandIn) -> Iterator[Any]:
+    """Context managers that put right what would go another way on `meta`."""
+    patch = mock.patch.object
+    yield patch(F, "scaled_dot_product_attention", _attention(stand_in.stands_for))
+    yield patch(torch, "tensor", _tensor)
+    yield from _autocast_patches()
+    # accelerate finds the trainers' device, and knows no stand-in.
+    yield mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="meta")
+    yield patch(transformers.TrainingArguments, "device", property(lambda self: self._setup_devices and META))
+    yield patch(transformers.Trainer, "_save_checkpoint", lambda *_, **__: None)  # leaves no trace in a device's memory
+    yield patch(transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: None)
+    # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
+    yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
+    yield mock.patch.dict(rollout.LOOK, {"meta": rollout.LOOK[stand_in.stands_for]})
+    yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
+    yield patch(rollout._Layer, "lazy_initialization", _labelled_cache(stand_in))
+    yield patch(loading, "skeleton", _untracked(stand_in, loading.skeleton))  # on `meta`, but in earnest
+    yield from _optimizers_know_meta("fused")
+    if stand_in.stands_for == "cuda":
+        yield from _cuda_patches(stand_in)
+
+
+def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
+    patch = mock.patch.object
+    # CUDA keeps a mask of one byte for each element; other devices one in the input's type.
+    yield patch(F, "dropout", _dropout)
+    # AdamW takes its foreach form on CUDA without being asked.
+    yield from _optimizers_know_meta("foreach")
+    # TRL's fused head folds its tiles in Triton kernels that allocate nothing, and in torch elsewhere.
+    for name in ("_forward_tile", "_backward_tile"):
+        yield patch(fused_head, name, lambda *_, **__: None)
+    yield patch(
+        fused_head, "_addmm_fp32", lambda acc, a, b: stand_in.count_flops(2 * a.shape[0] * a.shape[1] * b.shape[1])
+    )
+    yield mock.patch("trl.trainer.utils._use_triton", lambda device: True)
+    yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
+    try:
+        import bitsandbytes.optim.optimizer as bnb
+    except ImportError:
+        return
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+        """Unified memory, which the driver moves between card and host; torch's allocator does not count it."""
+        out = torch.empty(*shape, dtype=dtype, device=META)
+        stand_in.label(out, OUTSIDE)
+        return out
+
+    yield patch(bnb.F, "get_paged", get_paged)
+    yield patch(bnb.F, "fill", lambda *_, **__: None)
+    yield patch(torch.cuda, "synchronize", lambda *_: None)
+
+
+def _optimizers_know_meta(form: str) -> Iterator[Any]:
+    for place in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
+        yield mock.patch(f"{place}._get_{form}_kernels_supported_devices", lambda: ["cuda", "cpu", "meta"])
+
+
+def _attention(stands_for: str) -> Callable[..., Tensor]:
+    """The kernels that torch chooses on the device; on `meta` it would compute attention in plain steps."""
+
+    def on_cuda(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if attn_mask is None and q.dtype in HALF:
+            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+        bias = None
+        if attn_mask is not None:
+            bias = torch.zeros_like(attn_mask, dtype=q.dtype) if attn_mask.dtype == torch.bool else attn_mask
+            short = -bias.shape[-1] % 16  # rows of the bias are aligned
+            if short:
+                bias = F.pad(bias, (0, short))[..., : bias.shape[-1]]
+            bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        if k.shape[1] != q.shape[1]:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        needs_lse = any(x.requires_grad for x in (q, k, v)) and torch.is_grad_enabled()
+        return aten._scaled_dot_product_efficient_attention(
+            q, k, v, bias, needs_lse, dropout_p, is_causal, scale=scale
+        )[0]
+
+    def on_cpu(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)
+        return aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+        )[0]
+
+    return on_cuda if stands_for == "cuda" else on_cpu
+
+
+def _move_adapter(self: LoraLayer, adapter_name: str, device: Any = None) -> None:
+    weight = self.get_base_layer().weight
+    dtype = weight.dtype if weight.is_floating_point() else None
+    for layer in (self.lora_A, self.lora_B):
+        if adapter_name in layer:
+            layer[adapter_name] = layer[adapter_name].to(META, dtype)
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
+
+
+def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
+    original = rollout._Layer.lazy_initialization
+
+    def lazy_initialization(self: rollout._Layer, keys: Tensor, values: Tensor) -> None:
+        original(self, keys, values)
+        stand_in.label(self.keys, "kv_cache")
+        stand_in.label(self.values, "kv_cache")
+
+    return lazy_initialization
+
+
+def _untracked(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with stand_in.paused():
+            return function(*args, **kwargs)
+
+    return call
+
+
+class _Autocast(contextlib.ContextDecorator):
+    """torch.autocast for `meta`, which has none: float32 inputs of products become bfloat16, weights once a block."""
+
+    on = False
+    weights: ClassVar[dict[int, Tensor]] = {}
+
+    def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None):
+        self.enabled = enabled
+        self.before: list[bool] = []
+
+    def __enter__(self) -> "_Autocast":
+        self.before.append(_Autocast.on)
+        _Autocast.on = self.enabled
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _Autocast.on = self.before.pop()
+        if not any((self.before, _Autocast.on)):
+            _Autocast.weights.clear()
+
+    @staticmethod
+    def cast(x: Any) -> Any:
+        if not (_Autocast.on and isinstance(x, Tensor) and x.device == META and x.dtype == torch.float32):
+            return x
+        if not (x.is_leaf and x.requires_grad):
+            return x.to(torch.bfloat16)
+        if id(x) not in _Autocast.weights:
+            _Autocast.weights[id(x)] = x.to(torch.bfloat16)
+        return _Autocast.weights[id(x)]
+
+
+def _autocast_patches() -> Iterator[Any]:
+    patch = mock.patch.object
+    real = torch.autocast
+
+    def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return _Autocast(device_type, *args, **kwargs) if device_type == "meta" else real(device_type, *args, **kwargs)
+
+    for module, name in ((torch, "autocast"), (torch.amp, "autocast")):
+        yield patch(module, name, autocast)
+    enabled, available, dtype = torch.is_autocast_enabled, torch.amp.is_autocast_available, torch.get_autocast_dtype
+    yield patch(torch, "is_autocast_enabled", lambda *d: _Autocast.on if d in ((), ("meta",)) else enabled(*d))
+    yield patch(torch, "get_autocast_dtype", lambda d: torch.bfloat16 if d == "meta" else dtype(d))
+    yield patch(torch.amp, "is_autocast_available", lambda d: d == "meta" or available(d))
+    products = [(F, "linear"), (torch, "matmul"), (torch, "bmm"), (torch, "mm"), (torch.Tensor, "__matmul__")]
+    for place, name in products:
+        yield patch(place, name, _casting(getattr(place, name)))
+
+
+def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def cast(*args: Any, **kwargs: Any) -> Tensor:
+        return function(*map(_Autocast.cast, args), **{key: _Autocast.cast(value) for key, value in kwargs.items()})
+
+    return cast

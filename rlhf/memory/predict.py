@@ -1,0 +1,163 @@
+"""Peak memory of each phase of each stage: rehearsed at two depths, carried on to the recipe's number of layers.
+
+Every layer of a decoder is alike, so that what a phase holds at its peak grows linearly with their number as long as
+the same operation makes the peak.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from rlhf import recipe as recipes
+from rlhf.memory import COMPONENTS
+from rlhf.recipe import Loaded
+from rlhf.run import RunError
+
+DEPTHS = (2, 4)
+STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
+
+# Bytes; what torch.cuda.max_memory_allocated counts beside the tensors of the program.
+# cuBLAS takes a workspace for each thread that multiplies, forward and autograd: 2 x (2 x 4,096 KiB + 8 x 16 KiB), and
+# on compute capability 9.0 2 x 32 MiB (aten/src/ATen/cuda/CublasHandlePool.cpp).
+WORKSPACE = {"4090": 2 * 8_519_680, "h100": 2 * 33_554_432}
+# What it does not count. None of the two was measured on a GPU yet.
+CONTEXT = 600_000_000  # of the driver, with the kernels' code
+FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
+
+
+class Phase(NamedTuple):
+    """Bytes at the peak of one phase, and what they are; operations per second are counted over the whole phase."""
+
+    peak_bytes: int
+    components: dict[str, int]
+    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
+    flops: int
+
+
+Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
+
+
+class Predictor:
+    """Use as a context manager: it keeps one process for each depth, and what was predicted before, on disk."""
+
+    def __init__(self) -> None:
+        self._workers: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "Predictor":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+
+    def __call__(self, loaded: Loaded, stage: str) -> Stage:
+        """Predict one stage. Raises RunError when the recipe has no architecture, or its rehearsal fails."""
+        architecture = loaded.recipe.model.architecture
+        if architecture is None:
+            raise RunError(
+                f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
+            )
+        file = _cache_file(loaded, stage)
+        peaks = _read_cache(file)
+        if peaks is None:
+            peaks = self._rehearse(loaded, stage)
+            _write_cache(file, peaks)
+        workspace = WORKSPACE.get(loaded.recipe.hardware.name, 0)
+        layers = architecture.num_hidden_layers
+        few, more = peaks
+        return {phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few}
+
+    def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
+        if not self._workers:
+            self._workers = [_start(depth) for depth in DEPTHS]
+        asked = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
+        for worker in self._workers:
+            assert worker.stdin
+            print(json.dumps(asked), file=worker.stdin, flush=True)
+        found = []
+        for worker in self._workers:
+            assert worker.stdout
+            answer = json.loads(worker.stdout.readline() or '{"error": "its process ended"}')
+            if "error" in answer:
+                raise RunError(f"memory of {stage} cannot be predicted: {answer['error']}")
+            found.append(answer["peaks"])
+        return found
+
+
+def _start(depth: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rlhf.memory.rehearse", str(depth)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if os.environ.get("RLHF_DEBUG") else subprocess.DEVNULL,
+        text=True,
+        env={**environment, "PYTHONPATH": path},
+    )
+
+
+def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspace: int) -> Phase:
+    """The line through each operation's peaks at both depths; the phase's is the highest of them at `layers`."""
+
+    def line(a: int, b: int) -> int:
+        low, high = DEPTHS
+        return round(a + (b - a) * (layers - low) / (high - low))
+
+    peaks = []
+    for operation, a in few["operations"].items():
+        b = more["operations"].get(operation, {})
+        peaks.append({name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}})
+    components = max(peaks, key=lambda peak: sum(peak.values())) | {"workspace": workspace}
+    return Phase(
+        sum(components.values()),
+        {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
+        line(few["paged"], more["paged"]),
+        line(few["flops"], more["flops"]),
+    )
+
+
+def reserved(phase: Phase, device: str) -> int:
+    """Bytes of the card that a phase needs: with the allocator's waste, paged states and the driver's context."""
+    if device == "cpu":
+        return phase.peak_bytes
+    return round(phase.peak_bytes * (1 + FRAGMENTATION)) + phase.paged_bytes + CONTEXT
+
+
+# -- what was predicted before ---------------------------------------------------------------------------------------
+
+
+def _cache_file(loaded: Loaded, stage: str) -> Path:
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        code.update(file.read_bytes())
+    recipe = loaded.recipe.model_dump(mode="json", exclude={"description", "status", "default"})
+    key = recipes.content_hash([recipe, stage, code.hexdigest(), [version(name) for name in PACKAGES]])
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "rlhf" / "predictions" / f"{key[:32]}.json"
+
+
+def _read_cache(file: Path) -> list[dict[str, Any]] | None:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _write_cache(file: Path, peaks: list[dict[str, Any]]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(peaks))
+        temporary.replace(file)
+    except OSError:
+        pass  # a cache that cannot be written only costs time

@@ -1,0 +1,167 @@
+"""Runs a recipe's stages on a stand-in for its device, with random weights and the longest dialogues it admits.
+
+`python -m rlhf.memory.rehearse LAYERS` is a process of its own, so that patches and stand-ins end with it: it reads
+{"recipe": DIR, "overrides": {…}, "stage": NAME} from each line of its input and writes {"peaks": {phase: peak}}.
+"""
+
+import gc
+import importlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rlhf import recipe as recipes
+from rlhf.recipe import Loaded, Recipe
+from rlhf.run import Run
+
+PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
+STEPS = 2  # the second one has optimizer states
+
+
+def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
+    """What a rehearsal changes in a recipe: nothing that decides the memory of a step, but the number of layers."""
+    architecture = recipe.model.architecture
+    assert architecture
+    vocab = architecture.vocab_size or recipe.tokenizer.vocab_size
+    changes: dict[str, Any] = {
+        "model.source": "random",
+        "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
+        "model.architecture.vocab_size": vocab,
+        "model.architecture.num_hidden_layers": layers or architecture.num_hidden_layers,
+        "pretrain": None,
+        "tokenizer": {"source": "words", "vocab_size": vocab, "template": "hh"},
+        "data.source": "lengths",
+        "data.heldout_fraction": 0.5,
+        "ppo.steps": STEPS,
+        "ppo.num_ppo_epochs": 1,
+        "ppo.warmup_steps": 0,
+        "ppo.value_warmup_steps": 0,
+        "ppo.logging_steps": 1,
+        "ppo.save_steps": STEPS,
+        "ppo.eval_steps": STEPS,
+        "ppo.max_eval_samples": min(recipe.ppo.max_eval_samples, recipe.ppo.rollout_batch_size),
+        "ppo.max_samples": None,
+        "ppo.vllm_url": None,
+        "ppo.max_update_kl": None,
+        "evaluate.max_samples": min(recipe.evaluate.max_samples, recipe.evaluate.batch_size),
+    }
+    rows = recipe.ppo.batch_size
+    for stage in ("pretrain", "sft", "rm", "dpo"):
+        options = getattr(recipe, stage)
+        if options is not None:
+            micro, accumulated = options.per_device_train_batch_size, min(2, options.gradient_accumulation_steps)
+            rows = max(rows, STEPS * micro * accumulated)
+            changes |= {
+                f"{stage}.max_steps": STEPS,
+                f"{stage}.gradient_accumulation_steps": accumulated,
+                f"{stage}.max_samples": None,
+                f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
+                f"{stage}.logging_steps": STEPS,
+                f"{stage}.save_steps": STEPS,
+            }
+    changes["data.lengths"] = {"pairs": 3 * rows, "shape": "longest"}
+    return changes
+
+
+class _Rehearsal(Run):
+    """A run directory in which nothing is kept but what the next stage reads."""
+
+    def seal_checkpoint(self, step: int, folder: Path) -> Path:
+        return self.checkpoint(step)
+
+    def describe(self, **facts: Any) -> None:
+        self._manifest.update(facts)
+
+
+# Runs a stage on a device of its choice and returns the peaks of its phases.
+Watch = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
+
+
+class Rehearsals:
+    """Rehearses stages at one depth (None: the recipe's), each after its parents, whose adapters are made once.
+
+    `watch` runs them on the stand-in, unless another is given.
+    """
+
+    def __init__(self, layers: int | None, watch: Watch | None = None):
+        self.layers, self.watch = layers, watch or _stand_in
+        self.folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
+        self.peaks: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def __call__(self, loaded: Loaded, stage: str) -> dict[str, Any]:
+        """Peaks of every phase of a stage."""
+        changes = loaded.overrides | settings(loaded.recipe, self.layers)
+        changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
+        shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
+        for name in (*recipes.parents(changed.recipe, stage), stage):
+            if name == stage or (name, shape) not in self.peaks:
+                self.peaks[name, shape] = self._rehearse(changed, name, Path(self.folder.name) / shape[:12])
+        return self.peaks[stage, shape]
+
+    def _rehearse(self, changed: Loaded, stage: str, folder: Path) -> dict[str, Any]:
+        run = _Rehearsal(folder, changed, stage)
+        shutil.rmtree(run.path, ignore_errors=True)
+        (run.path / "checkpoints").mkdir(parents=True)
+        stage_module = importlib.import_module(f"rlhf.stages.{stage}")
+        found = self.watch(changed.recipe, lambda device: stage_module.run_stage(run, device))
+        (run.path / "summary.json").write_text("{}")
+        return found
+
+
+def _stand_in(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
+    from rlhf.memory.device import META, StandIn
+
+    architecture = recipe.model.architecture
+    assert architecture and architecture.vocab_size
+    with StandIn(recipe.hardware.device, PHASES, architecture.vocab_size) as stand_in:
+        run_stage(META)
+    return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
+
+
+@contextmanager
+def shortened() -> Iterator[None]:
+    """What a stage does again and again is done once or twice: it takes as much memory."""
+    from rlhf.stages import ppo
+
+    every = ppo.Trained._minibatches
+    with (
+        mock.patch.object(ppo, "NORM_RESPONSES", 1),
+        mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)),
+    ):
+        yield
+
+
+def main() -> None:
+    """Answer requests, one JSON object a line, until there are no more."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
+    from rlhf.console import quiet_libraries
+
+    with quiet_libraries(), shortened():
+        gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
+        rehearse = Rehearsals(int(sys.argv[1]))
+        for line in sys.stdin:
+            asked = json.loads(line)
+            answer: dict[str, Any]
+            try:
+                loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
+                answer = {"peaks": rehearse(loaded, asked["stage"])}
+            except Exception as error:
+                traceback.print_exc()
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Follows every storage on one device from its allocation to its release, and says what was alive at each peak.
+
+A dispatch mode sees each operation below autograd, on real tensors and on `meta` tensors alike. What kernels allocate
+inside themselves it cannot see; rlhf/memory/kernels.py says that for those that matter.
+"""
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from rlhf.memory import COMPONENTS
+
+ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
+OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
+
+
+@dataclass
+class Peak:
+    """What was alive in a phase when most was, for each operation: {operation: {component: bytes}}.
+
+    Another operation may make the phase's peak in a deeper model, so that each one's peak is kept.
+    """
+
+    operations: dict[str, dict[str, int]] = field(default_factory=dict)
+    paged: int = 0  # bytes in unified memory, not among the others
+    flops: int = 0  # of the whole phase
+
+    @property
+    def bytes(self) -> int:
+        """Most that was alive at once."""
+        return max((sum(components.values()) for components in self.operations.values()), default=0)
+
+
+@dataclass
+class _Storage:
+    bytes: int
+    phase: tuple[str, ...]
+    in_backward: bool  # made there
+    component: str | None = None
+    freed_in: tuple[str, ...] | None = None
+    freed_in_backward: bool = False
+
+    def what(self) -> str:
+        """Its component: as it was labelled, or by where it was made and freed."""
+        if self.component:
+            return self.component
+        if self.freed_in_backward and not self.in_backward:
+            return "activations"
+        return "temporaries" if self.freed_in == self.phase else "buffers"
+
+
+class Tracker(TorchDispatchMode):
+    """Use it as a context manager around the code, and ask for `peaks()` afterwards.
+
+    A phase is a block that the code marks with `torch.profiler.record_function`, if its name is among `phases`; phases
+    inside others are joined by a slash and count towards the outer ones as well. `kernels` maps an operation to the
+    bytes that it allocates inside itself, given (args, kwargs).
+    """
+
+    def __init__(
+        self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[Any, Callable[..., int]] = {}
+    ):
+        super().__init__()
+        self.device_type, self.phases, self.vocab_size, self.kernels = device, phases, vocab_size, kernels
+        self._entered: list[str | None] = []  # blocks, None for those that are no phase
+        self._phase: tuple[str, ...] = ()
+        self._storages: list[_Storage] = []
+        # storage, bytes (< 0: freed), phase, operation
+        self._events: list[tuple[int | None, int, tuple[str, ...], str]] = []
+        self._live: dict[int, tuple[int, weakref.ref]] = {}  # id of a live storage -> its index
+        self._flops: Counter[tuple[str, ...]] = Counter()
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._paused = False
+        self._undo: list[Callable[[], None]] = []
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Tracker":
+        for kind, found in ((nn.Module, self._modules), (torch.optim.Optimizer, self._optimizers)):
+            self._undo.append(_note_instances(kind, found))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        super().__exit__(*problem)
+        self.label_what_is_known()
+        while self._undo:
+            self._undo.pop()()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.profiler._record_function_enter_new.default:
+            self._enter_block(args[0])
+            return func(*args, **kwargs)
+        if func is torch.ops.profiler._record_function_exit._RecordFunction:
+            self._leave_block()
+            return func(*args, **kwargs)
+        out = self.run(func, args, kwargs)
+        for tensor in tensors_in(out):
+            self._see(tensor, str(func))
+        if func._overloadpacket in flop_registry:
+            self._flops[self._phase] += flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+        if func in self.kernels:
+            self._inside(self.kernels[func](args, kwargs), f"{func} (inside)")
+        return out
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Execute one operation; a device without memory of its own overrides this."""
+        return func(*args, **kwargs)
+
+    def label(self, tensor: Tensor | None, component: str) -> None:
+        """Say what a tensor's storage holds, at any time while it lives; what was said first counts."""
+        if tensor is None or tensor.device.type != self.device_type:
+            return
+        self._see(tensor, component)
+        index, _ = self._live.get(id(tensor.untyped_storage()), (None, None))
+        if index is not None and self._storages[index].component is None:
+            self._storages[index].component = component
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is made in here is not tracked."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def label_what_is_known(self) -> None:
+        """Label the weights, gradients and optimizer states that are there now."""
+        modules = list(self._modules)
+        for module in modules:
+            if isinstance(module, LoraLayer):
+                for part in (module.lora_A, module.lora_B):
+                    for parameter in part.parameters():
+                        self._label_parameter(parameter, "adapters")
+        for module in modules:
+            component = "heads" if isinstance(module, nn.Linear) and module.out_features == 1 else "base"
+            for parameter in module.parameters(recurse=False):
+                self._label_parameter(parameter, component)
+            for buffer in module.buffers(recurse=False):
+                self.label(buffer, "base")
+        for optimizer in list(self._optimizers):
+            for state in optimizer.state.values():
+                for value in tensors_in(list(state.values())):
+                    self.label(value, "optimizer")
+
+    # -- afterwards ------------------------------------------------------------------------------------------------
+
+    def peaks(self) -> dict[str, Peak]:
+        """The peak of each phase by its name, in the order in which they began; "" stands for all that was tracked."""
+        what = [storage.what() for storage in self._storages]
+        most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
+        total = 0
+        for at, (index, size, phase, operation) in enumerate(self._events):
+            if index is not None and what[index] != OUTSIDE:
+                total += size
+            if size >= 0 and total > most.get((phase, operation), (0, 0))[0]:
+                most[phase, operation] = total, at
+        wanted = {at: where for where, (_, at) in most.items()}
+        live: Counter[str] = Counter()
+        found: dict[str, Peak] = {"": Peak()}
+        for at, (index, size, phase, _) in enumerate(self._events):
+            if index is not None:
+                live[what[index]] += size
+            if at not in wanted:
+                continue
+            components = {name: live[name] for name in COMPONENTS if live[name]}
+            operation = wanted[at][1]
+            for peak in _around(found, phase):
+                peak.paged = max(peak.paged, live[OUTSIDE])
+                if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
+                    peak.operations[operation] = components
+        for phase, flops in self._flops.items():
+            for peak in _around(found, phase):
+                peak.flops += flops
+        return found
+
+    # -- details ---------------------------------------------------------------------------------------------------
+
+    def _enter_block(self, name: str) -> None:
+        self._entered.append(name if name in self.phases else None)
+        self._change_phase()
+
+    def _leave_block(self) -> None:
+        self._entered.pop()
+        self._change_phase()
+
+    def _change_phase(self) -> None:
+        phase = tuple(name for name in self._entered if name)
+        if phase != self._phase:
+            self.label_what_is_known()
+            self._phase = phase
+            self._events.append((None, 0, phase, "begin"))  # what is alive now is alive in the new phase
+
+    def _see(self, tensor: Tensor, operation: str) -> None:
+        if tensor.device.type != self.device_type:
+            return
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        size = storage.nbytes()
+        if key in self._live or not size or self._paused:
+            return
+        index = self._add(size, operation)
+        self._live[key] = index, weakref.ref(storage, lambda _: self._free(key))
+        if tensor.dim() > 1 and tensor.shape[-1] >= self.vocab_size and tensor.is_floating_point():
+            self._storages[index].component = "logits"
+
+    def _add(self, size: int, operation: str) -> int:
+        size = -(-size // ROUND) * ROUND
+        self._storages.append(_Storage(size, self._phase, _in_backward()))
+        self._events.append((len(self._storages) - 1, size, self._phase, operation))
+        return len(self._storages) - 1
+
+    def _free(self, key: int) -> None:
+        index, _ = self._live.pop(key)
+        storage = self._storages[index]
+        storage.freed_in, storage.freed_in_backward = self._phase, _in_backward()
+        self._events.append((index, -storage.bytes, self._phase, ""))
+
+    def _inside(self, size: int, operation: str) -> None:
+        if size:
+            index = self._add(size, operation)
+            self._storages[index].component = "kernels"
+            self._events.append((index, -self._storages[index].bytes, self._phase, ""))
+
+    def _label_parameter(self, parameter: nn.Parameter, component: str) -> None:
+        self.label(parameter, component)
+        state = getattr(parameter, "quant_state", None)
+        for part in (state, state.state2) if state is not None else ():
+            for tensor in (part.absmax, part.code, part.offset) if part is not None else ():
+                self.label(tensor, "quantization")
+        self.label(parameter.grad, "gradients")
+        if parameter.requires_grad and not hasattr(parameter, "_tracked"):
+            parameter._tracked = True  # type: ignore[attr-defined]
+            parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
+
+
+def _around(found: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
+    """The peaks of a phase and of those that it is inside of."""
+    return [found.setdefault("/".join(phase[:depth]), Peak()) for depth in range(len(phase) + 1)]
+
+
+def tensors_in(*things: Any) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments or results; torch's own walk over nested things takes far longer."""
+    for thing in things:
+        if isinstance(thing, Tensor):
+            yield thing
+        elif isinstance(thing, (list, tuple)):
+            yield from tensors_in(*thing)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _note_instances(kind: Any, found: weakref.WeakSet) -> Callable[[], None]:
+    """Let every new instance of a class be added to `found`; returns what ends that."""
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        found.add(self)
+
+    kind.__init__ = __init__
+    return lambda: setattr(kind, "__init__", original)
