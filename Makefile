@@ -9,8 +9,14 @@ HW ?= cpu
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
-## OUT        root of the run directories [runs; with DATA or SEED a root of their own: runs/data-a/seed-1]
+## OUT        root of the run directories [runs; with WEIGHTS, DATA or SEED a root of their own: runs/data-a/seed-1]
 OUT ?= $(OUT_DEFAULT)
+## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
+WEIGHTS ?=
+## PRICE      dollars for an hour of the card, for `make plan`
+PRICE ?=
+## FIT        12GB: `make plan` looks for the fastest settings that need no more; card: that fit the recipe's card
+FIT ?=
 ## SEED       seed, instead of the recipe's
 SEED ?=
 ## SEEDS      seeds for `make reproduce` ["0 1 2"]
@@ -36,7 +42,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes data-check $(STAGES) all reproduce bench-peer test lint lock clean
+TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench-peer bench-memory budgets test lint lock clean
 
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
@@ -57,6 +63,8 @@ help: ## this list
 setup: $(VENV)/.ready-$(EXTRAS) ## make .venv with the locked packages; the other targets do it when needed
 recipes: setup ## list the recipes
 	@$(VENV)/bin/rlhf recipes
+plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
+	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(if $(PRICE),--price $(PRICE)) $(fit))
 data-check: setup ## read the files in DATA and report what is wrong with them
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(foreach f,$(DATA_FILES),'$(f)'),$(error data-check needs DATA="file ..."))
 
@@ -76,7 +84,9 @@ $(STAGES):
 	@$(VENV)/bin/rlhf run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(resume) $(if_needed))
 
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
-options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(foreach s,$(SET),--set '$(s)')
+options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
+sets      = $(foreach s,$(SET),--set '$(s)')
+fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit $(FIT)))
 seed      = $(if $(SEED),--seed $(SEED))
 report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
@@ -85,11 +95,15 @@ if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 no_file     = DATA: there is no file '$(f)'. A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
-# Runs on other data or with another seed get a root of their own: runs/data-a, runs/seed-1, runs/data-a/seed-1.
-OUT_DEFAULT = runs$(addprefix /data-,$(data_name))$(addprefix /seed-,$(SEED))
+# Runs with other weights, on other data or with another seed get a root of their own: runs/data-a, runs/data-a/seed-1.
+OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /data-,$(data_name))$(addprefix /seed-,$(SEED))
 data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES)))))
 
 ##@ Measure
+bench-memory: setup ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
+	@$(VENV)/bin/python -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
+budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
+	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an environment of its own
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 

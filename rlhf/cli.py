@@ -12,9 +12,15 @@ import click
 from rlhf import console, recipe, stages, tracking
 from rlhf import reproduce as reproducing
 from rlhf.data.formats import DataError
+from rlhf.memory import plan as planning
+from rlhf.memory.predict import STAGES, Predictor
+from rlhf.memory.strategies import STAGES as LEARNING
+from rlhf.memory.strategies import fit as fitting
 from rlhf.run import ParentMissing, RunError, read_json
 
 RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
+
+RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 
 
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,6 +32,9 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--data", multiple=True, metavar="FILE", help="Train on these files instead of the recipe's data."
+        ),
+        click.option(
+            "--weights", metavar="random|DIR", help="Random weights and stand-in data, or a local checkpoint's folder."
         ),
         click.option(
             "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
@@ -53,27 +62,39 @@ def cli() -> None:
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
+@click.option("--preflight/--no-preflight", default=True, help="Refuse what is predicted not to fit the card. [on]")
 def run(
     stage: str,
     more_data: tuple[str, ...],
     hw: str | None,
     directory: Path | None,
     data: tuple[str, ...],
+    weights: str | None,
     out: Path,
     changes: tuple[str, ...],
     seed: int | None,
     resume: bool,
     report_to: tuple[str, ...],
     if_needed: bool,
+    preflight: bool,
 ) -> None:
     """Run one STAGE of a recipe; its parents must be finished."""
     if more_data and not data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
-    loaded = load_recipe(hw, directory, (*data, *more_data), changes, seed)
+    loaded = load_recipe(hw, directory, (*data, *more_data), weights, changes, seed)
     if if_needed and getattr(loaded.recipe, stage) is None:
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
-    summary, result, path = stages.execute(stage, loaded, out, resume=resume, report_to=report_to)
+
+    def predict_peak() -> int | None:
+        if not preflight:
+            return None
+        with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
+            return planning.preflight(predict, loaded, stage)
+
+    summary, result, path = stages.execute(
+        stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak
+    )
     if if_needed and result is None:
         console.OUT.print(f"{stage}: done ({path})", markup=False)
         return
@@ -125,13 +146,14 @@ def reproduce(
     hw: str | None,
     directory: Path | None,
     data: tuple[str, ...],
+    weights: str | None,
     out: Path,
     changes: tuple[str, ...],
     seeds: str,
     until: str,
 ) -> None:
     """Run the chain once per seed and show each target's mean ± standard deviation."""
-    loaded = load_recipe(hw, directory, data, changes, None)
+    loaded = load_recipe(hw, directory, data, weights, changes, None)
     for word in seeds.split() or [""]:
         if not word.isdecimal():
             raise click.BadParameter(f"{seeds!r}: whole numbers separated by spaces", param_hint="--seeds")
@@ -143,8 +165,52 @@ def reproduce(
     options = ["--recipe", str(loaded.directory)]
     options += [part for file in data for part in ("--data", file)]
     options += [part for change in changes for part in ("--set", change)]
+    options += ["--weights", weights] if weights else []
     reproducing.run_seeds(chain, numbers, out, options)
     reproducing.show(reproducing.record(loaded, chain, numbers, out))
+
+
+@cli.command()
+@click.option("--hw", metavar="NAME", help="Hardware: its default recipe, newest released version.")
+@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
+@click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of the card, per hour.")
+@click.option("--fit", metavar="12GB", help="Look for the fastest settings that need no more memory.")
+@click.option("--fastest", is_flag=True, help="The same, up to the recipe's card.")
+@click.option("--strategies", is_flag=True, help="What each way to save memory would do, beside the published claims.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def plan(
+    hw: str | None,
+    directory: Path | None,
+    stage: str | None,
+    changes: tuple[str, ...],
+    price: float | None,
+    fit: str | None,
+    fastest: bool,
+    strategies: bool,
+    as_json: bool,
+) -> None:
+    """Predict memory, time and cost of a recipe without a GPU; nothing is started. Exit code 1 if it does not fit."""
+    loaded = load_recipe(hw, directory, (), None, changes, None)
+    stages_asked = (stage,) if stage else STAGES
+    with Predictor() as predict, console.working("rehearsing the stages"):
+        if fit or fastest:
+            searched = [s for s in stages_asked if s in LEARNING]
+            limit = planning.size(fit) if fit else planning.card_bytes(loaded)
+            found = {s: fitting(predict, loaded, s, limit) for s in searched}
+        elif strategies:
+            ablation = {s: planning.ablation(predict, loaded, s) for s in stages_asked if s in LEARNING}
+        else:
+            made = planning.make(predict, loaded, stages_asked, price)
+    if fit or fastest:
+        planning.show_fits(loaded, found, limit, as_json)
+    elif strategies:
+        planning.show_ablation(loaded, ablation, as_json)
+    else:
+        planning.show(made, as_json)
+        if any(s["fits"] is False for s in made["stages"].values()):
+            raise RunError("the recipe does not fit its card: `rlhf plan --fastest` looks for settings that do")
 
 
 @cli.command()
@@ -158,16 +224,33 @@ def results(file: Path) -> None:
 
 
 def load_recipe(
-    hw: str | None, directory: Path | None, data: Sequence[str], changes: Sequence[str], seed: int | None
+    hw: str | None,
+    directory: Path | None,
+    data: Sequence[str],
+    weights: str | None,
+    changes: Sequence[str],
+    seed: int | None,
 ) -> recipe.Loaded:
     """The recipe that the options name, with their changes."""
     if directory is None:
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
         directory = recipe.resolve(hw, RECIPES)
-    overrides = recipe.parse_overrides(changes)
+    overrides: dict[str, Any] = {}
+    if weights == "random":
+        overrides |= recipe.with_random_weights(recipe.load(directory).recipe, RANDOM_PAIRS, "hh")
+    elif weights is not None:
+        folder = str(Path(weights).resolve())
+        if not Path(folder, "config.json").is_file():
+            raise recipe.RecipeError(
+                f"--weights {weights}: no config.json there; name a checkpoint's folder, or random"
+            )
+        overrides |= {"model.source": "local", "model.name": folder, "model.revision": None}
+        overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
     if data:
-        overrides |= {"data.source": "files", "data.files": [str(Path(file).resolve()) for file in data]}
+        files = [str(Path(file).resolve()) for file in data]
+        overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
+    overrides |= recipe.parse_overrides(changes)
     return recipe.load(directory, overrides, seed)
 
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-OUT = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+WIDTH = 140  # of tables where there is no terminal
+OUT = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else WIDTH)
 ERR = Console(stderr=True, highlight=False)
 _PLAIN_SECONDS = 20  # between two lines of progress where there is no terminal
 

@@ -12,6 +12,7 @@ from rlhf.data import toy
 from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Evaluate
 from rlhf.rollout import Rollout, Sampling, sample
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time
@@ -40,6 +41,17 @@ class Measured:
         if self.truths is not None:
             found["true_reward"] = self.truths.mean().item()
         return found
+
+
+def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
+    """How held-out responses are drawn; `at_once` limits the prompts that are decoded together."""
+    return Sampling(
+        max_prompt_length=options.max_prompt_length,
+        response_length=options.response_length,
+        temperature=options.temperature,
+        batch_size=min(at_once or options.batch_size, options.batch_size),
+        top_p=options.top_p,
+    )
 
 
 @torch.no_grad()

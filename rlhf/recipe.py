@@ -5,16 +5,18 @@ refused with one line that names the file, the key and the way out. Keys carry t
 where those exist. Lengths are in tokens, learning rates per optimizer step, memory in GB (10^9 bytes).
 """
 
-import difflib
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from rlhf.strict import RecipeError as RecipeError
+from rlhf.strict import Section, Yaml, read_yaml, validate
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
 _PARENTS: dict[str, tuple[str, ...]] = {
@@ -32,17 +34,6 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 _AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message is one line for the person who wrote it."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
-
-
-SectionT = TypeVar("SectionT", bound=Section)
 
 
 class Hardware(Section):
@@ -368,6 +359,9 @@ class Recipe(Section):
         }
 
 
+COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
+
+
 class Target(Section):
     """One published figure, and what of ours it is compared with, or why nothing of ours can be."""
 
@@ -379,6 +373,11 @@ class Target(Section):
     range_of_mean: Annotated[tuple[float | None, float | None], _AsTuple] | None = None  # over several seeds
     unit: str
     source: str
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """What a value is held against: of a cost only the upper end of the range, for less is better."""
+        return (None, self.range[1]) if self.metric in COSTS else self.range
 
     @model_validator(mode="after")
     def _either(self):
@@ -409,24 +408,6 @@ class Loaded(NamedTuple):
         return bool(self.overrides)
 
 
-class _Yaml(yaml.SafeLoader):
-    """YAML whose numbers may be written 1e-4 (YAML 1.1 reads that as text) and whose keys may not repeat."""
-
-    def construct_mapping(self, node, deep=False):
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
 def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
@@ -436,17 +417,17 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     file = directory / "recipe.yaml"
     if not re.fullmatch(r"v[0-9]+", directory.name):
         raise RecipeError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
-    content = _parse_file(file)
+    content = read_yaml(file)
     overrides = dict(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
-    recipe = _validate(Recipe, _with_overrides(content, changes), file, changes)
+    recipe = validate(Recipe, _with_overrides(content, changes), file, changes)
     published = directory / "published.yaml"
     targets: tuple[Target, ...] = ()
     if published.exists():
-        rows = _parse_file(published).get("targets")
+        rows = read_yaml(published).get("targets")
         if not isinstance(rows, list):
             raise RecipeError(f"{published}: needs one key 'targets' with a list of figures")
-        targets = tuple(_validate(Target, row, published, {}, f"targets.{i}.") for i, row in enumerate(rows))
+        targets = tuple(validate(Target, row, published, {}, f"targets.{i}.") for i, row in enumerate(rows))
     return Loaded(recipe, directory, content_hash(content), overrides, targets)
 
 
@@ -463,7 +444,7 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
         if not sign or not key:
             raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
         try:
-            found[key.strip()] = yaml.load(value, _Yaml)
+            found[key.strip()] = yaml.load(value, Yaml)
         except yaml.YAMLError:
             raise RecipeError(f"--set {item}: the value is not valid YAML") from None
     return found
@@ -476,23 +457,45 @@ def available(root: Path) -> list[Path]:
 
 
 def resolve(hardware: str, root: Path) -> Path:
-    """The newest released version of the default recipe of `hardware`. Raises RecipeError when there is none."""
+    """The newest released version of the default recipe of `hardware`, or the newest draft where none is released.
+
+    Raises RecipeError when there is no default recipe.
+    """
     names: set[str] = set()
-    chosen: Path | None = None
+    chosen: dict[str, Path] = {}
     for directory in available(root):
         recipe = load(directory).recipe
         names.add(recipe.hardware.name)
-        if recipe.hardware.name == hardware and recipe.default and recipe.status == "released":
-            chosen = directory  # available() puts the newest version last
-    if chosen is None:
+        if recipe.hardware.name == hardware and recipe.default:
+            chosen[recipe.status] = directory  # available() puts the newest version last
+    if not chosen:
         known = ", ".join(sorted(names)) or "none"
-        raise RecipeError(f"--hw {hardware}: no released default recipe in {root} (hardware there: {known})")
-    return chosen
+        raise RecipeError(f"--hw {hardware}: no default recipe in {root} (hardware there: {known})")
+    return chosen.get("released") or chosen["draft"]
 
 
 def longest(recipe: Recipe) -> int:
     """Tokens of the longest sequence that any stage admits."""
     return max(recipe.lengths().values())
+
+
+def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any]:
+    """The overrides by which a recipe needs nothing from anywhere: its architecture, stand-in tokenizer and dialogues.
+
+    Memory and speed are as with the real ones; what is learned means nothing. `shape` as in `data.lengths`.
+    """
+    architecture = recipe.model.architecture
+    if architecture is None:
+        raise RecipeError("random weights need model.architecture, which this recipe does not have")
+    vocabulary = architecture.vocab_size or recipe.tokenizer.vocab_size
+    return {
+        "model.source": "random",
+        "model.architecture.vocab_size": vocabulary,
+        "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
+        "pretrain": None,
+        "data.source": "lengths",
+        "data.lengths": {"pairs": pairs, "shape": shape},
+    }
 
 
 def parents(recipe: Recipe, stage: str) -> list[str]:
@@ -523,21 +526,6 @@ def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
     return [] if a == b else [prefix.rstrip(".")]
 
 
-def _parse_file(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _Yaml)
-    except FileNotFoundError:
-        raise RecipeError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}: not UTF-8 at byte {error.start}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise RecipeError(f"{file}:{line}: {error.problem or 'not valid YAML'}") from None
-    if not isinstance(content, dict):
-        raise RecipeError(f"{file}: holds no keys")
-    return content
-
-
 def _with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     changed = json.loads(json.dumps(content))
     for key, value in overrides.items():
@@ -549,48 +537,3 @@ def _with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> di
             node = node[part]
         node[last] = value
     return changed
-
-
-def _validate(kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], at: str = "") -> SectionT:
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise RecipeError(_one_line(kind, error, file, overrides, at)) from None
-
-
-def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Mapping[str, Any], at: str) -> str:
-    """The first problem, an unknown key before any other: a misspelt key is also reported as missing."""
-    problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    problem = problems[0]
-    location = [str(part) for part in problem["loc"] if re.fullmatch(r"\w+", str(part))]  # without names of types
-    key = at + ".".join(location)
-    touched = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
-    where = f"{file} with --set" if overrides and (touched or not key) else str(file)
-    if problem["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(location[-1], _keys_at(kind, location[:-1]), n=1, cutoff=0)
-        return f"{where}: unknown key '{key}'; the nearest key is '{at}{'.'.join([*location[:-1], *nearest])}'"
-    if problem["type"] == "missing":
-        return f"{where}: key '{key}' is missing"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if problem["type"] == "value_error":
-        return f"{where}: {key + ': ' if key else ''}{message}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where}: {key} = {problem['input']!r}: {message}{more}"
-
-
-def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
-    """Valid keys of the section that `path` leads to."""
-    for part in path:
-        field = kind.model_fields.get(part)
-        inner = [t for t in _section_types(field.annotation)] if field else []
-        if not inner:
-            return list(kind.model_fields)
-        kind = inner[0]
-    return list(kind.model_fields)
-
-
-def _section_types(annotation: Any) -> list[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [found for part in getattr(annotation, "__args__", ()) for found in _section_types(part)]

@@ -99,7 +99,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def judged(target: dict[str, Any], values: Sequence[float | None]) -> tuple[str, str]:
     """What a target asks of each seed and of their mean, and how many seeds, and whether the mean, are within."""
-    within = sum(inside(value, target["published"]) for value in values)
+    within = sum(inside(value, target.get("limits", target["published"])) for value in values)
     asked, verdict = console.span(*target["published"]), f"{within} of {len(values)} within"
     if target["published_mean"] and None not in values:
         mean = statistics.mean(value for value in values if value is not None)

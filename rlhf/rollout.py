@@ -9,6 +9,7 @@ and then in bfloat16.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,12 +100,13 @@ def collate(
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn: from softmax(logits / temperature) with no other filter; greedily at temperature 0."""
+    """How responses are drawn: from softmax(logits / temperature); greedily at temperature 0."""
 
     max_prompt_length: int
     response_length: int
     temperature: float
     batch_size: int  # prompts decoded together: memory only
+    top_p: float = 1.0  # below 1: from the fewest tokens that together have this probability
 
 
 Observer = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
@@ -131,10 +133,7 @@ def sample(
         for at in range(0, len(order), how.batch_size):
             rows = order[at : at + how.batch_size]
             batch = [prompts[i] for i in rows]
-            with record_function("prefill"):
-                decoding = _Decoding(model, batch, uniforms[rows], how.temperature, codec, observe)
-            with record_function("decode"):
-                tokens[rows], logprobs[rows], seen[rows] = decoding.run()
+            tokens[rows], logprobs[rows], seen[rows] = _decode(model, batch, uniforms[rows], how, codec, observe)
     is_eos = tokens == codec.eos_id
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)
@@ -144,13 +143,20 @@ def sample(
     return replace(rollout, logprobs=logprobs[:, :longest], seen=seen[:, :longest] if observe else None)
 
 
-def pick(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
     """Draw from softmax(logits / temperature) by inverting its distribution function at given numbers in [0, 1).
 
     Shapes: logits (B, V), uniforms (B,); returns ids (B,) int64 and their log-probabilities (B,) float32. At
-    temperature 0 the ids are the most likely ones, with their log-probabilities at temperature 1.
+    temperature 0 the ids are the most likely ones, with their log-probabilities at temperature 1. With `top_p` below 1
+    only the fewest most likely tokens that together reach it are drawn (arXiv 1904.09751, section 3.1), and the
+    log-probabilities are those among them.
     """
     logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if top_p < 1.0:
+        ordered, order = logp.sort(descending=True)
+        before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the tokens that are likelier
+        kept = torch.empty_like(logp).scatter_(1, order, ordered.masked_fill(before >= top_p, -torch.inf))
+        logp = kept.log_softmax(-1)
     if temperature:
         heights = logp.exp().cumsum(-1)
         ids = torch.searchsorted(heights, uniforms.unsqueeze(1) * heights[:, -1:], right=True)
@@ -158,6 +164,14 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     else:
         ids = logp.argmax(-1, keepdim=True)
     return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
+
+
+def _decode(*what: Any) -> list[Tensor]:
+    """One batch from prefill to end, in a function of its own: its cache is gone before the next one is made."""
+    with record_function("prefill"):
+        decoding = _Decoding(*what)
+    with record_function("decode"):
+        return decoding.run()
 
 
 class _Decoding:
@@ -168,12 +182,12 @@ class _Decoding:
         model: PreTrainedModel,
         prompts: Sequence[list[int]],
         uniforms: Tensor,
-        temperature: float,
+        how: Sampling,
         codec: Codec,
         observe: Observer | None,
     ):
         self.decoder, self.head, self.observe = model.get_decoder(), model.get_output_embeddings(), observe
-        self.temperature, self.eos_id, self.pad_id = temperature, codec.eos_id, codec.pad_id
+        self.how, self.eos_id, self.pad_id = how, codec.eos_id, codec.pad_id
         self.uniforms = uniforms
         rows, self.room = uniforms.shape
         device = uniforms.device
@@ -266,7 +280,7 @@ class _Decoding:
 
     def _draw(self, hidden: Tensor) -> None:
         uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
-        ids, logp = pick(self.head(hidden), uniforms, self.temperature)
+        ids, logp = pick(self.head(hidden), uniforms, self.how.temperature, self.how.top_p)
         ids = ids.where(~self.ended, self.pad_id)
         self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
         self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
@@ -318,7 +332,7 @@ class _Layer(CacheLayerMixin):
         return self.window
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.window, 0
+        return self.window or query_length, 0  # nothing is cached before the prompts go in
 
     def get_max_length(self) -> int:
         return self.slots

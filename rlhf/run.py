@@ -212,8 +212,13 @@ class Run:
             print(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before", file=sys.stderr)
         return None
 
-    def finish(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(
+        self, metrics: Mapping[str, float], costs: Mapping[str, Any], predicted_peak: int | None = None
+    ) -> dict[str, Any]:
         """Write summary.json, last. `costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes."""
+        comparable = {**metrics, "hours": self._wall() / 3600}
+        if costs.get("peak_vram_bytes"):
+            comparable["peak_vram_gb"] = costs["peak_vram_bytes"] / 1e9
         summary = {
             "schema": SCHEMA,
             "recipe": self.loaded.name,
@@ -225,12 +230,12 @@ class Run:
             "seed": self.loaded.recipe.seed,
             "device": self._manifest["device"]["name"],
             "wall_seconds": self._wall(),
-            "predicted_peak_vram_bytes": None,
+            "predicted_peak_vram_bytes": predicted_peak,
             **costs,
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
             "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in _result(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
-            "targets": [_measured(t, metrics) for t in self.loaded.targets if t.stage == self.stage],
+            "targets": [_measured(t, comparable) for t in self.loaded.targets if t.stage == self.stage],
         }
         for folder in ("adapter", "model"):
             _sync_tree(self.path / folder)
@@ -395,10 +400,11 @@ def _free_name(path: Path) -> Path:
 
 def _measured(target: recipes.Target, metrics: Mapping[str, float]) -> dict[str, Any]:
     value = finite(metrics[target.metric]) if target.metric and target.metric in metrics else None
-    within = None if value is None else inside(value, target.range)
+    within = None if value is None else inside(value, target.limits)
     return {
         "name": target.name,
         "published": list(target.range),
+        "limits": list(target.limits),
         "published_mean": list(target.range_of_mean) if target.range_of_mean else None,
         "unit": target.unit,
         "measured": value,

@@ -7,9 +7,7 @@ import json
 import random
 from pathlib import Path
 
-from rlhf.data.tokenize import TURNS
-
-PROMPT_OVERHEAD = 1 + len(TURNS)  # BOS and the two marks of a turn
+PROMPT_OVERHEAD = 3  # BOS and the two marks of a turn
 WORDS = 10_000  # fewer than any real vocabulary has
 # prompt/chosen/rejected tokens of 200 of the 1,794 usable dialogues of HH-RLHF's harmless-base test split, at even
 # distances in the order of their length, with Llama-2's tokenizer; a prompt counts BOS, a response does not count EOS.
@@ -35,10 +33,16 @@ HH = """
 """
 
 
+def lengths_of_hh() -> list[tuple[int, int, int]]:
+    """Tokens of (prompt, chosen, rejected) of the dialogues in `HH`."""
+    rows = [row.split("/") for row in HH.split()]
+    return [(int(prompt), int(chosen), int(rejected)) for prompt, chosen, rejected in rows]
+
+
 def write(file: Path, *, pairs: int, shape: str, longest: int, seed: int) -> None:
     """Write `pairs` rows with distinct prompts: lengths of `hh`, or prompt and responses of `longest` tokens each."""
     rng = random.Random(f"lengths:{seed}")
-    table = [tuple(map(int, row.split("/"))) for row in HH.split()]
+    table = lengths_of_hh()
 
     def text(tokens: int) -> str:
         return " ".join(str(rng.randrange(WORDS)) for _ in range(tokens))

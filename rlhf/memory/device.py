@@ -73,9 +73,6 @@ class StandIn(Tracker):
                     _remember(tensor, value)
         return out
 
-    def count_flops(self, flops: int) -> None:
-        self._flops[self._phase] += flops
-
 
 # -- values --------------------------------------------------------------------------------------------------------
 

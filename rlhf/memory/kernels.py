@@ -3,13 +3,12 @@
 Read in the sources named at each function; a measurement on a GPU may correct them, nothing else here is fitted.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-WORKSPACE = 2 * 8_519_680  # bytes: cuBLAS takes 4,096 KiB x 2 + 16 KiB x 8 for the forward and for the autograd thread
-WORKSPACE_HOPPER = 2 * 33_554_432  # 32 MiB each on compute capability 9.0 (aten/src/ATen/cuda/CublasHandlePool.cpp)
 DEQUANTISED_ABOVE = 1536  # rows of the input from which gemm_4bit always unpacks the weight (bitsandbytes 0.50.2)
 
 
@@ -35,15 +34,16 @@ def _flash_backward(args: Any, kwargs: Any) -> int:
     return batch * heads * rows * 4 + batch * rows * heads * width * 4 + extra
 
 
-def _table() -> dict[Any, Callable[[Any, Any], int]]:
-    table: dict[Any, Callable[[Any, Any], int]] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_backward.default: _flash_backward
-    }
-    try:
-        import bitsandbytes  # noqa: F401  # registers its operations
-    except ImportError:
-        return table
-    return table | {torch.ops.bitsandbytes.gemm_4bit.default: _gemm_4bit}
+def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
+    """Of the product; torch's own table of operations does not know it."""
+    return 2 * args[0].numel() * args[2][0]
 
 
-INSIDE = _table()
+Count = Callable[[Any, Any], int]
+INSIDE: dict[Any, Count] = {torch.ops.aten._scaled_dot_product_flash_attention_backward.default: _flash_backward}
+FLOPS: dict[Any, Count] = {}
+with contextlib.suppress(ImportError):
+    import bitsandbytes  # noqa: F401  # registers its operations
+
+    INSIDE[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
+    FLOPS[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit_flops

@@ -73,7 +73,7 @@ class Predictor:
         workspace = WORKSPACE.get(loaded.recipe.hardware.name, 0)
         layers = architecture.num_hidden_layers
         few, more = peaks
-        return {phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few}
+        return _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
 
     def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
         if not self._workers:
@@ -126,9 +126,19 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
     )
 
 
+def _with_inner(stage: Stage) -> Stage:
+    """A phase peaks at least as high as those inside it, also where another operation makes the peak at depth."""
+    found = {}
+    for name, phase in stage.items():
+        inner = [p for n, p in stage.items() if n.startswith(f"{name}/" if name else "")]
+        highest = max((phase, *inner), key=lambda p: p.peak_bytes)
+        found[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
+    return found
+
+
 def reserved(phase: Phase, device: str) -> int:
     """Bytes of the card that a phase needs: with the allocator's waste, paged states and the driver's context."""
-    if device == "cpu":
+    if device != "cuda":
         return phase.peak_bytes
     return round(phase.peak_bytes * (1 + FRAGMENTATION)) + phase.paged_bytes + CONTEXT
 

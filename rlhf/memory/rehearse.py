@@ -32,15 +32,9 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
     """What a rehearsal changes in a recipe: nothing that decides the memory of a step, but the number of layers."""
     architecture = recipe.model.architecture
     assert architecture
-    vocab = architecture.vocab_size or recipe.tokenizer.vocab_size
     changes: dict[str, Any] = {
-        "model.source": "random",
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
-        "model.architecture.vocab_size": vocab,
         "model.architecture.num_hidden_layers": layers or architecture.num_hidden_layers,
-        "pretrain": None,
-        "tokenizer": {"source": "words", "vocab_size": vocab, "template": "hh"},
-        "data.source": "lengths",
         "data.heldout_fraction": 0.5,
         "ppo.steps": STEPS,
         "ppo.num_ppo_epochs": 1,
@@ -56,21 +50,19 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
         "evaluate.max_samples": min(recipe.evaluate.max_samples, recipe.evaluate.batch_size),
     }
     rows = recipe.ppo.batch_size
-    for stage in ("pretrain", "sft", "rm", "dpo"):
+    for stage in ("sft", "rm", "dpo"):
         options = getattr(recipe, stage)
-        if options is not None:
-            micro, accumulated = options.per_device_train_batch_size, min(2, options.gradient_accumulation_steps)
-            rows = max(rows, STEPS * micro * accumulated)
-            changes |= {
-                f"{stage}.max_steps": STEPS,
-                f"{stage}.gradient_accumulation_steps": accumulated,
-                f"{stage}.max_samples": None,
-                f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
-                f"{stage}.logging_steps": STEPS,
-                f"{stage}.save_steps": STEPS,
-            }
-    changes["data.lengths"] = {"pairs": 3 * rows, "shape": "longest"}
-    return changes
+        micro, accumulated = options.per_device_train_batch_size, min(2, options.gradient_accumulation_steps)
+        rows = max(rows, STEPS * micro * accumulated)
+        changes |= {
+            f"{stage}.max_steps": STEPS,
+            f"{stage}.gradient_accumulation_steps": accumulated,
+            f"{stage}.max_samples": None,
+            f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
+            f"{stage}.logging_steps": STEPS,
+            f"{stage}.save_steps": STEPS,
+        }
+    return recipes.with_random_weights(recipe, 3 * rows, "longest") | changes
 
 
 class _Rehearsal(Run):

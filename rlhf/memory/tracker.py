@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from rlhf.memory import COMPONENTS
+from rlhf.memory.kernels import FLOPS
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
 OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
@@ -110,7 +111,9 @@ class Tracker(TorchDispatchMode):
         for tensor in tensors_in(out):
             self._see(tensor, str(func))
         if func._overloadpacket in flop_registry:
-            self._flops[self._phase] += flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+            self.count_flops(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
+        elif func in FLOPS:
+            self.count_flops(FLOPS[func](args, kwargs))
         if func in self.kernels:
             self._inside(self.kernels[func](args, kwargs), f"{func} (inside)")
         return out
@@ -118,6 +121,10 @@ class Tracker(TorchDispatchMode):
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Execute one operation; a device without memory of its own overrides this."""
         return func(*args, **kwargs)
+
+    def count_flops(self, flops: int) -> None:
+        """Floating-point operations of the phase that runs, beside those that are counted by themselves."""
+        self._flops[self._phase] += flops
 
     def label(self, tensor: Tensor | None, component: str) -> None:
         """Say what a tensor's storage holds, at any time while it lives; what was said first counts."""
@@ -174,6 +181,8 @@ class Tracker(TorchDispatchMode):
         for at, (index, size, phase, _) in enumerate(self._events):
             if index is not None:
                 live[what[index]] += size
+            else:
+                _around(found, phase)  # phases in the order in which they begin
             if at not in wanted:
                 continue
             components = {name: live[name] for name in COMPONENTS if live[name]}

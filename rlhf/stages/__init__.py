@@ -3,7 +3,7 @@
 import importlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,18 @@ class Result(NamedTuple):
 
 
 def execute(
-    stage: str, loaded: Loaded, out: Path, *, resume: bool = False, report_to: Sequence[str] = ()
+    stage: str,
+    loaded: Loaded,
+    out: Path,
+    *,
+    resume: bool = False,
+    report_to: Sequence[str] = (),
+    preflight: Callable[[], int | None] = lambda: None,
 ) -> tuple[dict[str, Any], Result | None, Path]:
-    """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory."""
+    """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
+
+    `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded.
+    """
     run = Run(out, loaded, stage)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
@@ -35,6 +44,7 @@ def execute(
         for parent in parents(loaded.recipe, stage):
             run.parent(parent)
         tracking.check(report_to)
+        predicted = preflight()
         with quiet_libraries():
             from rlhf.models.loading import set_up_torch
             from rlhf.telemetry import device_facts
@@ -45,7 +55,7 @@ def execute(
             with tracking.trackers(report_to, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
                 run.trackers = logs
                 result = _run(run, device)
-        return run.finish(result.metrics, result.costs), result, run.path
+        return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
 def _run(run: Run, device: Any) -> Result:

@@ -11,10 +11,10 @@ from trl import DPOConfig, DPOTrainer
 
 from rlhf.data import load
 from rlhf.data.tokenize import Codec, Encoded
-from rlhf.evaluation import compare, measure, sample_of
+from rlhf.evaluation import compare, measure, sample_of, sampling
 from rlhf.models.loading import load_base, load_codec, save_adapter, trainable_adapter
 from rlhf.models.shared_base import SharedBase
-from rlhf.rollout import Sampling, collate
+from rlhf.rollout import collate
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.stages.rm import accuracy, encode_pairs, longest
@@ -36,12 +36,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     _fit(run, codec, training, device, telemetry)
     let_go()
 
-    how = Sampling(
-        recipe.evaluate.max_prompt_length,
-        recipe.evaluate.response_length,
-        recipe.evaluate.temperature,
-        recipe.evaluate.batch_size,
-    )
+    how = sampling(recipe.evaluate)
     prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.source == "toy"
     with telemetry.phase("evaluate"):

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 
 from rlhf.data import load
-from rlhf.evaluation import Measured, compare, measure
+from rlhf.evaluation import Measured, compare, measure, sampling
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.rollout import Sampling
 from rlhf.run import Run, trained_policies
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
@@ -25,7 +24,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     corpus = load.load(run)
     codec = load_codec(run)
     prompts = corpus.prompts().heldout[: options.max_samples]
-    how = Sampling(options.max_prompt_length, options.response_length, options.temperature, options.batch_size)
+    how = sampling(options)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]
     rows, _ = codec.encode(
         [(d.prompt, d.response) for d in demonstrations],

@@ -11,6 +11,8 @@ from rlhf.telemetry import Telemetry
 
 def run_stage(run: Run, device: torch.device) -> Result:
     recipe = run.loaded.recipe
+    if device.type == "cuda":
+        device = torch.device("cpu")  # the base in full precision need not fit the card, and nothing is slow here
     telemetry = Telemetry(device)
     codec = load_codec(run)
     with telemetry.phase("merge"):

@@ -8,9 +8,10 @@ from rlhf.data import load
 from rlhf.data.formats import DataError, Example
 from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec, Encoded
+from rlhf.evaluation import sampling
 from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
 from rlhf.recipe import Sft
-from rlhf.rollout import Sampling, sample
+from rlhf.rollout import sample
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
@@ -69,8 +70,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
     """One sampled response per held-out prompt, to look at."""
-    options = run.loaded.recipe.evaluate
-    how = Sampling(options.max_prompt_length, options.response_length, options.temperature, SAMPLES)
+    how = sampling(run.loaded.recipe.evaluate, SAMPLES)
     with torch.random.fork_rng():
         torch.manual_seed(run.loaded.recipe.seed)
         rollout = sample(model, codec.encode_prompts(prompts, how.max_prompt_length)[0], codec, how)

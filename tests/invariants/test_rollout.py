@@ -134,7 +134,7 @@ def test_looking_less_often_changes_nothing(model, monkeypatch, every):
 
 def test_a_decoding_step_can_be_captured_as_a_graph(model):
     """It changes tensors in place and nothing else, and never asks the device for a number."""
-    decoding = engine._Decoding(model, prompts(4), torch.rand(4, 30), 1.0, Ids(), None)
+    decoding = engine._Decoding(model, prompts(4), torch.rand(4, 30), Sampling(30, 30, 1.0, 4), Ids(), None)
     for layer in decoding.layers:
         layer.window = decoding.width + decoding.room
     asked: list[str] = []

@@ -68,7 +68,7 @@ def test_recipes_are_listed(command):
     ("arguments", "message"),
     [
         (["run", "sft"], "name a recipe: --hw NAME or --recipe DIR"),
-        (["run", "sft", "--hw", "tpu"], "--hw tpu: no released default recipe"),
+        (["run", "sft", "--hw", "tpu"], "--hw tpu: no default recipe"),
         (["run", "sft", "--recipe", "nowhere/v1"], "nowhere/v1/recipe.yaml: no such file"),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "the nearest key is 'ppo.kl_coef'"),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coef"], "write it as key=value"),

@@ -19,6 +19,7 @@ LAYERS = (
     ("data",),
     ("run", "telemetry", "tracking", "console"),
     ("recipe",),
+    ("strict",),
     ("objectives",),
 )
 

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
-OTHERS = ["all", "reproduce", "recipes", "data-check", "bench-peer", "test", "lint", "lock", "clean"]
+OTHERS = [
+    *("all", "reproduce", "recipes", "plan", "data-check", "bench-peer", "bench-memory", "budgets"),
+    *("test", "lint", "lock", "clean"),
+]
 TARGETS = ["help", "setup", *STAGES, *OTHERS]
 VARIABLES = re.findall(r"^([A-Z_]+) \?=", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 

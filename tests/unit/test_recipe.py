@@ -7,6 +7,7 @@ import yaml
 
 from rlhf import recipe
 from rlhf.recipe import RecipeError
+from rlhf.strict import Yaml
 
 ROOT = Path(__file__).parents[2] / "recipes"
 CPU = ROOT / "cpu-tiny" / "v1"
@@ -14,7 +15,7 @@ CPU = ROOT / "cpu-tiny" / "v1"
 
 def copy(folder: Path, change) -> Path:
     """A copy of the CPU recipe under `folder`, its parsed content changed by `change`."""
-    content = yaml.load((CPU / "recipe.yaml").read_text(), recipe._Yaml)
+    content = yaml.load((CPU / "recipe.yaml").read_text(), Yaml)
     change(content)
     target = folder / "mine" / "v1"
     target.mkdir(parents=True)
@@ -139,8 +140,10 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
         (tmp_path / "all" / "mine").mkdir(parents=True, exist_ok=True)
         made.rename(tmp_path / "all" / "mine" / version)
     assert recipe.resolve("cpu", tmp_path / "all").name == "v2"
+    only_drafts = copy(tmp_path / "drafts", lambda c: c.update(status="draft", default=True))
+    assert recipe.resolve("cpu", only_drafts.parent.parent) == only_drafts
     assert [d.name for d in recipe.available(tmp_path / "all")] == ["v1", "v2", "v10"]
-    with pytest.raises(RecipeError, match=r"--hw 4090: no released default recipe .*hardware there: cpu"):
+    with pytest.raises(RecipeError, match=r"--hw 4090: no default recipe .*hardware there: cpu"):
         recipe.resolve("4090", tmp_path / "all")
 
 

@@ -1,0 +1,54 @@
+"""Predicted peaks of every recipe, pinned beside it in predicted.json, so that a change that adds memory is noticed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhf import recipe as recipes
+from rlhf.memory.predict import STAGES, Predictor
+from rlhf.recipe import Loaded
+
+ALLOWED = 0.03  # growth of a phase's peak over what is pinned
+FILE = "predicted.json"
+
+Peaks = dict[str, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
+
+
+def pinned_recipes(root: Path) -> list[Path]:
+    """The recipes that are made for a card."""
+    return [d for d in recipes.available(root) if recipes.load(d).recipe.hardware.memory_gb is not None]
+
+
+def predict(predictor: Predictor, loaded: Loaded) -> Peaks:
+    return {
+        stage: {name: phase.components for name, phase in predictor(loaded, stage).items() if name} for stage in STAGES
+    }
+
+
+def pin(directory: Path, peaks: Peaks) -> None:
+    """Write the peaks of a recipe, bytes by component."""
+    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks}
+    (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def pinned(directory: Path) -> Peaks:
+    return json.loads((directory / FILE).read_text(encoding="utf-8"))["stages"]
+
+
+def growth(before: Peaks, now: Peaks) -> Iterator[str]:
+    """One line for each phase that is missing, new, or grown by more than `ALLOWED`, with what grew most."""
+    for stage in STAGES:
+        for phase in {**before[stage], **now[stage]}:
+            if phase not in before[stage] or phase not in now[stage]:
+                yield f"{stage}/{phase} is {'new' if phase in now[stage] else 'gone'}"
+                continue
+            old, new = before[stage][phase], now[stage][phase]
+            more = sum(new.values()) / sum(old.values()) - 1
+            if more > ALLOWED:
+                grown = max(new, key=lambda part: new[part] - old.get(part, 0))
+                change = (new[grown] - old.get(grown, 0)) / 1e9
+                yield (
+                    f"{stage}/{phase} grew by {more:.1%} to {sum(new.values()) / 1e9:.2f} GB: "
+                    f"{grown} {'+' if change >= 0 else ''}{change:.2f} GB"
+                )

@@ -1,0 +1,263 @@
+"""A plan: what a recipe would take on its card, before anything runs. All of it is predicted or projected."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from rlhf import console
+from rlhf.memory import projection
+from rlhf.memory.predict import STAGES, Predictor, Stage, reserved
+from rlhf.memory.strategies import STAGES as LEARNING
+from rlhf.memory.strategies import STEP, STRATEGIES, Fit, effects, switched_off, switched_on, with_changes
+from rlhf.recipe import Loaded
+from rlhf.run import RunError
+
+GB = 1e9
+ON_HOST = ("merge",)  # stages that leave the card alone
+OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
+
+
+def make(
+    predict: Predictor, loaded: Loaded, stages: Sequence[str] = STAGES, price: float | None = None
+) -> dict[str, Any]:
+    """The plan as JSON: bytes, hours, dollars at `price` an hour."""
+    card = loaded.recipe.hardware.memory_gb
+    return {
+        "recipe": loaded.name,
+        "version": loaded.version,
+        "modified": loaded.modified,
+        "hardware": loaded.recipe.hardware.name,
+        "card_bytes": round(card * GB) if card else None,
+        "price_per_hour": price,
+        "assumed": projection.ASSUMED,
+        "stages": {stage: _stage(loaded, stage, predict(loaded, stage), price) for stage in stages},
+    }
+
+
+def _stage(loaded: Loaded, stage: str, predicted: Stage, price: float | None) -> dict[str, Any]:
+    recipe = loaded.recipe
+    place = "host" if stage in ON_HOST else recipe.hardware.device
+    need = reserved(predicted[""], place)
+    card = recipe.hardware.memory_gb
+    found: dict[str, Any] = {
+        "in_memory_of": place,
+        "peak_bytes": predicted[""].peak_bytes,
+        "reserved_bytes": need,
+        "fits": need <= card * GB if card and place == "cuda" else None,
+        "budget_bytes": _budget(loaded, stage),
+        "phases": {
+            name: {"peak_bytes": p.peak_bytes, "paged_bytes": p.paged_bytes, "components": p.components}
+            for name, p in predicted.items()
+            if name
+        },
+    }
+    rates, work = projection.CARDS.get(recipe.hardware.name), projection.work(recipe, stage, predicted)
+    if rates and work:
+        found["limit_hours"] = work.seconds(rates) / 3600
+        found["projected_hours"] = work.seconds(rates, **projection.ASSUMED) / 3600
+        if price is not None:
+            found["projected_cost"] = found["projected_hours"] * price
+    return found
+
+
+def _budget(loaded: Loaded, stage: str) -> list[int | None] | None:
+    """The published range of a stage's peak, in bytes: from the lowest to the highest figure that is given."""
+    ranges = [t.range for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
+    if not ranges:
+        return None
+    lows, highs = [low for low, _ in ranges if low is not None], [high for _, high in ranges if high is not None]
+    return [round(min(lows) * GB) if lows else None, round(max(highs) * GB) if highs else None]
+
+
+def phase_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Stage, phase, peak and its components in GB."""
+    rows = []
+    for stage, found in plan["stages"].items():
+        for at, (name, phase) in enumerate(found["phases"].items()):
+            parts = phase["components"]
+            others = sum(parts.get(part, 0) for part in OTHERS)
+            shown = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
+            cells = [_gb(parts.get(part, 0)) for part in shown]
+            rows.append(("" if at else stage, name, _gb(phase["peak_bytes"]), *cells, _gb(others)))
+    return rows
+
+
+PHASE_COLUMNS = (
+    "stage",
+    "phase",
+    "peak",
+    "base",
+    "adapters",
+    "grads",
+    "optim",
+    "activ",
+    "logits",
+    "KV",
+    "temp",
+    "other",
+)
+STAGE_COLUMNS = ("stage", "peak", "with reserve", "published", "", "hours at the limit", "projected", "cost")
+
+
+def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One line for each stage: peak, need, published budget, verdict, hours, cost."""
+    rows = []
+    for stage, found in plan["stages"].items():
+        low, high = found["budget_bytes"] or (None, None)
+        published = "-" if not found["budget_bytes"] else " – ".join(dict.fromkeys(_gb(x) for x in (low, high) if x))
+        fits = {True: "fits", False: "DOES NOT FIT", None: f"{found['in_memory_of']} memory"}[found["fits"]]
+        if high is not None:
+            fits += ", within budget" if found["peak_bytes"] <= high else ", OVER BUDGET"
+        hours = [f"{found[key]:.1f}" if key in found else "-" for key in ("limit_hours", "projected_hours")]
+        cost = f"${found['projected_cost']:.2f}" if "projected_cost" in found else "-"
+        rows.append((stage, _gb(found["peak_bytes"]), _gb(found["reserved_bytes"]), published, fits, *hours, cost))
+    return rows
+
+
+def show(plan: Mapping[str, Any], as_json: bool) -> None:
+    """Print a plan, as tables or as one JSON object."""
+    if as_json:
+        click.echo(json.dumps(plan, indent=2))
+        return
+    name = f"{plan['recipe']} {plan['version']}" + (", modified" if plan["modified"] else "")
+    console.rows_table(f"{name}: predicted peak of each phase, GB", PHASE_COLUMNS, phase_rows(plan))
+    card = f", card {_gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
+    console.rows_table(f"{name}: predicted memory in GB, projected hours{card}", STAGE_COLUMNS, stage_rows(plan))
+    shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
+    console.OUT.print(
+        f"peak: what torch allocates. with reserve: and what the allocator wastes, paged states and the driver take, "
+        f"by constants that no GPU has confirmed yet. projected: at {shares}, which is assumed and not measured.",
+        style="dim",
+        markup=False,
+    )
+
+
+def ablation(predict: Predictor, loaded: Loaded, stage: str) -> dict[str, Any]:
+    """Each strategy alone on the stage without any, and all together: bytes of its learning phase, operations."""
+    off = with_changes(loaded, switched_off(loaded, stage))
+    before = predict(off, stage)[STEP[stage]]
+    found: dict[str, Any] = {"none": {"peak_bytes": before.peak_bytes, "operations": 1.0}}
+    together: dict[str, Any] = {}
+    for strategy in STRATEGIES:
+        changes = switched_on(off, stage, strategy.name)
+        if changes is None:
+            continue
+        after = predict(with_changes(off, changes), stage)[STEP[stage]]
+        found[strategy.name] = {"peak_bytes": after.peak_bytes, "operations": after.flops / before.flops}
+        together |= changes
+    after = predict(with_changes(off, together), stage)[STEP[stage]]
+    found["combined"] = {"peak_bytes": after.peak_bytes, "operations": after.flops / before.flops}
+    return found
+
+
+def show_ablation(loaded: Loaded, found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    """Print what `ablation` found for each stage, beside what is published."""
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    rows = []
+    for stage, strategies in found.items():
+        before = strategies["none"]["peak_bytes"]
+        for at, (name, effect) in enumerate(strategies.items()):
+            saved = before - effect["peak_bytes"]
+            saves = f"{_gb(saved)} ({saved / before:.0%})" if name != "none" else ""
+            claim = "; ".join(_claims(loaded, name))
+            rows.append(
+                ("" if at else stage, name, _gb(effect["peak_bytes"]), saves, f"x {effect['operations']:.2f}", claim)
+            )
+    columns = ("stage", "strategy alone", "peak, GB", "saves", "operations", "published")
+    console.rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
+
+
+def _claims(loaded: Loaded, strategy: str) -> list[str]:
+    """What is published about a strategy's effect, in its own units."""
+    targets = (t for t in loaded.targets if t.metric and t.metric.startswith(f"effect.{strategy}."))
+    return [f"{t.metric.split('.')[-1]} {console.span(*t.range)}" for t in targets if t.metric]
+
+
+def show_fits(loaded: Loaded, found: Mapping[str, Fit | None], limit: int, as_json: bool) -> None:
+    """Print the settings that were found for each stage. Raises RunError where there are none."""
+    if as_json:
+        fits = {s: f and {"set": f.changes, "peak_bytes": f.stage[""].peak_bytes} for s, f in found.items()}
+        click.echo(json.dumps({"limit_bytes": limit, "stages": fits}, indent=2))
+    else:
+        rows = []
+        for stage, fit in found.items():
+            if fit is None:
+                rows.append((stage, "-", "nothing fits"))
+                continue
+            keys = " ".join(f"{key}={json.dumps(value)}" for key, value in fit.changes.items())
+            rows.append((stage, _gb(reserved(fit.stage[""], loaded.recipe.hardware.device)), keys))
+        title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {_gb(limit)} GB"
+        console.rows_table(title, ("stage", "with reserve, GB", "SET"), rows)
+    missing = [stage for stage, fit in found.items() if fit is None]
+    if missing:
+        raise RunError(
+            f"{', '.join(missing)}: nothing fits {_gb(limit)} GB; a shorter context is left to you: max_length"
+        )
+
+
+def size(text: str) -> int:
+    """`12GB` -> bytes. Raises RunError for anything else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(GB|GiB)?", text, re.IGNORECASE)
+    if not match or not float(match[1]):
+        raise RunError(f"--fit {text}: write a size in gigabytes, for example 12GB")
+    return round(float(match[1]) * (2**30 if (match[2] or "").lower() == "gib" else GB))
+
+
+def card_bytes(loaded: Loaded) -> int:
+    """Memory of the recipe's card. Raises RunError where it names none."""
+    if loaded.recipe.hardware.memory_gb is None:
+        raise RunError(f"{loaded.directory}: hardware.memory_gb is not given; use --fit 12GB")
+    return round(loaded.recipe.hardware.memory_gb * GB)
+
+
+def preflight(predict: Predictor, loaded: Loaded, stage: str) -> int | None:
+    """Bytes at the stage's predicted peak, None where nothing can be predicted.
+
+    Raises RunError, with what would help, when the stage needs more than the recipe's card has.
+    """
+    card = loaded.recipe.hardware.memory_gb
+    if card is None or loaded.recipe.model.architecture is None or stage not in STAGES or stage in ON_HOST:
+        return None
+    predicted = predict(loaded, stage)
+    need = reserved(predicted[""], loaded.recipe.hardware.device)
+    if need <= card * GB:
+        return predicted[""].peak_bytes
+    lines = [
+        f"{stage} would need {_gb(need)} GB ({_gb(predicted[''].peak_bytes)} GB allocated, the rest reserve) and the "
+        f"card has {_gb(card * GB)} GB; nothing was started. What each would change alone:"
+    ]
+    if stage in LEARNING:
+        peaks = {name: phase.peak_bytes for name, phase in predicted.items() if name and "/" not in name}
+        for effect in effects(predict, loaded, stage, max(peaks, key=peaks.__getitem__)):
+            if effect.after is not None and effect.changes:
+                keys = " ".join(f"{key}={value}" for key, value in effect.changes.items())
+                lines.append(f"  {_gb(effect.before)} -> {_gb(effect.after)} GB  {effect.strategy.words}: SET='{keys}'")
+        lines.append(f"`rlhf plan --recipe {loaded.directory} --stage {stage} --fastest` looks for settings that fit")
+    raise RunError("\n".join(lines))
+
+
+def predicted(plan: Mapping[str, Any], stage: str, metric: str) -> float | None:
+    """The plan's value of a published figure: see rlhf/published.py for the names. None where it says nothing."""
+    stages = plan["stages"]
+    if metric == "peak_vram_gb":
+        chosen = stages.values() if stage == "all" else [stages[stage]]
+        return max(found["peak_bytes"] for found in chosen) / GB
+    key = {"hours": "projected_hours", "cost_usd": "projected_cost"}.get(metric)
+    if key:
+        chosen = [stages[s] for s in ("sft", "rm", "ppo")] if stage == "all" else [stages[stage]]
+        values = [found.get(key, math.nan) for found in chosen]
+        return None if math.isnan(sum(values)) else sum(values)
+    if metric.startswith("component_gb."):
+        name = metric.removeprefix("component_gb.")
+        return max(phase["components"].get(name, 0) for phase in stages[stage]["phases"].values()) / GB
+    return None
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.2f}" if size else "-"

@@ -1,0 +1,104 @@
+"""YAML read into frozen, strictly typed objects, with every mistake told in one line: file, key and the way out."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message is one line for the person who wrote it."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class Yaml(yaml.SafeLoader):
+    """YAML whose numbers may be written 1e-4 (YAML 1.1 reads that as text) and whose keys may not repeat."""
+
+    def construct_mapping(self, node, deep=False):
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The keys of a YAML file. Raises RecipeError."""
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), Yaml)
+    except FileNotFoundError:
+        raise RecipeError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}: not UTF-8 at byte {error.start}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise RecipeError(f"{file}:{line}: {error.problem or 'not valid YAML'}") from None
+    if not isinstance(content, dict):
+        raise RecipeError(f"{file}: holds no keys")
+    return content
+
+
+def validate(kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], at: str = "") -> SectionT:
+    """`content` as a section; `overrides` are named where they are to blame, `at` stands before every key.
+
+    Raises RecipeError.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError(_one_line(kind, error, file, overrides, at)) from None
+
+
+def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Mapping[str, Any], at: str) -> str:
+    """The first problem, an unknown key before any other: a misspelt key is also reported as missing."""
+    problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    problem = problems[0]
+    location = [str(part) for part in problem["loc"] if re.fullmatch(r"\w+", str(part))]  # without names of types
+    key = at + ".".join(location)
+    touched = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
+    where = f"{file} with --set" if overrides and (touched or not key) else str(file)
+    if problem["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(location[-1], _keys_at(kind, location[:-1]), n=1, cutoff=0)
+        return f"{where}: unknown key '{key}'; the nearest key is '{at}{'.'.join([*location[:-1], *nearest])}'"
+    if problem["type"] == "missing":
+        return f"{where}: key '{key}' is missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if problem["type"] == "value_error":
+        return f"{where}: {key + ': ' if key else ''}{message}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {key} = {problem['input']!r}: {message}{more}"
+
+
+def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
+    """Valid keys of the section that `path` leads to."""
+    for part in path:
+        field = kind.model_fields.get(part)
+        inner = [t for t in _section_types(field.annotation)] if field else []
+        if not inner:
+            return list(kind.model_fields)
+        kind = inner[0]
+    return list(kind.model_fields)
+
+
+def _section_types(annotation: Any) -> list[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [found for part in getattr(annotation, "__args__", ()) for found in _section_types(part)]
