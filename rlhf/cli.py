@@ -179,6 +179,7 @@ def reproduce(
 @click.option("--fit", metavar="12GB", help="Look for the fastest settings that need no more memory.")
 @click.option("--fastest", is_flag=True, help="The same, up to the recipe's card.")
 @click.option("--strategies", is_flag=True, help="What each way to save memory would do, beside the published claims.")
+@click.option("--published", is_flag=True, help="Every published figure beside what is predicted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     hw: str | None,
@@ -189,6 +190,7 @@ def plan(
     fit: str | None,
     fastest: bool,
     strategies: bool,
+    published: bool,
     as_json: bool,
 ) -> None:
     """Predict memory, time and cost of a recipe without a GPU; nothing is started. Exit code 1 if it does not fit."""
@@ -202,11 +204,15 @@ def plan(
         elif strategies:
             ablation = {s: planning.ablation(predict, loaded, s) for s in stages_asked if s in LEARNING}
         else:
-            made = planning.make(predict, loaded, stages_asked, price)
+            made = planning.make(predict, loaded, STAGES if published else stages_asked, price)
+            effects = planning.ablation(predict, loaded, "sft") if published else {}
     if fit or fastest:
         planning.show_fits(loaded, found, limit, as_json)
     elif strategies:
         planning.show_ablation(loaded, ablation, as_json)
+    elif published:
+        rows = planning.published_rows(loaded, made, effects)
+        console.rows_table(f"{loaded.name} {loaded.version}: published figures", planning.PUBLISHED_COLUMNS, rows)
     else:
         planning.show(made, as_json)
         if any(s["fits"] is False for s in made["stages"].values()):

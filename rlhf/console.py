@@ -69,6 +69,8 @@ def number(value: Any) -> str:
 
 def span(low: float | None, high: float | None) -> str:
     """A target's range in words: `≤ 5`, `≥ 0.6`, `0.05 – 0.3`."""
+    if low is not None and low == high:
+        return number(low)
     if low is not None and high is not None:
         return f"{number(low)} – {number(high)}"
     return f"≥ {number(low)}" if low is not None else f"≤ {number(high)}" if high is not None else "-"

@@ -367,7 +367,7 @@ class Target(Section):
 
     name: str
     stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge", "all"]
-    metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/published.py
+    metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
     not_comparable: str | None = None  # the reason, where there is no metric
     range: Annotated[tuple[float | None, float | None], _AsTuple]
     range_of_mean: Annotated[tuple[float | None, float | None], _AsTuple] | None = None  # over several seeds

@@ -1,7 +1,6 @@
 """A plan: what a recipe would take on its card, before anything runs. All of it is predicted or projected."""
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +13,11 @@ from rlhf.memory.predict import STAGES, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, STRATEGIES, Fit, effects, switched_off, switched_on, with_changes
 from rlhf.recipe import Loaded
-from rlhf.run import RunError
+from rlhf.run import RunError, inside
 
 GB = 1e9
 ON_HOST = ("merge",)  # stages that leave the card alone
+CHAIN = ("sft", "rm", "ppo")  # what published totals count
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 
 
@@ -242,21 +242,72 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str) -> int | None:
     raise RunError("\n".join(lines))
 
 
-def predicted(plan: Mapping[str, Any], stage: str, metric: str) -> float | None:
-    """The plan's value of a published figure: see rlhf/published.py for the names. None where it says nothing."""
+def published_rows(loaded: Loaded, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Every published figure of the recipe beside what is predicted, or what it is compared with after a run."""
+    rows: list[tuple[str, ...]] = []
+    for target in loaded.targets:
+        value = None if target.metric is None else predicted(plan, effects_of, target.stage, target.metric)
+        ours = "" if value is None else console.number(float(f"{value:.3g}"))
+        low, high = target.limits
+        if target.metric is None:
+            verdict = f"not comparable: {target.not_comparable}"
+        elif value is None:
+            effect = target.metric.startswith("effect.")
+            verdict = "not predicted" if effect else f"measured after {target.stage}: {target.metric}"
+        elif low == high and low:
+            verdict = f"{value / low:.2g} times that"
+        else:
+            verdict = "within" if inside(value, target.limits) else "outside"
+        rows.append((target.stage, target.name, console.span(*target.range), target.unit, ours, verdict))
+    return rows
+
+
+PUBLISHED_COLUMNS = ("stage", "figure", "published", "unit", "predicted", "")
+
+
+def predicted(plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: str, metric: str) -> float | None:
+    """What is predicted or projected for a published figure's `metric`; None where only a run can tell.
+
+    `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`);
+    `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,
+    `merged_model_gb`; `effect.<strategy>.<memory_gb|memory_percent|time_percent|time_factor>`, of a strategy alone on
+    SFT's step without any, its time by the number of operations.
+    """
     stages = plan["stages"]
     if metric == "peak_vram_gb":
-        chosen = stages.values() if stage == "all" else [stages[stage]]
+        chosen = [found for name, found in stages.items() if stage in ("all", name) and name not in ON_HOST]
         return max(found["peak_bytes"] for found in chosen) / GB
-    key = {"hours": "projected_hours", "cost_usd": "projected_cost"}.get(metric)
-    if key:
-        chosen = [stages[s] for s in ("sft", "rm", "ppo")] if stage == "all" else [stages[stage]]
-        values = [found.get(key, math.nan) for found in chosen]
-        return None if math.isnan(sum(values)) else sum(values)
+    if key := {"hours": "projected_hours", "cost_usd": "projected_cost"}.get(metric):
+        wanted = CHAIN if stage == "all" else (stage,)
+        values = [stages[name].get(key) for name in wanted]
+        return None if None in values else sum(values)
     if metric.startswith("component_gb."):
-        name = metric.removeprefix("component_gb.")
-        return max(phase["components"].get(name, 0) for phase in stages[stage]["phases"].values()) / GB
+        return _most(stages[stage]["phases"], metric.removeprefix("component_gb."))
+    if metric == "adapter_gb":
+        return _most(stages["sft"]["phases"], "adapters")
+    if metric == "base_model_gb" or metric == "merged_model_gb":
+        return _most(stages["merge"]["phases"], "base")
+    if metric.startswith("effect."):
+        _, strategy, what = metric.split(".")
+        return _effect(effects_of, strategy, what)
     return None
+
+
+def _most(phases: Mapping[str, Any], component: str) -> float:
+    return max(phase["components"].get(component, 0) for phase in phases.values()) / GB
+
+
+def _effect(effects_of: Mapping[str, Any], strategy: str, what: str) -> float | None:
+    if strategy not in effects_of:
+        return None
+    before, after = effects_of["none"]["peak_bytes"], effects_of[strategy]["peak_bytes"]
+    operations = effects_of[strategy]["operations"]
+    return {
+        "memory_gb": (after - before) / GB,
+        "memory_percent": 100 * (after / before - 1),
+        "time_percent": 100 * (operations - 1),
+        "time_factor": operations,
+    }[what]
 
 
 def _gb(size: float) -> str:
