@@ -216,9 +216,7 @@ class Run:
         self, metrics: Mapping[str, float], costs: Mapping[str, Any], predicted_peak: int | None = None
     ) -> dict[str, Any]:
         """Write summary.json, last. `costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes."""
-        comparable = {**metrics, "hours": self._wall() / 3600}
-        if costs.get("peak_vram_bytes"):
-            comparable["peak_vram_gb"] = costs["peak_vram_bytes"] / 1e9
+        comparable = self._comparable(metrics, costs)
         summary = {
             "schema": SCHEMA,
             "recipe": self.loaded.name,
@@ -241,6 +239,22 @@ class Run:
             _sync_tree(self.path / folder)
         write_json(self.path / "summary.json", summary)
         return summary
+
+    def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
+        """What published figures may name: metrics, costs in their units, sizes, first and last values of the log."""
+        found = {**metrics, "hours": self._wall() / 3600}
+        if costs.get("peak_vram_bytes"):
+            found["peak_vram_gb"] = costs["peak_vram_bytes"] / 1e9
+        for folder, name in (("adapter", "adapter_gb"), ("model", "merged_model_gb")):
+            sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
+            if sizes:
+                found[name] = sum(sizes) / 1e9
+        for row in read_lines(self.path / "metrics.jsonl"):
+            for key, value in row.items():
+                if value is not None:
+                    found.setdefault(f"first.{key}", value)
+                    found[f"last.{key}"] = value
+        return found
 
     def set_aside(self) -> None:
         """Rename what an earlier run left, unless it stopped before its first step."""

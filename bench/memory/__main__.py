@@ -25,14 +25,23 @@ def pinned(write: bool) -> None:
     found = False
     with Predictor() as predict:
         for directory in budgets.pinned_recipes(ROOT / "recipes"):
-            peaks = budgets.predict(predict, recipe.load(directory))
+            loaded = recipe.load(directory)
+            peaks = budgets.predict(predict, loaded)
             if write:
-                budgets.pin(directory, peaks)
+                budgets.pin(directory, peaks, budgets.strategies(predict, loaded))
                 continue
             for line in budgets.growth(budgets.pinned(directory), peaks):
                 found = True
                 print(f"{directory.relative_to(ROOT)}: {line}")
     sys.exit(found)
+
+
+@cli.command()
+def tables() -> None:
+    """Print the tables of docs/memory.md from what is pinned."""
+    print(budgets.peaks_table(ROOT / "recipes"))
+    print()
+    print(budgets.strategies_table(ROOT / "recipes" / "h100-mistral-7b" / "v1"))
 
 
 @cli.command()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import recipe as recipes
+from rlhf.memory.plan import ON_HOST, ablation, claims
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.recipe import Loaded
 
@@ -26,9 +27,17 @@ def predict(predictor: Predictor, loaded: Loaded) -> Peaks:
     }
 
 
-def pin(directory: Path, peaks: Peaks) -> None:
-    """Write the peaks of a recipe, bytes by component."""
+def strategies(predictor: Predictor, loaded: Loaded) -> dict[str, Any] | None:
+    """What each way to save memory does to SFT's step, for a recipe whose source publishes that."""
+    published = any(target.metric and target.metric.startswith("effect.") for target in loaded.targets)
+    return ablation(predictor, loaded, "sft") if published else None
+
+
+def pin(directory: Path, peaks: Peaks, effects: dict[str, Any] | None) -> None:
+    """Write the peaks of a recipe, bytes by component, and the effects of the strategies if they are known."""
     content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks}
+    if effects:
+        content["strategies"] = effects
     (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -52,3 +61,29 @@ def growth(before: Peaks, now: Peaks) -> Iterator[str]:
                     f"{stage}/{phase} grew by {more:.1%} to {sum(new.values()) / 1e9:.2f} GB: "
                     f"{grown} {'+' if change >= 0 else ''}{change:.2f} GB"
                 )
+
+
+def peaks_table(root: Path) -> str:
+    """The pinned peaks of every recipe as Markdown, in GB."""
+    shown = [stage for stage in STAGES if stage not in ON_HOST]
+    lines = ["| recipe | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
+    for directory in pinned_recipes(root):
+        stages = pinned(directory)
+        highest = (max(sum(parts.values()) for parts in stages[stage].values()) for stage in shown)
+        cells = " | ".join(f"{peak / 1e9:.1f}" for peak in highest)
+        lines.append(f"| {directory.parent.name} {directory.name} | {cells} |")
+    return "\n".join(lines)
+
+
+def strategies_table(directory: Path) -> str:
+    """The pinned effects of the strategies as Markdown, beside what is published about each."""
+    effects = json.loads((directory / FILE).read_text(encoding="utf-8"))["strategies"]
+    loaded = recipes.load(directory)
+    lines = ["| strategy, alone | peak, GB | memory | operations | published |", "| --- | ---: | ---: | ---: | --- |"]
+    before = effects["none"]["peak_bytes"]
+    for name, effect in effects.items():
+        peak = effect["peak_bytes"]
+        change = "" if name == "none" else f"{(peak - before) / 1e9:+.1f} GB, {peak / before - 1:+.0%}"
+        factor = f"x {effect['operations']:.2f}"
+        lines.append(f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {'; '.join(claims(loaded, name))} |")
+    return "\n".join(lines)

@@ -165,7 +165,7 @@ def show_ablation(loaded: Loaded, found: Mapping[str, Mapping[str, Any]], as_jso
         for at, (name, effect) in enumerate(strategies.items()):
             saved = before - effect["peak_bytes"]
             saves = f"{_gb(saved)} ({saved / before:.0%})" if name != "none" else ""
-            claim = "; ".join(_claims(loaded, name))
+            claim = "; ".join(claims(loaded, name))
             rows.append(
                 ("" if at else stage, name, _gb(effect["peak_bytes"]), saves, f"x {effect['operations']:.2f}", claim)
             )
@@ -173,7 +173,7 @@ def show_ablation(loaded: Loaded, found: Mapping[str, Mapping[str, Any]], as_jso
     console.rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
 
 
-def _claims(loaded: Loaded, strategy: str) -> list[str]:
+def claims(loaded: Loaded, strategy: str) -> list[str]:
     """What is published about a strategy's effect, in its own units."""
     targets = (t for t in loaded.targets if t.metric and t.metric.startswith(f"effect.{strategy}."))
     return [f"{t.metric.split('.')[-1]} {console.span(*t.range)}" for t in targets if t.metric]

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
+from bench.memory import budgets
 from rlhf import cli
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,13 @@ def test_the_readmes_tree_is_true():
     for entry in (ROOT / "rlhf").iterdir():
         name = f"{entry.name}/" if entry.is_dir() else entry.name
         assert entry.name.startswith("__") or name in shown, f"{name} is missing from the README's tree"
+
+
+def test_the_tables_of_predicted_memory_are_those_that_are_pinned():
+    page = (ROOT / "docs/memory.md").read_text()
+    assert budgets.peaks_table(ROOT / "recipes") in page
+    assert budgets.peaks_table(ROOT / "recipes") in (ROOT / "README.md").read_text()
+    assert budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1") in page
 
 
 def test_every_logged_key_of_ppo_is_explained():
