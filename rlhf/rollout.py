@@ -7,7 +7,7 @@ and then in bfloat16.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,17 +110,23 @@ class Sampling:
 
 
 Observer = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
+Phase = Callable[[str], AbstractContextManager[Any]]
 
 
 @torch.no_grad()
 def sample(
-    model: PreTrainedModel, prompts: Sequence[list[int]], codec: Codec, how: Sampling, observe: Observer | None = None
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    codec: Codec,
+    how: Sampling,
+    observe: Observer | None = None,
+    phase: Phase = record_function,
 ) -> Rollout:
     """Sample one response per prompt (token ids), from the model as it stands, with the adapter that is active.
 
     Prompts of similar length are decoded together; the result is in the order of `prompts`. Randomness comes from
     torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. `observe` is shown
-    the hidden state from which each token is drawn.
+    the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -133,7 +139,7 @@ def sample(
         for at in range(0, len(order), how.batch_size):
             rows = order[at : at + how.batch_size]
             batch = [prompts[i] for i in rows]
-            tokens[rows], logprobs[rows], seen[rows] = _decode(model, batch, uniforms[rows], how, codec, observe)
+            tokens[rows], logprobs[rows], seen[rows] = _decode(phase, model, batch, uniforms[rows], how, codec, observe)
     is_eos = tokens == codec.eos_id
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)
@@ -166,11 +172,11 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.
     return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
 
 
-def _decode(*what: Any) -> list[Tensor]:
+def _decode(phase: Phase, *what: Any) -> list[Tensor]:
     """One batch from prefill to end, in a function of its own: its cache is gone before the next one is made."""
-    with record_function("prefill"):
+    with phase("prefill"):
         decoding = _Decoding(*what)
-    with record_function("decode"):
+    with phase("decode"):
         return decoding.run()
 
 

@@ -14,7 +14,10 @@ UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
 
 
 class Telemetry:
-    """Sums wall and CPU seconds per named phase, the tokens that went through the model, and watches memory."""
+    """Sums wall and CPU seconds per named phase, the tokens that went through the model, and watches memory.
+
+    A phase inside another one is named `outer/inner` and counts towards both.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -22,8 +25,11 @@ class Telemetry:
         self.cpu_seconds: dict[str, float] = defaultdict(float)
         self.tokens = 0
         self._lap = {"total": time.monotonic(), "cpu/total": time.process_time()}
+        self._open: list[str] = []
         self._loaded: int | None = None
-        self._earlier_peak = 0  # before memory was watched from `loaded` on
+        self._peaks: dict[str, int] = {"": 0}  # bytes, per phase on CUDA; "" is all of the time
+        self._peak_since_loaded = 0
+        self._reserved = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -31,21 +37,26 @@ class Telemetry:
     def phase(self, name: str) -> Iterator[None]:
         """Time a block; work queued on a GPU is waited for at both ends, so that it counts where it was asked for."""
         self._wait()
+        self._note_peak()
+        self._open.append(name)
+        full = "/".join(self._open)
         wall, cpu = time.monotonic(), time.process_time()
         try:
             with torch.profiler.record_function(name):  # in profiles, and for the prediction of memory
                 yield
         finally:
             self._wait()
-            self.seconds[name] += time.monotonic() - wall
-            self.cpu_seconds[name] += time.process_time() - cpu
+            self.seconds[full] += time.monotonic() - wall
+            self.cpu_seconds[full] += time.process_time() - cpu
+            self._note_peak()
+            self._open.pop()
 
     def loaded(self) -> None:
         """From here on memory is watched for what the stage adds to the loaded models."""
-        self._earlier_peak = self._peak()
+        self._note_peak()
+        self._peak_since_loaded = 0
         if self.device.type == "cuda":
             self._loaded = torch.cuda.memory_allocated(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
         else:
             self._loaded = _forget_peak_rss()
 
@@ -63,18 +74,33 @@ class Telemetry:
 
     def costs(self) -> dict[str, Any]:
         """The cost keys of summary.json; tokens per second over the phases that count tokens."""
-        seconds = sum(spent for name, spent in self.seconds.items() if name not in UNCOUNTED)
-        peak = self._peak()
+        seconds = sum(spent for name, spent in self.seconds.items() if "/" not in name and name not in UNCOUNTED)
+        self._note_peak()
+        cuda = self.device.type == "cuda"
         return {
             "tokens_per_second": round(self.tokens / seconds, 3) if self.tokens and seconds else None,
             "phase_seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            "peak_vram_bytes": max(self._earlier_peak, peak) if self.device.type == "cuda" else None,
-            "peak_rss_bytes": peak_rss_bytes() if self.device.type == "cuda" else max(self._earlier_peak, peak),
-            "peak_over_loaded_bytes": peak - self._loaded if self._loaded is not None else None,
+            "peak_vram_bytes": self._peaks[""] if cuda else None,
+            "phase_peak_bytes": {name: peak for name, peak in self._peaks.items() if name} if cuda else None,
+            "reserved_vram_bytes": self._reserved if cuda else None,
+            "peak_rss_bytes": peak_rss_bytes() if cuda else self._peaks[""],
+            "peak_over_loaded_bytes": self._peak_since_loaded - self._loaded if self._loaded is not None else None,
         }
 
-    def _peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_rss_bytes()
+    def _note_peak(self) -> None:
+        """Credit the peak since the last call to the phases that are open, and on CUDA begin anew."""
+        if self.device.type != "cuda":
+            peak = peak_rss_bytes()
+            self._peaks[""] = max(self._peaks[""], peak)
+            self._peak_since_loaded = peak
+            return
+        peak = torch.cuda.max_memory_allocated(self.device)
+        for depth in range(len(self._open) + 1):
+            name = "/".join(self._open[:depth])
+            self._peaks[name] = max(self._peaks.get(name, 0), peak)
+        self._peak_since_loaded = max(self._peak_since_loaded, peak)
+        self._reserved = max(self._reserved, torch.cuda.max_memory_reserved(self.device))  # the reset forgets it too
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

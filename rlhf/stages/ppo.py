@@ -87,7 +87,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             with server.adapter(run.path / "sampling"):
                 return server.sample(batch, codec, how, device)
         shared.activate("policy")
-        return sample(shared.base, batch, codec, how, observe)
+        return sample(shared.base, batch, codec, how, observe, telemetry.phase)
 
     def evaluate(role: str) -> Measured:
         truth = recipe.data.source == "toy"
