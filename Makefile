@@ -42,7 +42,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench-peer bench-memory budgets test lint lock clean
+TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench bench-ablation bench-micro bench-peer bench-memory budgets test lint lock clean
 
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
@@ -57,7 +57,7 @@ $(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `
 ##@ Start
 help: ## this list
 	@echo 'Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu'
-	@awk -F ':.*## ' '/^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 	@echo; echo 'Variables [default]'
 	@sed -n 's/^## /  /p' Makefile
 setup: $(VENV)/.ready-$(EXTRAS) ## make .venv with the locked packages; the other targets do it when needed
@@ -100,6 +100,12 @@ OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /dat
 data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES)))))
 
 ##@ Measure
+bench: setup ## a few real steps of each stage: memory, tokens/s, projected hours, against the budgets
+	@$(VENV)/bin/python -m bench $(strip $(recipe) $(sets) $(BENCH_ARGS))
+bench-ablation: setup ## the published ways to save memory, one at a time, in real steps of SFT
+	@$(VENV)/bin/python -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
+bench-micro: setup ## small pieces, by pytest-benchmark
+	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
 bench-memory: setup ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
 	@$(VENV)/bin/python -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)

@@ -450,6 +450,11 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def as_yaml(value: Any) -> str:
+    """A value as it is written after `--set KEY=`."""
+    return json.dumps(value)  # every JSON value is YAML
+
+
 def available(root: Path) -> list[Path]:
     """Every recipe directory below `root`, by name, oldest version first."""
     found = [file.parent for file in root.glob("*/v*/recipe.yaml") if re.fullmatch(r"v[0-9]+", file.parent.name)]

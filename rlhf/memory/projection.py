@@ -42,40 +42,58 @@ class Work(NamedTuple):
         return self.flops / (card.flops * mfu) + self.decoded_bytes / (card.bandwidth * mbu)
 
 
+def step_flops(recipe: Recipe, stage: str, predicted: Stage) -> dict[str, float]:
+    """Operations of one optimizer step (PPO: one step) on the longest rows, by phase."""
+    if stage == "ppo":
+        options = recipe.ppo
+        updates = options.num_mini_batches * options.num_ppo_epochs / min(2, options.num_mini_batches)
+        times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
+        return {phase: predicted[phase].flops / STEPS * n for phase, n in times.items() if phase in predicted}
+    accumulation = getattr(recipe, stage).gradient_accumulation_steps
+    return {"train": predicted["train"].flops / STEPS * accumulation / min(2, accumulation)}
+
+
+def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
+    """Bytes that a decoding step of PPO reads at least: weights, one adapter, keys and values of full responses."""
+    return _weights(predicted["rollout"]) + predicted["rollout"].components.get("kv_cache", 0)
+
+
+def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
+    """Steps of the whole stage; None where the recipe does not say how many rows there are."""
+    options = getattr(recipe, stage)
+    if stage == "ppo":
+        return options.steps
+    if options.max_samples is None:
+        return options.max_steps
+    batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
+    steps = math.ceil(options.max_samples * options.num_train_epochs / batch)
+    return min(steps, options.max_steps) if options.max_steps else steps
+
+
 def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
     """Work of a stage whose number of rows the recipe gives; None where it does not, or there is next to none."""
-    if stage == "ppo":
-        return _ppo(recipe, predicted)
-    if stage not in ("sft", "rm", "dpo"):
+    if stage not in ("sft", "rm", "ppo", "dpo"):
+        return None
+    steps = optimizer_steps(recipe, stage)
+    if steps is None:
         return None
     options = getattr(recipe, stage)
-    if options.max_samples is None and options.max_steps is None:
-        return None
+    per_step = step_flops(recipe, stage, predicted)
+    if stage == "ppo":
+        full = options.max_prompt_length + options.response_length
+        prompts = _prompt_lengths(recipe, options.max_prompt_length)
+        share = (sum(prompts) / len(prompts) + options.response_length) / full
+        evaluations = 1 + options.steps // math.gcd(options.eval_steps, options.save_steps)
+        batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
+        batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
+        cached = predicted["rollout"].components.get("kv_cache", 0)
+        read = decoding_bytes(recipe, predicted) - cached * (1 - share)
+        computed = sum(flops for phase, flops in per_step.items() if phase != "rollout/decode")
+        return Work(computed * steps * share, batches * (options.response_length - 1) * read)
     micro = options.per_device_train_batch_size
-    per_step = micro * options.gradient_accumulation_steps
-    steps = math.ceil((options.max_samples or 0) * options.num_train_epochs / per_step)
-    steps = min(steps, options.max_steps) if options.max_samples and options.max_steps else options.max_steps or steps
-    rows = steps * per_step
-    rehearsed = STEPS * min(2, options.gradient_accumulation_steps) * micro
     share = padded_share(recipe, options.max_length, options.max_prompt_length, micro, options.group_by_length)
-    training = predicted["train"].flops / rehearsed * rows * share
     evaluated = predicted["evaluate"].flops * options.max_eval_samples / min(options.max_eval_samples, 2 * micro)
-    return Work(training + evaluated * share, 0.0)
-
-
-def _ppo(recipe: Recipe, predicted: Stage) -> Work:
-    options = recipe.ppo
-    full = options.max_prompt_length + options.response_length
-    prompts = _prompt_lengths(recipe, options.max_prompt_length)
-    share = (sum(prompts) / len(prompts) + options.response_length) / full
-    minibatches = options.num_mini_batches * options.num_ppo_epochs
-    once = predicted["rollout"].flops + predicted["score"].flops
-    per_step = (once + predicted["update"].flops * minibatches / min(2, options.num_mini_batches)) / STEPS
-    evaluations = 1 + options.steps // math.gcd(options.eval_steps, options.save_steps)
-    batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
-    batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
-    read = _weights(predicted["rollout"]) + predicted["rollout"].components.get("kv_cache", 0) * share
-    return Work(per_step * options.steps * share, batches * (options.response_length - 1) * read)
+    return Work((per_step["train"] * steps + evaluated) * share, 0.0)
 
 
 def _weights(phase: Phase) -> int:

@@ -32,17 +32,32 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
     """What a rehearsal changes in a recipe: nothing that decides the memory of a step, but the number of layers."""
     architecture = recipe.model.architecture
     assert architecture
-    changes: dict[str, Any] = {
+    changes = few_steps(recipe, STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
         "model.architecture.num_hidden_layers": layers or architecture.num_hidden_layers,
-        "data.heldout_fraction": 0.5,
-        "ppo.steps": STEPS,
         "ppo.num_ppo_epochs": 1,
+        "ppo.normalize_scores": recipe.ppo.normalize_scores,
+    }
+    for stage in ("sft", "rm", "dpo"):
+        accumulated = getattr(recipe, stage).gradient_accumulation_steps
+        changes[f"{stage}.gradient_accumulation_steps"] = min(2, accumulated)
+    return changes
+
+
+def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
+    """The overrides by which every stage takes `steps` steps on random weights, each logged, with little around them.
+
+    `shape` as in `data.lengths`. Scores are not normalised: that would sample for a while before the first step.
+    """
+    changes: dict[str, Any] = {
+        "data.heldout_fraction": 0.5,
+        "ppo.steps": steps,
         "ppo.warmup_steps": 0,
         "ppo.value_warmup_steps": 0,
+        "ppo.normalize_scores": False,
         "ppo.logging_steps": 1,
-        "ppo.save_steps": STEPS,
-        "ppo.eval_steps": STEPS,
+        "ppo.save_steps": steps,
+        "ppo.eval_steps": steps,
         "ppo.max_eval_samples": min(recipe.ppo.max_eval_samples, recipe.ppo.rollout_batch_size),
         "ppo.max_samples": None,
         "ppo.vllm_url": None,
@@ -52,17 +67,16 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
     rows = recipe.ppo.batch_size
     for stage in ("sft", "rm", "dpo"):
         options = getattr(recipe, stage)
-        micro, accumulated = options.per_device_train_batch_size, min(2, options.gradient_accumulation_steps)
-        rows = max(rows, STEPS * micro * accumulated)
+        micro = options.per_device_train_batch_size
+        rows = max(rows, steps * micro * options.gradient_accumulation_steps)
         changes |= {
-            f"{stage}.max_steps": STEPS,
-            f"{stage}.gradient_accumulation_steps": accumulated,
+            f"{stage}.max_steps": steps,
             f"{stage}.max_samples": None,
             f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
-            f"{stage}.logging_steps": STEPS,
-            f"{stage}.save_steps": STEPS,
+            f"{stage}.logging_steps": 1,
+            f"{stage}.save_steps": steps,
         }
-    return recipes.with_random_weights(recipe, 3 * rows, "longest") | changes
+    return recipes.with_random_weights(recipe, 3 * rows, shape) | changes
 
 
 class _Rehearsal(Run):

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
-    *("all", "reproduce", "recipes", "plan", "data-check", "bench-peer", "bench-memory", "budgets"),
+    *("all", "reproduce", "recipes", "plan", "data-check"),
+    *("bench", "bench-ablation", "bench-micro", "bench-peer", "bench-memory", "budgets"),
     *("test", "lint", "lock", "clean"),
 ]
 TARGETS = ["help", "setup", *STAGES, *OTHERS]

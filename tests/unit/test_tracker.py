@@ -379,11 +379,10 @@ def test_a_label_counts_from_the_first_on():
 
 
 def test_paged_memory_stands_beside_the_peak():
-    with tracker() as found:
-        with record_function("train"):
-            x, y = kilobytes(1), kilobytes(2)
-            found.label(y, "paged")
-            z = kilobytes(1)
+    with tracker() as found, record_function("train"):
+        x, y = kilobytes(1), kilobytes(2)
+        found.label(y, "paged")
+        z = kilobytes(1)
     peak = found.peaks()["train"]
     assert (peak.bytes, peak.paged) == (2 * KB, 2 * KB)
     assert "paged" not in parts(peak)

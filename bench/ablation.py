@@ -1,0 +1,72 @@
+"""`python -m bench.ablation`: the published ways to save memory, one at a time and together, in real steps of SFT."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench import steps
+from rlhf import console, recipe
+from rlhf.memory.plan import ablation, claims
+from rlhf.memory.predict import Predictor
+from rlhf.memory.strategies import STRATEGIES, switched_off, switched_on, with_changes
+from rlhf.recipe import Loaded
+from rlhf.run import code_version, write_json
+
+ROOT = Path(__file__).parents[1]
+STAGE = "sft"
+
+
+def settings(loaded: Loaded) -> dict[str, Loaded]:
+    """The recipe without any strategy, with each alone, and with all that apply to one card."""
+    off = with_changes(loaded, switched_off(loaded, STAGE))
+    alone = {s.name: switched_on(off, STAGE, s.name) for s in STRATEGIES}
+    changes: dict[str, dict[str, Any]] = {"none": {}} | {name: found for name, found in alone.items() if found}
+    changes["combined"] = {key: value for found in changes.values() for key, value in found.items()}
+    return {name: with_changes(off, found) for name, found in changes.items()}
+
+
+@click.command()
+@click.option("--recipe", "directory", type=click.Path(path_type=Path), required=True, help="A recipe's folder.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
+@click.option("--save", type=click.Path(path_type=Path), help="Also write what was found there, as JSON.")
+def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | None) -> None:
+    """Measure what each strategy does to memory and time; out of memory is a result."""
+    loaded = recipe.load(directory, recipe.parse_overrides(changes))
+    with Predictor() as predict:
+        predicted = ablation(predict, loaded, STAGE)
+    found: dict[str, Any] = {}
+    for name, changed in settings(loaded).items():
+        with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, console.working(name):
+            found[name] = steps.measure(changed, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False)[
+                STAGE
+            ]
+    rows = [_row(name, row, found["none"], predicted, loaded) for name, row in found.items()]
+    columns = ("strategy, alone", "peak, GB", "memory", "time", "predicted, GB", "published")
+    console.rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
+    if save:
+        write_json(
+            save, {"code": code_version(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | found
+        )
+
+
+def _row(
+    name: str, row: dict[str, Any], none: dict[str, Any], predicted: dict[str, Any], loaded: Loaded
+) -> tuple[str, ...]:
+    expected = f"{predicted[name]['peak_bytes'] / 1e9:.2f}"
+    published = "; ".join(claims(loaded, name))
+    if row.get("out_of_memory"):
+        return (name, "-", "out of memory", "-", expected, published)
+    peak = row["peak_vram_bytes"] or row["peak_rss_bytes"]
+    shown = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
+    if name == "none" or none.get("out_of_memory"):
+        return (name, shown, "", "", expected, published)
+    before = none["peak_vram_bytes"] or none["peak_rss_bytes"]
+    time = row["step_seconds"]["median"] / none["step_seconds"]["median"]
+    return (name, shown, f"{peak / before - 1:+.0%}", f"x {time:.2f}", expected, published)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What this device reaches at best, measured at the start of a benchmark: the yardstick of MFU and MBU."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SIZES = {"cuda": (8192, 2**30, 20), "cpu": (1024, 2**27, 10)}  # side of the matrices, bytes copied, repeats
+
+
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Floating-point operations per second of one large product, bytes per second (read and written) of one large copy.
+
+    Medians of several runs after a warm-up, with the threads that torch has.
+    """
+    side, size, repeats = SIZES[device.type]
+    a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    product = _median_seconds(lambda: torch.mm(a, b), device, repeats)
+    copy = _median_seconds(lambda: target.copy_(source), device, repeats)
+    return {"flops": 2 * side**3 / product, "bandwidth": 2 * size / copy}
+
+
+def _median_seconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    seconds = []
+    for _ in range(repeats + 2):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])

@@ -1,0 +1,47 @@
+"""A benchmark's record against the one before it: what became slower or fatter."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
+
+
+def losses(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each stage and phase of two records that needs more memory or time than before.
+
+    Memory is compared as it is. A time is a loss when its median is more than SPEED above the old one and the two
+    ranges from quartile to quartile do not overlap. Records of other devices or recipes are not compared (ValueError).
+    """
+    for key in ("recipe", "version", "recipe_sha256", "shape"):
+        if before[key] != now[key]:
+            raise ValueError(f"records of another {key} cannot be compared: {before[key]} and {now[key]}")
+    if before["device"]["name"] != now["device"]["name"]:
+        raise ValueError(f"records of {before['device']['name']} and {now['device']['name']} cannot be compared")
+    for stage, new in now["stages"].items():
+        old = before["stages"].get(stage)
+        if old is None or old.get("out_of_memory"):
+            continue
+        if new.get("out_of_memory"):
+            yield f"{stage} no longer fits"
+            continue
+        yield from _memory(stage, old, new)
+        for phase, seconds in new["phase_seconds"].items():
+            if phase in old["phase_seconds"]:
+                yield from _time(f"{stage}/{phase}", old["phase_seconds"][phase], seconds)
+
+
+def _memory(stage: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    key = "peak_vram_bytes" if new["peak_vram_bytes"] is not None else "peak_rss_bytes"
+    phases = {
+        f"{stage}/{p}": (o, (new.get("phase_peak_bytes") or {}).get(p))
+        for p, o in (old.get("phase_peak_bytes") or {}).items()
+    }
+    for name, (a, b) in {stage: (old[key], new[key]), **phases}.items():
+        if a and b and b / a - 1 > MEMORY:
+            yield f"{name}: peak memory {b / a - 1:+.1%}, {a / 1e9:.2f} to {b / 1e9:.2f} GB"
+
+
+def _time(name: str, old: Mapping[str, float], new: Mapping[str, float]) -> Iterator[str]:
+    change = new["median"] / old["median"] - 1 if old["median"] else 0.0
+    if change > SPEED and new["low"] > old["high"]:
+        yield f"{name}: {change:+.0%}, {old['median']:.3g} to {new['median']:.3g} s"

@@ -1,0 +1,78 @@
+"""Small pieces that run once per batch or per file: `make bench-micro`, timed by pytest-benchmark.
+
+Each is also checked, so that a fast wrong answer fails. No test here depends on absolute time.
+"""
+
+import json
+
+import pytest
+import torch
+
+from rlhf.data import formats, lengths
+from rlhf.data.tokenize import Codec, words
+from rlhf.objectives import kl, masked
+from rlhf.objectives.gae import gae
+from rlhf.objectives.logprobs import linear_token_logprobs
+
+ROWS, LENGTH = 64, 128  # a batch of responses
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(0)
+    mask = torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (ROWS, 1))
+    return torch.randn(ROWS, LENGTH), torch.randn(ROWS, LENGTH), mask
+
+
+def test_gae(benchmark, batch):
+    rewards, values, mask = batch
+    advantages, returns = benchmark(gae, rewards, values, mask, 1.0, 0.95)
+    assert torch.allclose(returns - advantages, values * mask, atol=1e-5)
+
+
+def test_whiten(benchmark, batch):
+    values, _, mask = batch
+    white = benchmark(masked.whiten, values, mask)
+    assert abs(white[mask].mean()) < 1e-5
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl(benchmark, batch, estimator):
+    old, ref, _ = batch
+    assert benchmark(kl.estimate, old, ref, estimator).shape == old.shape
+
+
+def test_logprobs_from_hidden_states(benchmark):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(512, 128), torch.randn(8000, 128) / 10
+    targets = torch.randint(0, 8000, (512,))
+    logp, _ = benchmark(linear_token_logprobs, hidden, weight, targets, 1.0, 256, "none")
+    exact = (hidden @ weight.T).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    assert torch.allclose(logp, exact, atol=1e-4)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    lengths.write(file, pairs=1000, shape="hh", longest=512, seed=0)
+    return file
+
+
+def test_read_preference_rows(benchmark, rows):
+    found = benchmark(formats.read, [rows], on_bad_row="skip")
+    assert len(found.pairs) > 950  # a few have the same short answer twice
+
+
+def test_read_hh_transcripts(benchmark, tmp_path):
+    turn = "\n\nHuman: {}\n\nAssistant:"
+    file = tmp_path / "hh.jsonl"
+    texts = [{"chosen": turn.format(i) + f" {i}", "rejected": turn.format(i) + f" {-i - 1}"} for i in range(1000)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    assert len(benchmark(formats.read, [file]).pairs) == 1000
+
+
+def test_encode_dialogues(benchmark, rows):
+    pairs = formats.read([rows], on_bad_row="skip").pairs
+    codec = Codec(words(20_000), "hh")
+    encoded, _ = benchmark(codec.encode, [(p.prompt, p.chosen) for p in pairs], 384, 512)
+    assert all(row and row.response[-1] == codec.eos_id for row in encoded if row and len(row.response) < 100)

@@ -1,0 +1,82 @@
+"""Real steps of a recipe's stages on random weights, each stage in a fresh process, read from its run directory."""
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf import recipe as recipes
+from rlhf.memory.rehearse import few_steps
+from rlhf.recipe import Loaded
+from rlhf.run import read_json, read_lines
+
+ROOT = Path(__file__).parents[1]
+STAGES = ("sft", "rm", "ppo", "dpo")
+WARM_UP = 2  # steps that are not counted: kernels are chosen, optimizer states are made, graphs are captured
+
+
+def measure(
+    loaded: Loaded, stages: Sequence[str], out: Path, *, steps: int, shape: str, preflight: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Run the stages one after another below `out`; per stage what `summarise` says, or {"out_of_memory": True}.
+
+    Parents that are not among `stages` are run for their adapters only. `shape`: how long rows are (`data.lengths`).
+    """
+    changes = few_steps(loaded.recipe, WARM_UP + steps, shape)
+    needed = [s for s in STAGES if s in stages or any(s in recipes.parents(loaded.recipe, t) for t in stages)]
+    found: dict[str, dict[str, Any]] = {}
+    for stage in needed:
+        outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)
+        folder = out / loaded.name / loaded.version / stage
+        if stage in stages:
+            found[stage] = {"out_of_memory": True} if outcome == "out of memory" else summarise(folder)
+        if outcome == "out of memory":
+            break  # what builds on it has nothing to build on
+    return found
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Seconds of each step after the warm-up, by phase; real tokens of a step; peaks. From a finished run directory."""
+    summary = read_json(folder / "summary.json") or {}
+    rows = [row for row in read_lines(folder / "telemetry.jsonl") if row["step"] > WARM_UP]
+    cpu = summary["peak_vram_bytes"] is None
+    names = ["train"] if "train" in rows[0] else ["rollout", "rollout/prefill", "rollout/decode", "score", "update"]
+    prefix = "cpu/" if cpu and f"cpu/{names[0]}" in rows[0] else ""  # steadier than the wall on a shared machine
+    phases = {name: [row[prefix + name] for row in rows] for name in names}
+    tops = [name for name in names if "/" not in name]
+    step = [sum(values) for values in zip(*(phases[name] for name in tops), strict=True)]
+    return {
+        "clock": "cpu" if prefix else "wall",
+        "step_seconds": spread(step),
+        "phase_seconds": {name: spread(values) for name, values in phases.items()},
+        "tokens_per_step": statistics.mean(row["tokens"] for row in rows),
+        "tokens_per_second": sum(row["tokens"] for row in rows) / sum(step),
+        "evaluate_seconds": summary["phase_seconds"].get("evaluate"),
+        "peak_vram_bytes": summary["peak_vram_bytes"],
+        "phase_peak_bytes": summary["phase_peak_bytes"],
+        "reserved_vram_bytes": summary["reserved_vram_bytes"],
+        "peak_rss_bytes": summary["peak_rss_bytes"],
+        "predicted_peak_vram_bytes": summary["predicted_peak_vram_bytes"],
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles and number of repeated measurements."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": median, "low": low, "high": high, "n": len(values)}
+
+
+def _run(loaded: Loaded, stage: str, out: Path, changes: Mapping[str, Any], preflight: bool) -> str:
+    command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
+    command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
+    command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode and "out of memory" in done.stderr:
+        return "out of memory"
+    if done.returncode:
+        raise RuntimeError(f"{stage}: {done.stderr.strip()[-2000:]}")
+    return "done"
