@@ -17,6 +17,8 @@ WEIGHTS ?=
 PRICE ?=
 ## FIT        12GB: `make plan` looks for the fastest settings that need no more; card: that fit the recipe's card
 FIT ?=
+## VRAM_CAP   24GB: use no more of a larger card than that, to try what fits a smaller one
+VRAM_CAP ?=
 ## SEED       seed, instead of the recipe's
 SEED ?=
 ## SEEDS      seeds for `make reproduce` ["0 1 2"]
@@ -42,8 +44,9 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench bench-ablation bench-micro bench-peer bench-memory budgets test lint lock clean
+TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-memory budgets test lint lock clean
 
+export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # one GPU: stages never run side by side, whatever -j says
@@ -106,6 +109,8 @@ bench-ablation: setup ## the published ways to save memory, one at a time, in re
 	@$(VENV)/bin/python -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
 bench-micro: setup ## small pieces, by pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
+bench-gpu: setup ## all that a GPU can tell, most valuable first: correctness, memory, speed (BENCH_ARGS="--box 9m")
+	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
 bench-memory: setup ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
 	@$(VENV)/bin/python -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)

@@ -37,6 +37,7 @@ def main(
     changes: tuple[str, ...],
     count: int,
     shape: str,
+    out: Path | None,
     save: bool,
 ) -> None:
     """Take a few real steps of each stage on random weights and say what they cost."""
@@ -65,6 +66,8 @@ def main(
     last = newest(loaded, record)
     if last is not None:
         broken += [f"since {last['date']}: {line}" for line in compare.losses(last, record)]
+    if out:
+        write_json(out, record)
     if save:
         file = folder_of(record) / f"{record['date']}_{record['code']['commit'][:8]}_{shape}.json"
         file.parent.mkdir(parents=True, exist_ok=True)

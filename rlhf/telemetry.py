@@ -1,5 +1,6 @@
 """What a stage costs: seconds per phase, real tokens per second, peak memory."""
 
+import os
 import resource
 import sys
 import time
@@ -138,6 +139,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "type": "cuda",
         "name": properties.name,
         "memory_bytes": properties.total_memory,
+        "memory_cap": os.environ.get("RLHF_VRAM_CAP"),
         "cuda": torch.version.cuda,
         "driver": _driver(),
     }

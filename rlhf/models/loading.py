@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,23 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
         _keep_freed_memory()
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and changes no result of ours
+    else:
+        _cap_memory(device)
     set_seed(recipe.seed)
     return device
+
+
+def _cap_memory(device: torch.device) -> None:
+    """RLHF_VRAM_CAP=24GB: let this process have no more of the card than a smaller one has, to try what fits there."""
+    cap = os.environ.get("RLHF_VRAM_CAP")
+    if not cap:
+        return
+    try:
+        size = float(cap.upper().removesuffix("GB")) * 1e9
+    except ValueError:
+        raise RunError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
 
 
 def _keep_freed_memory() -> None:

@@ -1,0 +1,95 @@
+"""What only a GPU can show: the chain in bfloat16 and NF4, memory against its prediction, agreement of kernels.
+
+`make bench-gpu` runs these first. Everywhere else they are skipped, and say so.
+"""
+
+import math
+
+import pytest
+import torch
+
+from bench.memory.measure import measure
+from rlhf import recipe
+from rlhf.memory.predict import Predictor
+from rlhf.recipe import Loaded
+from rlhf.run import read_lines
+from tests.conftest import RECIPE, run_stages
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SHAPE = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "vocab_size": 8000,
+}
+STAGES = ("sft", "rm", "ppo", "dpo")
+
+
+def on_gpu(quantization: str, **changes) -> Loaded:
+    """A small Llama with random weights in bfloat16 on the card, a few steps of each stage."""
+    overrides = {
+        "hardware.device": "cuda",
+        "hardware.threads": None,
+        "model.dtype": "bfloat16",
+        "model.quantization": quantization,
+        **{f"model.architecture.{key}": value for key, value in SHAPE.items()},
+        "lora.lora_dropout": 0.0,
+        "ppo.steps": 2,
+        "ppo.batch_size": 16,
+        "ppo.per_device_train_batch_size": 8,
+        "ppo.rollout_batch_size": 16,
+        "ppo.save_steps": 2,
+        "ppo.eval_steps": 2,
+        "ppo.max_eval_samples": 16,
+        "evaluate.max_samples": 16,
+        **{f"{s}.max_steps": 4 for s in ("sft", "rm", "dpo")},
+        **{f"{s}.logging_steps": 1 for s in ("sft", "rm", "dpo")},
+        **{f"{s}.save_steps": 4 for s in ("sft", "rm", "dpo")},
+        **{f"{s}.max_eval_samples": 16 for s in ("sft", "rm", "dpo")},
+        **{f"{s}.per_device_train_batch_size": 8 for s in ("sft", "rm", "dpo")},
+    }
+    loaded = recipe.load(RECIPE, overrides)
+    random = recipe.with_random_weights(loaded.recipe, 300, "hh")
+    return recipe.load(RECIPE, overrides | random | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, quantization):
+    if quantization == "nf4":
+        pytest.importorskip("bitsandbytes")
+    loaded = on_gpu(quantization, dpo__optim="paged_adamw_8bit" if quantization == "nf4" else "adamw_torch_fused")
+    for stage in STAGES:
+        metrics = run_stages(loaded, tmp_path, stage)["metrics"]
+        assert all(value is None or math.isfinite(value) for value in metrics.values()), stage
+    first = read_lines(tmp_path / loaded.name / loaded.version / "dpo" / "metrics.jsonl")[0]
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-3)  # policy and reference are the same adapter still
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_memory_is_as_predicted_in_every_phase(quantization):
+    """Small shapes: constant costs of kernels weigh more here than in a 7B model, hence the absolute allowance."""
+    if quantization == "nf4":
+        pytest.importorskip("bitsandbytes")
+    loaded = on_gpu(quantization)
+    measured = measure(loaded, list(STAGES))
+    with Predictor() as predict:
+        for stage in STAGES:
+            for phase, peak in predict(loaded, stage).items():
+                if phase and phase != "load":
+                    real = measured[stage][phase]
+                    assert abs(peak.peak_bytes - real) <= 0.1 * real + 50e6, (stage, phase, peak.peak_bytes, real)
+
+
+def test_a_micro_batch_changes_the_gradient_by_rounding_only(tmp_path):
+    """PPO twice from the same parents: the logged losses of the first step agree."""
+    found = []
+    for micro in (4, 16):
+        loaded = on_gpu("none", ppo__per_device_train_batch_size=micro)
+        run_stages(loaded, tmp_path / str(micro), *STAGES[:3])
+        folder = tmp_path / str(micro) / loaded.name / loaded.version / "ppo"
+        found.append(read_lines(folder / "metrics.jsonl")[0])
+    for key in ("loss/policy_avg", "loss/value_avg", "objective/kl_per_token"):
+        assert found[0][key] == pytest.approx(found[1][key], rel=0.02, abs=2e-3), key
