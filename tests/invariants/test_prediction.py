@@ -1,0 +1,572 @@
+"""Predicted memory against real tensors, against torch's own record of allocations, and against arithmetic.
+
+The CPU recipe with random weights at small sizes. On a CPU every phase can be checked: the tracker counts the same
+stages on real tensors, and the profiler every allocation that torch's CPU allocator makes.
+"""
+
+import collections
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bench.memory import budgets
+from bench.memory.measure import measure
+from rlhf import evaluation, recipe, rollout
+from rlhf.console import quiet_libraries
+from rlhf.memory.predict import STAGES, Predictor
+from rlhf.memory.rehearse import Rehearsals, shortened
+from rlhf.recipe import Loaded
+from rlhf.stages import ppo
+from tests.conftest import RECIPE
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter", "ignore:.*deprecated")
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE = 64, 192, 4, 2, 16
+VOCAB, RANK, PROMPT, RESPONSE = 2000, 2, 40, 8
+TINY = {
+    "hardware.threads": 1,
+    "model.architecture.hidden_size": HIDDEN,
+    "model.architecture.intermediate_size": INTERMEDIATE,
+    "model.architecture.num_attention_heads": HEADS,
+    "model.architecture.num_key_value_heads": KV_HEADS,
+    "lora.r": RANK,
+    **{
+        f"{stage}.{key}": value
+        for stage in ("sft", "rm", "dpo")
+        for key, value in {
+            "max_length": 64,
+            "max_prompt_length": 40,
+            "per_device_train_batch_size": 4,
+            "max_eval_samples": 4,
+        }.items()
+    },
+    "ppo.max_prompt_length": PROMPT,
+    "ppo.response_length": RESPONSE,
+    "ppo.batch_size": 8,
+    "ppo.per_device_train_batch_size": 4,
+    "ppo.rollout_batch_size": 8,
+    "ppo.max_eval_samples": 4,
+    "evaluate.max_prompt_length": PROMPT,
+    "evaluate.response_length": RESPONSE,
+    "evaluate.batch_size": 4,
+    "evaluate.max_samples": 4,
+}
+NF4 = {
+    "hardware.device": "cuda",
+    "model.dtype": "bfloat16",
+    "model.quantization": "nf4",
+    **{f"{stage}.optim": "paged_adamw_8bit" for stage in ("sft", "rm", "ppo", "dpo")},
+    **{f"{stage}.gradient_checkpointing": True for stage in ("sft", "rm", "ppo", "dpo")},
+}
+
+
+def tiny(layers: int, vocab: int = VOCAB, **changes) -> Loaded:
+    """The CPU recipe with random weights; `changes` name keys with double underscores."""
+    base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
+    overrides = recipe.with_random_weights(base, 50, "longest") | TINY
+    overrides |= {key.replace("__", "."): value for key, value in changes.items()}
+    return recipe.load(RECIPE, overrides | {"model.architecture.num_hidden_layers": layers})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_in_a_worker():
+    """As the predictor's processes do it."""
+    with quiet_libraries(), shortened():
+        yield
+
+
+@pytest.fixture(scope="module")
+def predict(tmp_path_factory):
+    """A predictor that has predicted nothing before."""
+    with pytest.MonkeyPatch.context() as patch, Predictor() as found:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield found
+
+
+def peaks(found: dict) -> dict[str, dict[str, int]]:
+    """Components at the peak of each phase of a rehearsal."""
+    return {name: _highest(peak) for name, peak in found.items() if peak["operations"]}
+
+
+def _highest(peak: dict) -> dict[str, int]:
+    return max(peak["operations"].values(), key=lambda parts: sum(parts.values()))
+
+
+def total(parts: dict[str, int]) -> int:
+    return sum(parts.values())
+
+
+# -- against the tracker on real tensors -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def six(predict) -> tuple[dict, dict]:
+    """Every stage at six layers: predicted from two and four, and counted on real tensors."""
+    loaded = tiny(6)
+    return {stage: predict(loaded, stage) for stage in STAGES}, measure(loaded, list(STAGES))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_prediction_is_what_real_tensors_take(six, stage):
+    """Every phase within 1 %; `load` and `merge` within 5 %.
+
+    Those two read adapters into the CPU's memory before they go to the device, which here is the same memory.
+    """
+    predicted, measured = (found[stage] for found in six)
+    assert predicted.keys() == measured.keys()
+    for phase, peak in predicted.items():
+        through_cpu = phase in ("load", "merge") or (stage == "merge" and not phase)
+        assert peak.peak_bytes == pytest.approx(measured[phase], rel=0.05 if through_cpu else 0.01), phase
+
+
+def test_the_phases_are_those_of_the_stages(six):
+    predicted, _ = six
+    decoding = {"evaluate", "evaluate/prefill", "evaluate/decode"}
+    assert set(predicted["sft"]) == {"", "load", "train"} | decoding
+    assert set(predicted["rm"]) == {"", "load", "train", "evaluate"}
+    rollouts = {"rollout", "rollout/prefill", "rollout/decode"}
+    assert set(predicted["ppo"]) == {"", "load", "score", "update"} | decoding | rollouts
+    assert set(predicted["dpo"]) == {"", "load", "train"} | decoding
+    assert set(predicted["merge"]) == {"", "merge"}
+
+
+def test_components_add_up_and_none_is_below_zero(six):
+    predicted, _ = six
+    for stage, phases in predicted.items():
+        for phase, peak in phases.items():
+            assert sum(peak.components.values()) == peak.peak_bytes, f"{stage}/{phase}"
+            if phase != "load":
+                assert min(peak.components.values()) > 0, f"{stage}/{phase}"
+
+
+# -- against the profiler ----------------------------------------------------------------------------------------------
+
+
+def profiled(stage: str, loaded: Loaded) -> int:
+    """Most bytes that torch's CPU allocator had given out at once while a stage ran."""
+    most = 0
+
+    def plain(changed, run_stage) -> dict:
+        run_stage(torch.device("cpu"))
+        return {}
+
+    def watched(changed, run_stage) -> dict:
+        nonlocal most
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            run_stage(torch.device("cpu"))
+        assert found.profiler and found.profiler.kineto_results
+        events, left = [], list(found.profiler.kineto_results.experimental_event_tree())
+        while left:
+            event = left.pop()
+            left += event.children
+            if str(event.tag).endswith("Allocation"):
+                events.append((event.start_time_ns, event.extra_fields.alloc_size))
+        held = 0
+        for _, size in sorted(events):
+            held += size
+            most = max(most, held)
+        return {}
+
+    rehearse = Rehearsals(None, plain)
+    for parent in recipe.parents(loaded.recipe, stage):
+        rehearse(loaded, parent)
+    rehearse.watch = watched
+    rehearse(loaded, stage)
+    return most
+
+
+def peak_at(stage: str, loaded: Loaded) -> tuple[int, str, set[str]]:
+    """Bytes at a stage's peak, its innermost phase, and the operations that reach 99 % of it there."""
+    found = Rehearsals(None)(loaded, stage)
+    sizes = {
+        (phase, operation): total(parts)
+        for phase, peak in found.items()
+        for operation, parts in peak["operations"].items()
+    }
+    most = max(sizes.values())
+    phase = max((phase for (phase, _), size in sizes.items() if size == most), key=len)
+    return most, phase, {operation for (p, operation), size in sizes.items() if p == phase and size >= 0.99 * most}
+
+
+def test_a_peak_in_the_loss(predict):
+    """A vocabulary of 6,000, 4 x 64 tokens: the loss holds several tensors of the logits' size."""
+    loaded = tiny(4, vocab=6000, sft__gradient_checkpointing=True)
+    most, phase, operations = peak_at("sft", loaded)
+    predicted = predict(loaded, "sft")
+    assert phase == "train"
+    assert operations & {"aten.sub.Tensor", "aten.mul.Tensor"}
+    assert predicted["train"].components["logits"] > 0.9 * most
+    assert predicted[""].peak_bytes == most, "four layers are one of the depths that are rehearsed"
+    assert most == pytest.approx(profiled("sft", loaded), rel=0.01)
+
+
+def test_a_peak_inside_a_layer_s_backward_pass(predict):
+    """No logits, checkpointing: what one layer holds when it is recomputed. The profiler's peak is not above it.
+
+    A dispatch mode keeps autograd from adding gradients in place, so that the tracker may err on the large side. On a
+    CPU the next batch's ids and mask stand beside, which belong to the host on any other device.
+    """
+    rows, length = 16, 64
+    loaded = tiny(4, vocab=200, rm__gradient_checkpointing=True, rm__per_device_train_batch_size=rows)
+    most, phase, operations = peak_at("rm", loaded)
+    predicted = predict(loaded, "rm")
+    assert phase == "train"
+    assert operations & {"aten.add.Tensor", "aten.mul.Tensor", "aten.mm.default"}
+    tokens = 2 * rows * length
+    parts = predicted["train"].components
+    assert parts["temporaries"] > 5 * 4 * tokens * INTERMEDIATE, "of one layer; made and freed in the backward pass"
+    assert 4 * tokens * HIDDEN * 4 <= parts["activations"] < 1.5 * 4 * tokens * HIDDEN * 4, "one state for each layer"
+    assert predicted[""].peak_bytes == most
+    real = profiled("rm", loaded)
+    assert real - 2 * 8 * tokens <= most <= 1.12 * real
+
+
+def test_a_peak_in_the_rollout(predict):
+    """32 prompts decoded together and minibatches of 4: the prompts go in at once, all caches exist."""
+    changes = {"ppo__batch_size": 32, "ppo__rollout_batch_size": 32, "ppo__num_mini_batches": 8}
+    loaded = tiny(4, vocab=200, ppo__gradient_checkpointing=True, **changes)
+    most, phase, operations = peak_at("ppo", loaded)
+    predicted = predict(loaded, "ppo")
+    assert phase == "rollout/prefill"
+    assert operations & {"aten.mul.Tensor", "aten.add.Tensor"}
+    assert "kv_cache" in predicted["rollout"].components
+    assert predicted[""].peak_bytes == predicted["rollout"].peak_bytes == most
+    assert predicted["update"].peak_bytes < most
+    assert most == pytest.approx(profiled("ppo", loaded), rel=0.01)
+
+
+# -- planted defects ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two() -> tuple[Loaded, Rehearsals, dict[str, dict[str, int]]]:
+    """PPO at two layers, its prompts decoded in two batches; as it is."""
+    loaded = tiny(2, ppo__rollout_batch_size=4)
+    rehearse = Rehearsals(2)
+    return loaded, rehearse, peaks(rehearse(loaded, "ppo"))
+
+
+def risen(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, int]:
+    """Phases whose peak changed, and by how much."""
+    assert before.keys() == after.keys()
+    changes = {phase: total(after[phase]) - total(before[phase]) for phase in before}
+    return {phase: change for phase, change in changes.items() if change and phase}
+
+
+def test_nothing_changes_without_a_planted_defect(two):
+    loaded, rehearse, before = two
+    assert risen(before, peaks(rehearse(loaded, "ppo"))) == {}
+
+
+def test_hidden_states_that_are_kept_while_scoring_raise_that_phase(two, monkeypatch):
+    """(8, 48, 64) float32 numbers for every one of four roles' passes; here one more tensor of that size."""
+    loaded, rehearse, before = two
+    collect = ppo.collect
+
+    def keeping(trained, found) -> ppo.Experience:
+        kept = torch.zeros(*found.ids.shape, HIDDEN, device=found.ids.device)
+        experience = collect(trained, found)
+        del kept
+        return experience
+
+    monkeypatch.setattr(ppo, "collect", keeping)
+    assert risen(before, peaks(rehearse(loaded, "ppo"))) == {"score": 8 * (PROMPT + RESPONSE) * HIDDEN * 4}
+
+
+def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
+    loaded, rehearse, before = two
+    collect = ppo.collect
+
+    def leaving(trained, found) -> ppo.Experience:
+        experience = collect(trained, found)
+        trained.left = torch.zeros(*found.ids.shape, HIDDEN, device=found.ids.device)
+        return experience
+
+    monkeypatch.setattr(ppo, "collect", leaving)
+    size = 8 * (PROMPT + RESPONSE) * HIDDEN * 4
+    found = risen(before, peaks(rehearse(loaded, "ppo")))
+    assert found["update"] == found["evaluate"] == found["rollout"] == found["score"] == size, "of the step before"
+
+
+CACHE = 2 * 2 * KV_HEADS * SIZE * 4 * 4 * (PROMPT + RESPONSE)  # keys and values, 2 layers, float32, 4 rows
+
+
+def test_two_caches_at_once_raise_the_phases_that_sample(two, monkeypatch):
+    """The cache of one batch of prompts is still there when the next one is made."""
+    loaded, rehearse, before = two
+    kept: collections.deque = collections.deque(maxlen=1)
+
+    def decode(*what) -> list[torch.Tensor]:
+        with record_function("prefill"):
+            decoding = rollout._Decoding(*what)
+        with record_function("decode"):
+            found = decoding.run()
+        kept.append(decoding.layers)
+        return found
+
+    def sampled(*what, **options) -> rollout.Rollout:
+        try:
+            return rollout.sample(*what, **options)
+        finally:
+            kept.clear()
+
+    monkeypatch.setattr(rollout, "_decode", decode)
+    for place in (ppo, evaluation):
+        monkeypatch.setattr(place, "sample", sampled)
+    after = peaks(rehearse(loaded, "ppo"))
+    found = risen(before, after)
+    assert set(found) == {phase for phase in before if phase.startswith(("rollout", "evaluate"))}
+    assert after["rollout/decode"]["kv_cache"] == 2 * before["rollout/decode"]["kv_cache"] == 2 * CACHE
+    assert found["rollout"] == CACHE
+
+
+def test_gradients_that_are_not_let_go_raise_every_phase_but_the_update(two, monkeypatch):
+    """Set to zero and kept: two roles' adapters and the critic's head, at the next step's rollout."""
+    loaded, rehearse, before = two
+    zero_grad = torch.optim.Optimizer.zero_grad
+    monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", lambda self, set_to_none=True: zero_grad(self, False))
+    after = peaks(rehearse(loaded, "ppo"))
+    found = risen(before, after)
+    assert {"rollout", "score", "evaluate"} <= set(found)
+    assert "load" not in found
+    assert after["rollout"]["gradients"] == found["rollout"] == 2 * lora_bytes(2) + 2 * 512
+
+
+def test_a_larger_micro_batch_raises_the_update_and_the_score_alone(two):
+    loaded, rehearse, before = two
+    more = recipe.load(RECIPE, loaded.overrides | {"ppo.per_device_train_batch_size": 8, "ppo.num_mini_batches": 1})
+    found = risen(before, peaks(rehearse(more, "ppo")))
+    assert set(found) == {"score", "update"}
+
+
+# -- depth -------------------------------------------------------------------------------------------------------------
+
+
+def compare(predicted, rehearsed: dict) -> None:
+    for phase, parts in peaks(rehearsed).items():
+        if phase != "load":
+            assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
+        assert predicted[phase].flops == pytest.approx(rehearsed[phase]["flops"], rel=0.005), phase
+        assert predicted[phase].paged_bytes == rehearsed[phase]["paged"]
+
+
+def test_peaks_grow_linearly_with_depth_in_four_bits(predict):
+    """NF4 and bfloat16 on a GPU's stand-in: eight layers from two and four."""
+    pytest.importorskip("bitsandbytes")
+    loaded = tiny(8, **{key.replace(".", "__"): value for key, value in NF4.items()})
+    rehearse = Rehearsals(None)
+    for stage in ("sft", "rm", "ppo", "dpo"):
+        predicted = predict(loaded, stage)
+        compare(predicted, rehearse(loaded, stage))
+        step = "update" if stage == "ppo" else "train"
+        assert predicted[step].components["quantization"] > 0
+        assert predicted[step].paged_bytes > 0
+        compare_load(predicted["load"], peaks(rehearse.peaks[stage, shape_of(rehearse, stage)])["load"])
+
+
+def test_peaks_grow_linearly_with_depth_in_bfloat16(predict):
+    loaded = tiny(8, hardware__device="cuda", model__dtype="bfloat16")
+    rehearse = Rehearsals(None)
+    for stage in ("sft", "ppo"):
+        compare(predict(loaded, stage), rehearse(loaded, stage))
+
+
+def shape_of(rehearse: Rehearsals, stage: str) -> str:
+    (found,) = {shape for name, shape in rehearse.peaks if name == stage}
+    return found
+
+
+def compare_load(predicted, parts: dict[str, int]) -> None:
+    assert predicted.peak_bytes == pytest.approx(total(parts), rel=0.05)
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def blocks(*shape: int, size: int = 4) -> int:
+    return -(-math.prod(shape) * size // 512) * 512
+
+
+WIDTHS = [  # (in, out) of a layer's seven matrices
+    *((HIDDEN, width) for width in (HIDDEN, KV_HEADS * SIZE, KV_HEADS * SIZE, HIDDEN, INTERMEDIATE, INTERMEDIATE)),
+    (INTERMEDIATE, HIDDEN),
+]
+
+
+def base_bytes(layers: int, vocab: int = VOCAB) -> int:
+    """Tied embedding, layers with two norms each, last norm, and the rotary frequencies, kept twice."""
+    layer = sum(blocks(width, out) for width, out in WIDTHS) + 2 * blocks(HIDDEN)
+    return blocks(vocab, HIDDEN) + layers * layer + blocks(HIDDEN) + 2 * blocks(SIZE // 2)
+
+
+def lora_bytes(layers: int) -> int:
+    """A: rank x in, B: out x rank, for every matrix of every layer."""
+    return layers * sum(blocks(RANK, width) + blocks(out, RANK) for width, out in WIDTHS)
+
+
+def test_sizes_that_arithmetic_gives(six):
+    """Six layers. Four roles have an adapter each, two of them learn, and so does the critic's head (64 + 1 numbers).
+
+    Fused AdamW keeps two moments of each tensor's size and a counter in a block of its own.
+    """
+    predicted, _ = six
+    parts = predicted["ppo"]["rollout"].components
+    rows, tokens = 8, PROMPT + RESPONSE
+    assert parts["kv_cache"] == 2 * 6 * KV_HEADS * SIZE * 4 * rows * tokens == 589_824
+    assert parts["base"] == base_bytes(6)
+    assert parts["adapters"] == 4 * lora_bytes(6)
+    tensors = 2 * 6 * len(WIDTHS)
+    assert parts["optimizer"] == 2 * (2 * lora_bytes(6) + 512 * tensors) + 2 * (2 * 512 + 512)
+
+
+def test_sizes_of_the_other_stages(six):
+    predicted, _ = six
+    tensors = 2 * 6 * len(WIDTHS)
+    for stage, phase, roles, learning in (("sft", "train", 1, 1), ("dpo", "train", 2, 1), ("evaluate", "evaluate", 4, 0)):
+        parts = predicted[stage][phase].components
+        assert parts["base"] == base_bytes(6), stage
+        assert parts["adapters"] == roles * lora_bytes(6), stage
+        assert parts.get("optimizer", 0) == learning * (2 * lora_bytes(6) + 512 * tensors), stage
+    assert predicted["rm"]["train"].components["base"] == base_bytes(6)
+
+
+def test_a_cache_grows_with_rows_and_tokens(two):
+    loaded, rehearse, before = two
+    assert before["rollout"]["kv_cache"] == CACHE
+    for changes, factor in (
+        ({"ppo.rollout_batch_size": 2}, 1 / 2),
+        ({"ppo.response_length": 2 * RESPONSE + PROMPT}, 2),
+        ({"ppo.max_prompt_length": PROMPT - 4, "ppo.response_length": RESPONSE + 4}, 1),
+    ):
+        other = recipe.load(RECIPE, loaded.overrides | changes)
+        assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
+
+
+def test_operations_of_a_training_step(six):
+    """SFT: two steps of 4 x 64 tokens over six layers and the output layer; the base gets no gradient of its own.
+
+    A product with a frozen matrix costs 2 operations a weight and token forward and 2 for its input's gradient; an
+    adapter's 6. Attention costs 2 x 2 x T x hidden a token forward, and 2.5 times that backward. The first layer's
+    input needs no gradient; that and recomputed logits is what the margin is for.
+    """
+    predicted, _ = six
+    tokens = 2 * 4 * 64
+    matrices = 6 * sum(width * out for width, out in WIDTHS) + VOCAB * HIDDEN
+    adapters = 6 * RANK * sum(width + out for width, out in WIDTHS)
+    attention = 6 * 4 * 64 * HIDDEN * 3.5
+    by_hand = tokens * (4 * matrices + 6 * adapters + attention)
+    assert predicted["sft"]["train"].flops == pytest.approx(by_hand, rel=0.25)
+
+
+# -- one prediction and the next ---------------------------------------------------------------------------------------
+
+
+def test_what_was_predicted_before_is_read_again(predict, tmp_path, monkeypatch):
+    """And another setting, or other code, is predicted anew."""
+    loaded = tiny(4)
+    first = predict(loaded, "merge")
+    asked = []
+    monkeypatch.setattr(Predictor, "_rehearse", lambda self, loaded, stage: asked.append(stage) or 1 / 0)
+    with Predictor() as other:
+        assert other(loaded, "merge") == first
+        assert not asked
+        assert other(tiny(4), "merge") == first
+        with pytest.raises(ZeroDivisionError):
+            other(tiny(4, lora__r=4), "merge")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        with pytest.raises(ZeroDivisionError):
+            other(loaded, "merge")
+
+
+@pytest.mark.xfail(
+    strict=True, reason="evaluate takes every policy that the same process has rehearsed before: fewer without PPO, DPO"
+)
+def test_a_prediction_does_not_depend_on_those_before():
+    loaded = tiny(2)
+    alone = peaks(Rehearsals(2)(loaded, "evaluate"))
+    rehearse = Rehearsals(2)
+    for stage in ("ppo", "dpo"):
+        rehearse(loaded, stage)
+    assert peaks(rehearse(loaded, "evaluate")) == alone
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="loading peaks at random weights with few layers and at the adapters with more: the line through both "
+    "depths runs below what is there, and its temporaries fall below zero",
+)
+def test_loading_is_predicted_with_larger_adapters(predict):
+    loaded = tiny(6, vocab=1000, lora__r=8)
+    predicted = predict(loaded, "ppo")["load"]
+    rehearsed = peaks(Rehearsals(None)(loaded, "ppo"))["load"]
+    assert min(predicted.components.values()) >= 0
+    assert predicted.peak_bytes == pytest.approx(total(rehearsed), rel=0.005)
+
+
+# -- the recipes -------------------------------------------------------------------------------------------------------
+
+PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / budgets.FILE).exists()]
+
+
+def test_every_recipe_for_a_card_has_its_peaks_pinned():
+    assert budgets.pinned_recipes(RECIPE.parents[1]) == PINNED
+    assert len(PINNED) >= 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", PINNED, ids=lambda d: f"{d.parent.name}-{d.name}")
+def test_no_phase_of_a_recipe_has_grown(predict, directory):
+    loaded = recipe.load(directory)
+    optimizers = {getattr(loaded.recipe, stage).optim for stage in ("sft", "rm", "ppo", "dpo")}
+    if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
+        pytest.importorskip("bitsandbytes")
+    now = budgets.predict(predict, loaded)
+    assert list(budgets.growth(budgets.pinned(directory), now)) == []
+
+
+PEAKS = {stage: {"load": {"base": 1_000}} for stage in STAGES} | {
+    "ppo": {
+        "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
+        "update": {"base": 10_000_000_000, "activations": 400_000_000_000, "logits": 2_000_000_000},
+    }
+}
+
+
+def changed(stage: str, phase: str, part: str, factor: float) -> dict:
+    found = copy.deepcopy(PEAKS)
+    found[stage][phase][part] = round(found[stage][phase][part] * factor)
+    return found
+
+
+def test_growth_names_stage_phase_and_component():
+    """4 % of 400 GB of activations are 16 GB, 3.9 % of the phase; 2 % are below what is allowed."""
+    (line,) = budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.04))
+    assert line == "ppo/update grew by 3.9% to 428.00 GB: activations +16.00 GB"
+    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.02))]
+    assert not [*budgets.growth(PEAKS, PEAKS)]
+    assert not [*budgets.growth(PEAKS, changed("ppo", "rollout", "kv_cache", 0.5))]
+
+
+def test_growth_is_that_of_the_whole_phase():
+    """Half as much again of a component that is small stays; a new component counts from nothing."""
+    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "logits", 1.5))]
+    found = copy.deepcopy(PEAKS)
+    found["ppo"]["update"]["buffers"] = 20_000_000_000
+    found["ppo"]["update"]["activations"] -= 1_000_000_000
+    (line,) = budgets.growth(PEAKS, found)
+    assert line == "ppo/update grew by 4.6% to 431.00 GB: buffers +20.00 GB"
+
+
+def test_phases_that_come_and_go_are_reported():
+    found = copy.deepcopy(PEAKS)
+    found["ppo"]["score"] = found["ppo"].pop("rollout")
+    assert [*budgets.growth(PEAKS, found)] == ["ppo/rollout is gone", "ppo/score is new"]
+
+
+def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
+    budgets.pin(tmp_path, PEAKS)
+    assert budgets.pinned(tmp_path) == PEAKS
