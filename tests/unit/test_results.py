@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import results
 from bench.peer import __main__ as peer
 from rlhf import recipe, reproduce
 
@@ -28,6 +29,10 @@ def test_a_record_belongs_to_a_released_recipe_that_has_not_changed_since(file):
         for stage, summary in stages.items():
             assert (summary["stage"], summary["seed"], summary["status"]) == (stage, int(seed), "done")
             assert not summary["modified"]
+
+
+def test_the_page_of_results_is_made_from_the_records():
+    assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results`"
 
 
 def test_the_page_on_ppo_shows_the_newest_comparison_with_the_peer():

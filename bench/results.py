@@ -1,0 +1,78 @@
+"""`python -m bench.results`: results/README.md, made from the records that lie beside it."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).parents[1] / "results"
+HEAD = """# Results
+
+Measured, each with its commit, recipe hash, package versions, device and seeds; predictions stand beside the recipes
+(`predicted.json`), not here. This page is made by `make results` and checked by the tests.
+
+| record | what | device | date | commit | headline |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def page(root: Path = ROOT) -> str:
+    """The page: one line for each record, newest first within its folder."""
+    files = sorted(root.rglob("*.json"), key=lambda file: (str(file.parent), file.name), reverse=True)
+    return HEAD + "".join(_line(file, root) for file in files)
+
+
+def _line(file: Path, root: Path) -> str:
+    record = json.loads(file.read_text(encoding="utf-8"))
+    place = file.relative_to(root)
+    what, headline = (
+        _reproduced(record) if "seeds" in record else _bench(record) if "stages" in record else _peer(record)
+    )
+    device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
+    commit = record["code"]["commit"][:8]
+    date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
+    return f"| [{place}]({place}) | {what} | {device} | {date[0] if date else ''} | {commit} | {headline} |\n"
+
+
+def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
+    seeds = record["seeds"]
+    targets = [target for stages in seeds.values() for summary in stages.values() for target in summary["targets"]]
+    within = sum(bool(target["within"]) for target in targets)
+    return f"the chain, {len(seeds)} seeds", f"{within} of {len(targets)} targets within"
+
+
+def _bench(record: Mapping[str, Any]) -> tuple[str, str]:
+    speeds = (
+        f"{stage} {row['tokens_per_second']:,.0f}"
+        for stage, row in record["stages"].items()
+        if "tokens_per_second" in row
+    )
+    return f"a few steps, {record['shape']} rows", "tokens/s: " + ", ".join(speeds)
+
+
+def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
+    figures = record["figures"].items()
+    seconds = {name: row["seconds_per_step"] for name, row in figures if "seconds_per_step" in row}
+    slowest, fastest = max(seconds, key=seconds.__getitem__), min(seconds, key=seconds.__getitem__)
+    ratio = seconds[slowest] / seconds[fastest]
+    return f"a PPO step beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Only say whether the page is up to date.")
+def main(check: bool) -> None:
+    """Write results/README.md."""
+    file = ROOT / "README.md"
+    if check:
+        sys.exit(
+            0 if file.read_text(encoding="utf-8") == page() else "results/README.md is out of date: `make results`"
+        )
+    file.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
