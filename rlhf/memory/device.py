@@ -191,6 +191,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(rollout._Layer, "lazy_initialization", _labelled_cache(stand_in))
     yield patch(loading, "skeleton", _untracked(stand_in, loading.skeleton))  # on `meta`, but in earnest
     yield from _optimizers_know_meta("fused")
+    yield from _paged_patches(stand_in)
     if stand_in.stands_for == "cuda":
         yield from _cuda_patches(stand_in)
 
@@ -209,20 +210,24 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     )
     yield mock.patch("trl.trainer.utils._use_triton", lambda device: True)
     yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
+
+
+def _paged_patches(stand_in: StandIn) -> Iterator[Any]:
+    """Paged states lie in unified memory, which torch's allocator does not count; on a CPU they are plain tensors."""
     try:
         import bitsandbytes.optim.optimizer as bnb
     except ImportError:
         return
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-        """Unified memory, which the driver moves between card and host; torch's allocator does not count it."""
         out = torch.empty(*shape, dtype=dtype, device=META)
-        stand_in.label(out, OUTSIDE)
+        if stand_in.stands_for == "cuda":
+            stand_in.label(out, OUTSIDE)
         return out
 
-    yield patch(bnb.F, "get_paged", get_paged)
-    yield patch(bnb.F, "fill", lambda *_, **__: None)
-    yield patch(torch.cuda, "synchronize", lambda *_: None)
+    yield mock.patch.object(bnb.F, "get_paged", get_paged)
+    yield mock.patch.object(bnb.F, "fill", lambda *_, **__: None)
+    yield mock.patch.object(torch.cuda, "synchronize", lambda *_: None)
 
 
 def _optimizers_know_meta(form: str) -> Iterator[Any]:
@@ -232,8 +237,9 @@ def _optimizers_know_meta(form: str) -> Iterator[Any]:
 
 def _attention(stands_for: str) -> Callable[..., Tensor]:
     """The kernels that torch chooses on the device; on `meta` it would compute attention in plain steps."""
+    kernel = _attention_on_cuda if stands_for == "cuda" else _attention_on_cpu
 
-    def on_cuda(
+    def attention(
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -243,39 +249,37 @@ def _attention(stands_for: str) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if attn_mask is None and q.dtype in HALF:
-            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-        bias = None
-        if attn_mask is not None:
-            bias = torch.zeros_like(attn_mask, dtype=q.dtype) if attn_mask.dtype == torch.bool else attn_mask
-            short = -bias.shape[-1] % 16  # rows of the bias are aligned
-            if short:
-                bias = F.pad(bias, (0, short))[..., : bias.shape[-1]]
-            bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        if k.shape[1] != q.shape[1]:
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        needs_lse = any(x.requires_grad for x in (q, k, v)) and torch.is_grad_enabled()
-        return aten._scaled_dot_product_efficient_attention(
-            q, k, v, bias, needs_lse, dropout_p, is_causal, scale=scale
-        )[0]
+        return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale)
 
-    def on_cpu(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)
-        return aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-        )[0]
+    return attention
 
-    return on_cuda if stands_for == "cuda" else on_cpu
+
+def _attention_on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
+) -> Tensor:
+    """Flash attention where it can be, else the memory-efficient kernel, whose bias is aligned to 16 elements."""
+    if mask is None and q.dtype in HALF:
+        return aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+    bias = None
+    if mask is not None:
+        bias = torch.zeros_like(mask, dtype=q.dtype) if mask.dtype == torch.bool else mask
+        short = -bias.shape[-1] % 16
+        if short:
+            bias = F.pad(bias, (0, short))[..., : bias.shape[-1]]
+        bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    return aten._scaled_dot_product_efficient_attention(q, k, v, bias, needs_lse, dropout, causal, scale=scale)[0]
+
+
+def _attention_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
+) -> Tensor:
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q, k, v, dropout, causal, attn_mask=mask, scale=scale)[0]
 
 
 def _move_adapter(self: LoraLayer, adapter_name: str, device: Any = None) -> None:

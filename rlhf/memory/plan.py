@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from rlhf import console
 from rlhf.memory import projection
-from rlhf.memory.predict import STAGES, Predictor, Stage, reserved
+from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, STRATEGIES, Fit, effects, switched_off, switched_on, with_changes
 from rlhf.recipe import Loaded
@@ -221,11 +222,16 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str) -> int | None:
 
     Raises RunError, with what would help, when the stage needs more than the recipe's card has.
     """
-    card = loaded.recipe.hardware.memory_gb
-    if card is None or loaded.recipe.model.architecture is None or stage not in STAGES or stage in ON_HOST:
+    hardware = loaded.recipe.hardware
+    card = hardware.memory_gb
+    if card is None or hardware.device != "cuda" or stage not in STAGES or stage in ON_HOST:
         return None
-    predicted = predict(loaded, stage)
-    need = reserved(predicted[""], loaded.recipe.hardware.device)
+    try:
+        predicted = predict(loaded, stage)
+    except PredictionError as error:
+        print(f"{error}; going on without", file=sys.stderr)
+        return None
+    need = reserved(predicted[""], hardware.device)
     if need <= card * GB:
         return predicted[""].peak_bytes
     lines = [

@@ -32,6 +32,10 @@ CONTEXT = 600_000_000  # of the driver, with the kernels' code
 FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
 
 
+class PredictionError(RunError):
+    """A rehearsal failed; what was to be rehearsed may still run."""
+
+
 class Phase(NamedTuple):
     """Bytes at the peak of one phase, and what they are; operations per second are counted over the whole phase."""
 
@@ -59,10 +63,10 @@ class Predictor:
             worker.wait()
 
     def __call__(self, loaded: Loaded, stage: str) -> Stage:
-        """Predict one stage. Raises RunError when the recipe has no architecture, or its rehearsal fails."""
+        """Predict one stage. Raises PredictionError when the recipe has no architecture, or its rehearsal fails."""
         architecture = loaded.recipe.model.architecture
         if architecture is None:
-            raise RunError(
+            raise PredictionError(
                 f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
             )
         file = _cache_file(loaded, stage)
@@ -87,7 +91,8 @@ class Predictor:
             assert worker.stdout
             answer = json.loads(worker.stdout.readline() or '{"error": "its process ended"}')
             if "error" in answer:
-                raise RunError(f"memory of {stage} cannot be predicted: {answer['error']}")
+                reason = " ".join(answer["error"].split())[:300]
+                raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
             found.append(answer["peaks"])
         return found
 

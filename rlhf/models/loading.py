@@ -90,7 +90,7 @@ def load_codec(run: Run) -> Codec:
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise RunError(f"cannot load the tokenizer {name}: {' '.join(str(error).split())[:300]}") from error
+        raise RunError(f"cannot load the tokenizer {name}: {_reason(error, settings)}") from error
 
 
 def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> LlamaForCausalLM:
@@ -144,7 +144,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     return base
 
 
-def _reason(error: Exception, settings: recipes.Model) -> str:
+def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
     """Why the hub gave nothing, and the way out, in one line."""
     text = " ".join(f"{error} {error.__cause__ or ''}".split())
     found = text[:300]

@@ -228,7 +228,7 @@ def test_a_peak_inside_a_layer_s_backward_pass(predict):
 def test_a_peak_in_the_rollout():
     """64 prompts decoded together and minibatches of 4: the prompts go in at once, all caches exist."""
     changes = {"ppo__batch_size": 64, "ppo__rollout_batch_size": 64, "ppo__num_mini_batches": 16}
-    loaded = tiny(2, vocab=200, ppo__gradient_checkpointing=True, **changes)
+    loaded = tiny(2, vocab=200, ppo__gradient_checkpointing=True, ppo__normalize_scores=False, **changes)
     most, phase, operations = peak_at("ppo", loaded)
     assert phase == "rollout/prefill"
     assert operations & {"aten.mul.Tensor", "aten.add.Tensor"}
@@ -291,7 +291,7 @@ def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
 CACHE = 2 * 2 * KV_HEADS * SIZE * 4 * 4 * (PROMPT + RESPONSE)  # keys and values, 2 layers, float32, 4 rows
 
 
-def test_two_caches_at_once_raise_the_phases_that_sample(two, monkeypatch):
+def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
     """The cache of one batch of prompts is still there when the next one is made."""
     loaded, rehearse, before = two
     kept: collections.deque = collections.deque(maxlen=1)
@@ -299,7 +299,7 @@ def test_two_caches_at_once_raise_the_phases_that_sample(two, monkeypatch):
 
     def keeping(self) -> list[torch.Tensor]:
         found = run(self)
-        kept.append(self.layers)
+        kept.append([(layer.keys, layer.values) for layer in self.layers])
         return found
 
     def sampled(*what, **options) -> rollout.Rollout:
@@ -313,7 +313,7 @@ def test_two_caches_at_once_raise_the_phases_that_sample(two, monkeypatch):
         monkeypatch.setattr(place, "sample", sampled)
     after = peaks(rehearse(loaded, "ppo"))
     found = risen(before, after)
-    assert set(found) == {phase for phase in before if phase.startswith(("rollout", "evaluate"))}
+    assert set(found) == {"rollout", "rollout/prefill", "rollout/decode"}, "held-out prompts fit into one batch"
     assert after["rollout/decode"]["kv_cache"] == 2 * before["rollout/decode"]["kv_cache"] == 2 * CACHE
     assert found["rollout"] == CACHE
 
@@ -344,7 +344,8 @@ def test_a_larger_micro_batch_raises_the_update_and_the_score_alone(two):
 def eight() -> tuple[Loaded, Rehearsals]:
     """NF4 and bfloat16 on a GPU's stand-in, rehearsed at the recipe's eight layers."""
     pytest.importorskip("bitsandbytes")
-    return tiny(8, **{key.replace(".", "__"): value for key, value in NF4.items()}), Rehearsals(None)
+    changes = {key.replace(".", "__"): value for key, value in NF4.items()}
+    return tiny(8, **changes, ppo__max_eval_samples=8), Rehearsals(None)
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
@@ -426,21 +427,21 @@ def test_a_cache_grows_with_rows_and_tokens(two):
 
 
 def test_operations_of_a_training_step():
-    """SFT on a GPU's stand-in: two steps of 4 rows of 64 tokens over two layers; a vocabulary of 200 adds little.
+    """SFT on a GPU's stand-in: two steps of 4 rows of 64 tokens, 24 of them with a label, over two layers.
 
-    A product with a frozen matrix costs 2 operations a weight and token forward and 2 for its input's gradient; an
-    adapter's 6. Attention costs 4 x 64 x 64 a token forward and 2.5 times that backward. The first layer's input needs
-    no gradient through q, k and v.
+    For each token, a product with a frozen matrix costs 2 operations a weight forward and 2 for its input's gradient;
+    an adapter's 6. Attention costs 4 x 64 x hidden forward, masked or not, and 2.5 times that backward. The output
+    layer sees labels only, a second time in the backward pass. What enters the first layer needs no gradient.
     """
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
     flops = Rehearsals(None)(loaded, "sft")["train"]["flops"]
-    tokens = 2 * 4 * 64
+    tokens, labels = 2 * 4 * 64, 2 * 4 * 24
     matrices = 2 * sum(width * out for width, out in WIDTHS)
     adapters = 2 * RANK * sum(width + out for width, out in WIDTHS)
-    attention = 2 * 4 * 64 * HIDDEN * 3.5
-    spared = 2 * sum(width * out for width, out in WIDTHS[:3])
-    head = 6 * 200 * HIDDEN
-    assert flops == pytest.approx(tokens * (4 * matrices + 6 * adapters + attention - spared + head), rel=0.02)
+    attention = 2 * 3.5 * 4 * 64 * HIDDEN
+    spared = 2 * sum(width * out + RANK * width for width, out in WIDTHS[:3])
+    by_hand = tokens * (4 * matrices + 6 * adapters + attention - spared) + labels * 6 * 200 * HIDDEN
+    assert flops == by_hand
 
 
 # -- one prediction and the next ---------------------------------------------------------------------------------------
@@ -477,15 +478,19 @@ def test_a_prediction_does_not_depend_on_those_before():
 
 @pytest.mark.xfail(
     strict=True,
-    reason="loading peaks at random weights with few layers and at the adapters with more: the line through both "
-    "depths runs below what is there, and its temporaries fall below zero",
+    reason="one operation may peak at one moment with few layers and at another with more; the line through both "
+    "depths then runs below what is there, and a component may fall below zero",
 )
-def test_loading_is_predicted_with_larger_adapters(predict):
+def test_a_peak_may_move_from_one_moment_to_another(predict):
+    """Loading: random weights in the making, or all adapters. Evaluation: 8 prompts before, 4 beside the optimizer."""
     loaded = tiny(6, vocab=1000, lora__r=8)
-    predicted = predict(loaded, "ppo")["load"]
-    rehearsed = peaks(Rehearsals(None)(loaded, "ppo"))["load"]
-    assert min(predicted.components.values()) >= 0
-    assert predicted.peak_bytes == pytest.approx(total(rehearsed), rel=0.005)
+    predicted = predict(loaded, "ppo")
+    rehearsed = peaks(Rehearsals(None)(loaded, "ppo"))
+    low = {
+        phase: total(parts) for phase, parts in rehearsed.items() if predicted[phase].peak_bytes < 0.995 * total(parts)
+    }
+    assert not low
+    assert min(min(peak.components.values()) for peak in predicted.values()) >= 0
 
 
 # -- the recipes -------------------------------------------------------------------------------------------------------
