@@ -2,9 +2,10 @@
 
 The stages run on it unchanged. What they ask of tensors' values is answered where it can be known: integers, masks and
 all that follows from them alone are computed beside on the CPU, so that batches have the shapes that they would have.
-What depends on weights is not known: a number reads as 1, a token as no EOS, a mask as all true, the largest case.
-Where torch, TRL or bitsandbytes would take another path on `meta` than on the device, a patch puts that right and says
-why; all are undone at the end.
+What depends on weights is not known: a number reads as 1, a mask as all true, the largest case. Integers that are
+known stay as they are when something unknown is written into them: a response stays free of EOS. Where torch, TRL or
+bitsandbytes would take another path on `meta` than on the device, a patch puts that right and says why; all are undone
+at the end.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ class StandIn(Tracker):
         made = [*tensors_in(out)]
         name = func._schema.name.removeprefix("aten::")
         if (
-            (all(map(_is_known, tensors)) if tensors else name in FACTORIES)
+            (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
             and any(x.device == META for x in made)
             and all(x.numel() <= KNOWN for x in made)
             and name not in RANDOM
@@ -78,7 +79,12 @@ class StandIn(Tracker):
 
 
 def _is_known(x: Tensor) -> bool:
-    return x.device != META or hasattr(x, "_known")
+    """Numbers from the host are known if they are integers: what is floating may be a weight."""
+    return hasattr(x, "_known") if x.device == META else not x.is_floating_point() or not x.dim()
+
+
+def _floating(tensors: list[Tensor]) -> bool:
+    return any(x.is_floating_point() for x in tensors)
 
 
 def _value(x: Any) -> Any:
@@ -87,6 +93,12 @@ def _value(x: Any) -> Any:
 
 def _remember(x: Tensor, value: Tensor) -> None:
     x._known = value  # type: ignore[attr-defined]
+
+
+def _on_device(values: Tensor) -> Tensor:
+    x = values.to(META)
+    _remember(x, values)
+    return x
 
 
 def _read(x: Tensor) -> Any:
@@ -117,16 +129,12 @@ def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
 
 def _nonzero(x: Tensor) -> Tensor:
     values = x._known if hasattr(x, "_known") else torch.ones(x.shape, dtype=torch.bool)
-    return values.nonzero().to(META)
+    return _on_device(values.nonzero())
 
 
 def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     """A mask picks as many as are true; `meta` cannot count them."""
-    return aten.index.Tensor(x, _places(indices)) if _has_mask(indices) else _plain_index(x, indices)
-
-
-def _plain_index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    out = aten.index.Tensor(x, indices)
+    out = aten.index.Tensor(x, _places(indices))
     if out.numel() <= KNOWN and all(_is_known(i) for i in (x, *indices) if i is not None):
         _remember(out, aten.index.Tensor(_value(x), [_value(i) for i in indices]))
     return out
@@ -139,16 +147,12 @@ def _index_put_(x: Tensor, indices: list[Tensor | None], values: Tensor, accumul
     return out
 
 
-def _has_mask(indices: list[Tensor | None]) -> bool:
-    return any(i is not None and i.dtype == torch.bool for i in indices)
-
-
 def _places(indices: list[Tensor | None]) -> list[Tensor | None]:
     found: list[Tensor | None] = []
     for i in indices:
         if i is not None and i.dtype == torch.bool:
             values = _value(i) if _is_known(i) else torch.ones(i.shape, dtype=torch.bool)
-            found += [place.to(META) for place in values.nonzero().unbind(1)]
+            found += map(_on_device, values.nonzero().unbind(1))
         else:
             found.append(i)
     return found

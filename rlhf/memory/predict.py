@@ -118,17 +118,28 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
         low, high = DEPTHS
         return round(a + (b - a) * (layers - low) / (high - low))
 
-    peaks = []
+    highest, components = -1, {}
     for operation, a in few["operations"].items():
         b = more["operations"].get(operation, {})
-        peaks.append({name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}})
-    components = max(peaks, key=lambda peak: sum(peak.values())) | {"workspace": workspace}
+        total = line(sum(a.values()), sum(b.values()))
+        if total > highest:
+            highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
+    components = _whole(components, highest) | {"workspace": workspace}
     return Phase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
         line(few["paged"], more["paged"]),
         line(few["flops"], more["flops"]),
     )
+
+
+def _whole(components: dict[str, int], total: int) -> dict[str, int]:
+    """Components that add up to a peak. Where it was made at one moment with few layers and at another with more, a
+    component's line may fall below zero; what it lacks is taken off the largest."""
+    positive = {name: max(0, size) for name, size in components.items()}
+    if positive:
+        positive[max(positive, key=positive.__getitem__)] -= sum(positive.values()) - total
+    return positive
 
 
 def _with_inner(stage: Stage) -> Stage:

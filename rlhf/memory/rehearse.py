@@ -112,7 +112,8 @@ class Rehearsals:
         changes = loaded.overrides | settings(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
         shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
-        for name in (*recipes.parents(changed.recipe, stage), stage):
+        policies = ("ppo", "dpo") if stage == "evaluate" else ()  # it measures all that are there
+        for name in (*recipes.parents(changed.recipe, stage), *policies, stage):
             if name == stage or (name, shape) not in self.peaks:
                 self.peaks[name, shape] = self._rehearse(changed, name, Path(self.folder.name) / shape[:12])
         return self.peaks[stage, shape]

@@ -146,7 +146,7 @@ class Tracker(TorchDispatchMode):
 
     def label_what_is_known(self) -> None:
         """Label the weights, gradients and optimizer states that are there now."""
-        modules = list(self._modules)
+        modules = self._all_modules()
         for module in modules:
             if isinstance(module, LoraLayer):
                 for part in (module.lora_A, module.lora_B):
@@ -229,7 +229,8 @@ class Tracker(TorchDispatchMode):
     def _add(self, size: int, operation: str) -> int:
         size = -(-size // ROUND) * ROUND
         self._storages.append(_Storage(size, self._phase, _in_backward()))
-        self._events.append((len(self._storages) - 1, size, self._phase, operation))
+        # With its size, which depth does not change, an operation stands for one place in the program, nearly always.
+        self._events.append((len(self._storages) - 1, size, self._phase, f"{operation}, {size} bytes"))
         return len(self._storages) - 1
 
     def _free(self, key: int) -> None:
@@ -244,6 +245,17 @@ class Tracker(TorchDispatchMode):
             self._storages[index].component = "kernels"
             self._events.append((index, -self._storages[index].bytes, self._phase, ""))
 
+    def _all_modules(self) -> list[nn.Module]:
+        """Those that were made, and copies inside them, of which no constructor tells."""
+        found: dict[int, nn.Module] = {}
+        waiting = list(self._modules)
+        while waiting:
+            module = waiting.pop()
+            if id(module) not in found:
+                found[id(module)] = module
+                waiting += module.children()
+        return list(found.values())
+
     def _label_parameter(self, parameter: nn.Parameter, component: str) -> None:
         self.label(parameter, component)
         state = getattr(parameter, "quant_state", None)
@@ -253,7 +265,9 @@ class Tracker(TorchDispatchMode):
         self.label(parameter.grad, "gradients")
         if parameter.requires_grad and not hasattr(parameter, "_tracked"):
             parameter._tracked = True  # type: ignore[attr-defined]
-            parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
+            hook = parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
+            self._undo.append(hook.remove)
+            self._undo.append(lambda: delattr(parameter, "_tracked"))
 
 
 def _around(found: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:

@@ -17,7 +17,7 @@ from bench.memory import budgets
 from bench.memory.measure import measure
 from rlhf import evaluation, recipe, rollout
 from rlhf.console import quiet_libraries
-from rlhf.memory.predict import STAGES, Predictor
+from rlhf.memory.predict import STAGES, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals, shortened
 from rlhf.recipe import Loaded
 from rlhf.stages import ppo
@@ -189,7 +189,8 @@ def peak_at(stage: str, loaded: Loaded) -> tuple[int, str, set[str]]:
     }
     most = max(sizes.values())
     phase = max((phase for (phase, _), size in sizes.items() if size == most), key=len)
-    return most, phase, {operation for (p, operation), size in sizes.items() if p == phase and size >= 0.99 * most}
+    near = [operation for (p, operation), size in sizes.items() if p == phase and size >= 0.99 * most]
+    return most, phase, {operation.partition(",")[0] for operation in near}
 
 
 def test_a_peak_in_the_loss(predict):
@@ -414,6 +415,13 @@ def test_sizes_of_the_other_stages(six):
     assert predicted["rm"]["train"].components["base"] == base_bytes(6)
 
 
+@pytest.mark.xfail(strict=True, reason="the tracker keeps the adapter that was trained, which DPO has let go")
+def test_dpo_evaluates_with_two_adapters_and_no_gradients(six):
+    parts = six[0]["dpo"]["evaluate"].components
+    assert parts["adapters"] == 2 * lora_bytes(6)
+    assert "gradients" not in parts and "optimizer" not in parts
+
+
 def test_a_cache_grows_with_rows_and_tokens(two):
     loaded, rehearse, before = two
     assert before["rollout"]["kv_cache"] == CACHE
@@ -424,6 +432,28 @@ def test_a_cache_grows_with_rows_and_tokens(two):
     ):
         other = recipe.load(RECIPE, loaded.overrides | changes)
         assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
+
+
+def rehearsed(**operations: dict[str, int]) -> dict:
+    return {"operations": operations, "paged": 0, "flops": 0}
+
+
+def test_the_line_through_two_depths_by_hand():
+    """10 + 5 a layer, or 2 + 8 a layer: the second one is higher from three layers on."""
+    few = rehearsed(a={"base": 10, "activations": 10}, b={"base": 2, "activations": 16})
+    more = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
+    expected = {1: 15, 2: 20, 4: 34, 8: 66, 32: 258}
+    assert {layers: _extrapolate(few, more, layers, 0).peak_bytes for layers in expected} == expected
+    found = _extrapolate(few, more, 8, 100)
+    assert (found.peak_bytes, found.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
+
+
+@pytest.mark.xfail(strict=True, reason="an operation that is only there with more layers is left out")
+def test_what_was_rehearsed_is_predicted():
+    """Also where an operation with the highest peak is only there with more layers, or only with fewer."""
+    few, more = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
+    assert _extrapolate(few, more, 2, 0).peak_bytes == 30
+    assert _extrapolate(few, more, 4, 0).peak_bytes == 40
 
 
 def test_operations_of_a_training_step():
@@ -464,9 +494,6 @@ def test_what_was_predicted_before_is_read_again(predict, tmp_path, monkeypatch)
             other(loaded, "merge")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="evaluate takes every policy that the same process has rehearsed before: fewer without PPO, DPO"
-)
 def test_a_prediction_does_not_depend_on_those_before():
     loaded = tiny(2)
     alone = peaks(Rehearsals(2)(loaded, "evaluate"))
@@ -476,11 +503,6 @@ def test_a_prediction_does_not_depend_on_those_before():
     assert peaks(rehearse(loaded, "evaluate")) == alone
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="one operation may peak at one moment with few layers and at another with more; the line through both "
-    "depths then runs below what is there, and a component may fall below zero",
-)
 def test_a_peak_may_move_from_one_moment_to_another(predict):
     """Loading: random weights in the making, or all adapters. Evaluation: 8 prompts before, 4 beside the optimizer."""
     loaded = tiny(6, vocab=1000, lora__r=8)

@@ -56,7 +56,7 @@ def test_numbers_made_on_the_device_are_known(stand_in):
     assert torch.tensor(0.25, device=META).item() == 0.25
     assert torch.tensor([7], device="meta", dtype=torch.float64).dtype == torch.float64
     assert torch.full((2,), 5, device=META).tolist() == [5, 5]
-    assert torch.ones(3, device=META).sum().item() == 3
+    assert torch.ones(3, device=META, dtype=torch.int64).sum().item() == 3
     assert torch.zeros_like(torch.ones(2, device=META)).tolist() == [0, 0]
     assert torch.eye(2, dtype=torch.bool, device=META).tril().tolist() == [[True, False], [False, True]]
 
@@ -72,17 +72,11 @@ def test_a_mask_picks_as_many_as_are_true(stand_in):
     assert torch.arange(6, device=META).view(2, 3)[mask].shape == (5,)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what a known mask picks is counted, and its values are forgotten: all read as 0"
-)
 def test_the_values_that_a_known_mask_picks_are_known(stand_in):
     mask = torch.tensor([[True, False, True], [True, True, True]]).to(META)
     assert torch.arange(6, device=META).view(2, 3)[mask].tolist() == [0, 2, 3, 4, 5]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="places of a known mask are counted, and their values are forgotten: all read as 0"
-)
 def test_the_places_of_a_known_mask_are_known(stand_in):
     mask = torch.tensor([[True, False, True], [True, True, True]]).to(META)
     assert mask.nonzero().tolist() == [[0, 0], [0, 2], [1, 0], [1, 1], [1, 2]]
@@ -159,28 +153,26 @@ def test_copies_to_the_cpu_have_shape_and_type(stand_in, dtype):
     assert (x.to("cpu", torch.float64).shape, x.to("cpu", torch.float64).dtype) == ((2, 3), torch.float64)
     target = torch.ones(2, 3, dtype=dtype)
     assert target.copy_(x).shape == (2, 3)
-    known = torch.tensor([[1.5, -2.0]]).to(META, torch.bfloat16)
-    assert known.cpu().tolist() == [[1.5, -2.0]]
-    assert known.to("cpu", torch.int64).tolist() == [[1, -2]]
+    known = torch.tensor([[3, -2]]).to(META)
+    assert known.cpu().tolist() == [[3, -2]]
+    assert known.to("cpu", torch.float64).tolist() == [[3.0, -2.0]]
 
 
 def test_copies_to_the_device_have_shape_and_type(stand_in):
     x = torch.tensor([[1.5, -2.0]]).to(META, torch.bfloat16)
     assert (x.shape, x.dtype, x.device) == ((1, 2), torch.bfloat16, META)
-    assert torch.empty(2, device=META).copy_(torch.tensor([1.0, 2.0])).tolist() == [1, 2]
+    assert torch.empty(2, device=META, dtype=torch.int64).copy_(torch.tensor([1, 2])).tolist() == [1, 2]
+    assert torch.tensor([[5.0, 7.0]]).to(META).sum().item() == 1.0, "it may be a weight"
 
 
 def test_large_tensors_are_not_computed(stand_in):
     """At the limit they still are."""
-    assert torch.ones(KNOWN, device=META).sum().item() == KNOWN
-    assert torch.ones(KNOWN + 1, device=META).sum().item() == 1.0
-    wide = torch.ones(1, device=META).expand(KNOWN + 1)
-    assert (wide + 1).sum().item() == 1.0
+    assert torch.ones(KNOWN, device=META, dtype=torch.int64).sum().item() == KNOWN
+    assert torch.ones(KNOWN + 1, device=META, dtype=torch.int64).sum().item() == 1
+    wide = torch.ones(1, device=META, dtype=torch.int64).expand(KNOWN + 1)
+    assert (wide + 1).sum().item() == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a tensor of known values keeps them when values that are not known are written into it"
-)
 @pytest.mark.parametrize("change", ["add_", "copy_", "view", "index", "random"])
 def test_unknown_values_written_into_known_ones_make_them_unknown(stand_in, change):
     x = torch.zeros(4, device=META)

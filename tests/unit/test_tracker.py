@@ -185,9 +185,9 @@ def test_the_peak_of_each_operation_is_kept():
             first, second = small.sin(), small.sin()
     operations = {name: sum(c.values()) for name, c in found.peaks()["train"].operations.items()}
     assert operations["begin"] == 2 * KB
-    assert operations["aten.sin.default"] == 4 * KB
-    assert max(operations, key=operations.__getitem__) == "aten.repeat.default"
-    assert operations["aten.repeat.default"] == 6 * KB
+    assert operations["aten.sin.default, 1024 bytes"] == 4 * KB
+    assert max(operations, key=operations.__getitem__) == "aten.repeat.default, 4096 bytes"
+    assert operations["aten.repeat.default, 4096 bytes"] == 6 * KB
     del first, second
 
 
@@ -273,6 +273,22 @@ def test_freed_gradients_no_longer_count():
     assert peaks["load"].bytes - peaks["train"].bytes == 32 * KB
 
 
+@pytest.mark.xfail(strict=True, reason="what takes the tracker's marks off parameters at the end keeps them until then")
+def test_a_model_that_is_let_go_is_free():
+    """With its gradients, while the tracker goes on."""
+    with tracker() as found:
+        with record_function("load"):
+            layer = nn.Linear(128, 64, bias=False)
+        with record_function("train"):
+            layer(torch.zeros(1, 128)).sum().backward()
+        del layer
+        gc.collect()
+        with record_function("rollout"):
+            pass
+    assert parts(found.peaks()["train"])["gradients"] == 32 * KB
+    assert found.peaks()["rollout"].bytes == 0
+
+
 SIZES = {
     "vocab_size": 1000,
     "hidden_size": 64,
@@ -328,10 +344,6 @@ def test_the_score_head_is_no_part_of_the_base():
     del model
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="peft's trainable head is a deep copy, which no __init__ announces: it counts as a buffer, its gradient too",
-)
 def test_the_head_that_learns_is_a_head_too():
     """peft keeps the original head beside the one that learns: two of 256 bytes."""
     with tracker(1000) as found:
@@ -423,7 +435,7 @@ def test_memory_inside_a_kernel_comes_on_top_while_it_runs():
     assert peaks["train"].bytes == 1024 + 512 + 2048 + 1024
     assert parts(peaks["train"])["kernels"] == 1024
     assert max(peaks["train"].operations, key=lambda o: sum(peaks["train"].operations[o].values())) == (
-        "aten.mm.default (inside)"
+        "aten.mm.default (inside), 1024 bytes"
     )
     assert peaks["load"].bytes == 1024 + 512 + 2048
     del product
@@ -495,7 +507,6 @@ def test_what_is_made_afterwards_is_not_tracked():
     del x, kept
 
 
-@pytest.mark.xfail(strict=True, reason="the hooks that label gradients stay on the parameters and go on tracking")
 def test_gradients_that_are_made_afterwards_are_not_tracked():
     with tracker() as found:
         layer = nn.Linear(128, 64, bias=False)
