@@ -10,21 +10,12 @@ from bench import steps
 from rlhf import console, recipe
 from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import Predictor
-from rlhf.memory.strategies import STRATEGIES, switched_off, switched_on, with_changes
+from rlhf.memory.strategies import one_by_one
 from rlhf.recipe import Loaded
 from rlhf.run import code_version, write_json
 
 ROOT = Path(__file__).parents[1]
 STAGE = "sft"
-
-
-def settings(loaded: Loaded) -> dict[str, Loaded]:
-    """The recipe without any strategy, with each alone, and with all that apply to one card."""
-    off = with_changes(loaded, switched_off(loaded, STAGE))
-    alone = {s.name: switched_on(off, STAGE, s.name) for s in STRATEGIES}
-    changes: dict[str, dict[str, Any]] = {"none": {}} | {name: found for name, found in alone.items() if found}
-    changes["combined"] = {key: value for found in changes.values() for key, value in found.items()}
-    return {name: with_changes(off, found) for name, found in changes.items()}
 
 
 @click.command()
@@ -38,7 +29,7 @@ def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | Non
     with Predictor() as predict:
         predicted = ablation(predict, loaded, STAGE)
     found: dict[str, Any] = {}
-    for name, changed in settings(loaded).items():
+    for name, changed in one_by_one(loaded, STAGE).items():
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, console.working(name):
             found[name] = steps.measure(changed, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False)[
                 STAGE

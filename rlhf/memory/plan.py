@@ -12,7 +12,7 @@ from rlhf import console
 from rlhf.memory import projection
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.memory.strategies import STEP, STRATEGIES, Fit, effects, switched_off, switched_on, with_changes
+from rlhf.memory.strategies import STEP, Fit, effects, one_by_one, operations
 from rlhf.recipe import Loaded
 from rlhf.run import RunError, inside
 
@@ -139,19 +139,12 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
 
 def ablation(predict: Predictor, loaded: Loaded, stage: str) -> dict[str, Any]:
     """Each strategy alone on the stage without any, and all together: bytes of its learning phase, operations."""
-    off = with_changes(loaded, switched_off(loaded, stage))
-    before = predict(off, stage)[STEP[stage]]
-    found: dict[str, Any] = {"none": {"peak_bytes": before.peak_bytes, "operations": 1.0}}
-    together: dict[str, Any] = {}
-    for strategy in STRATEGIES:
-        changes = switched_on(off, stage, strategy.name)
-        if changes is None:
-            continue
-        after = predict(with_changes(off, changes), stage)[STEP[stage]]
-        found[strategy.name] = {"peak_bytes": after.peak_bytes, "operations": after.flops / before.flops}
-        together |= changes
-    after = predict(with_changes(off, together), stage)[STEP[stage]]
-    found["combined"] = {"peak_bytes": after.peak_bytes, "operations": after.flops / before.flops}
+    found: dict[str, Any] = {}
+    for name, changed in one_by_one(loaded, stage).items():
+        after = predict(changed, stage)
+        found[name] = {"peak_bytes": after[STEP[stage]].peak_bytes, "operations": operations(changed, stage, after)}
+    for row in reversed(found.values()):
+        row["operations"] /= found["none"]["operations"]
     return found
 
 

@@ -119,8 +119,11 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
         return round(a + (b - a) * (layers - low) / (high - low))
 
     highest, components = -1, {}
-    for operation, a in few["operations"].items():
-        b = more["operations"].get(operation, {})
+    for operation in {**few["operations"], **more["operations"]}:
+        a, b = few["operations"].get(operation), more["operations"].get(operation)
+        if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
+            continue  # there at the other depth only
+        a, b = a or b, b or a
         total = line(sum(a.values()), sum(b.values()))
         if total > highest:
             highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}

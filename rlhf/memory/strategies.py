@@ -7,6 +7,7 @@ shorter context cuts dialogues.
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
+from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage, reserved
 from rlhf.recipe import Loaded
 
@@ -41,8 +42,8 @@ def switched_on(loaded: Loaded, stage: str, name: str) -> dict[str, Any] | None:
     if name == "flash_attention":
         return None if recipe.model.attention != "eager" else {"model.attention": "auto"}
     if name == "batch_size":
-        micro = options.per_device_train_batch_size
-        return _micro_batch(loaded, stage, micro // 2) if micro > 1 else None
+        half = [n for n in _divisors(_global_batch(loaded, stage)) if 2 * n <= options.per_device_train_batch_size]
+        return _micro_batch(loaded, stage, half[0]) if half else None
     if name == "context_length":
         return _halved(loaded, stage)
     return None  # one process sees one card
@@ -56,6 +57,15 @@ def switched_off(loaded: Loaded, stage: str) -> dict[str, Any]:
         f"{stage}.gradient_checkpointing": False,
         **_micro_batch(loaded, stage, _global_batch(loaded, stage)),
     }
+
+
+def one_by_one(loaded: Loaded, stage: str) -> dict[str, Loaded]:
+    """The recipe without any strategy ("none"), with each alone, and with all that apply to one card ("combined")."""
+    off = with_changes(loaded, switched_off(loaded, stage))
+    alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
+    changes: dict[str, dict[str, Any]] = {"none": {}} | {name: keys for name, keys in alone.items() if keys}
+    changes["combined"] = {key: value for keys in changes.values() for key, value in keys.items()}
+    return {name: with_changes(off, keys) for name, keys in changes.items()}
 
 
 def with_changes(loaded: Loaded, changes: dict[str, Any]) -> Loaded:
@@ -74,16 +84,25 @@ class Effect(NamedTuple):
 
 def effects(predict: Predictor, loaded: Loaded, stage: str, phase: str) -> list[Effect]:
     """Each strategy alone, on the recipe as it is, the one that saves most first."""
-    before = predict(loaded, stage)[phase]
+    before = predict(loaded, stage)
+    peak = before[phase].peak_bytes
     found = []
     for strategy in STRATEGIES:
         changes = switched_on(loaded, stage, strategy.name)
         if changes is None:
-            found.append(Effect(strategy, None, before.peak_bytes, None, None))
+            found.append(Effect(strategy, None, peak, None, None))
             continue
-        after = predict(with_changes(loaded, changes), stage)[phase]
-        found.append(Effect(strategy, changes, before.peak_bytes, after.peak_bytes, after.flops / before.flops))
+        changed = with_changes(loaded, changes)
+        after = predict(changed, stage)
+        ratio = operations(changed, stage, after) / operations(loaded, stage, before)
+        found.append(Effect(strategy, changes, peak, after[phase].peak_bytes, ratio))
     return sorted(found, key=lambda e: e.after if e.after is not None else 2**62)
+
+
+def operations(loaded: Loaded, stage: str, predicted: Stage) -> float:
+    """Floating-point operations of one step of a stage, decoding left out."""
+    per_phase = projection.step_flops(loaded.recipe, stage, predicted)
+    return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
 
 
 class Fit(NamedTuple):
@@ -129,8 +148,9 @@ def _axes(loaded: Loaded, stage: str) -> list[tuple[tuple[str, ...], list[dict[s
         return [(("rollout", "evaluate"), decoding), (("score", "update"), learning)]
     if stage == "rm":
         return [(("train", "evaluate"), learning)]
-    decoding = [{"evaluate.batch_size": n} for n in _divisors(recipe.evaluate.batch_size)]
-    return [(("train",), learning), (("evaluate",), decoding)]
+    smallest = _micro_batch(loaded, stage, 1)  # held-out rows go through in micro-batches too
+    decoding = [{"evaluate.batch_size": n, **smallest} for n in _divisors(recipe.evaluate.batch_size)]
+    return [(("evaluate",), decoding), (("train", "evaluate"), learning)]
 
 
 def _global_batch(loaded: Loaded, stage: str) -> int:

@@ -266,8 +266,7 @@ class Tracker(TorchDispatchMode):
         if parameter.requires_grad and not hasattr(parameter, "_tracked"):
             parameter._tracked = True  # type: ignore[attr-defined]
             hook = parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
-            self._undo.append(hook.remove)
-            self._undo.append(lambda: delattr(parameter, "_tracked"))
+            self._undo += [hook.remove, functools.partial(_unmark, weakref.ref(parameter))]
 
 
 def _around(found: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
@@ -282,6 +281,12 @@ def tensors_in(*things: Any) -> Iterator[Tensor]:
             yield thing
         elif isinstance(thing, (list, tuple)):
             yield from tensors_in(*thing)
+
+
+def _unmark(parameter: "weakref.ref[nn.Parameter]") -> None:
+    alive = parameter()
+    if alive is not None:
+        delattr(alive, "_tracked")
 
 
 def _in_backward() -> bool:

@@ -1,6 +1,7 @@
 """Base models, tokenizers and adapters, from the run directory, a folder or the hub."""
 
 import ctypes
+import importlib
 import json
 import os
 from pathlib import Path
@@ -123,6 +124,8 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     try:
+        if nf4 is not None:
+            importlib.import_module("bitsandbytes")  # transformers would stumble over a name that it did not import
         if settings.source == "random":
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage

@@ -415,7 +415,6 @@ def test_sizes_of_the_other_stages(six):
     assert predicted["rm"]["train"].components["base"] == base_bytes(6)
 
 
-@pytest.mark.xfail(strict=True, reason="the tracker keeps the adapter that was trained, which DPO has let go")
 def test_dpo_evaluates_with_two_adapters_and_no_gradients(six):
     parts = six[0]["dpo"]["evaluate"].components
     assert parts["adapters"] == 2 * lora_bytes(6)
@@ -448,7 +447,6 @@ def test_the_line_through_two_depths_by_hand():
     assert (found.peak_bytes, found.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
-@pytest.mark.xfail(strict=True, reason="an operation that is only there with more layers is left out")
 def test_what_was_rehearsed_is_predicted():
     """Also where an operation with the highest peak is only there with more layers, or only with fewer."""
     few, more = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})

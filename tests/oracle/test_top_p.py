@@ -108,10 +108,13 @@ def test_the_number_of_tokens_with_ties(weights, limit):
 @FEW
 @given(logits, st.sampled_from([0.3, 1.0, 2.5]), st.integers(0, 2**31))
 def test_the_whole_distribution_is_as_without(row, temperature, seed):
-    """At 1, to the bit."""
+    """At 1 the log-probabilities are those of a plain softmax, to the bit."""
     numbers = torch.rand(64, generator=torch.Generator().manual_seed(seed))
     rows = torch.tensor(row).expand(64, -1)
-    for found, expected in zip(pick(rows, numbers, temperature, 1.0), pick(rows, numbers, temperature), strict=True):
+    ids, logp = pick(rows, numbers, temperature, 1.0)
+    plain = (rows / temperature).log_softmax(-1)
+    assert torch.equal(logp, plain.gather(1, ids[:, None])[:, 0])
+    for found, expected in zip((ids, logp), pick(rows, numbers, temperature), strict=True):
         assert torch.equal(found, expected)
 
 

@@ -6,8 +6,9 @@ import json
 import pytest
 
 from bench import __main__ as bench
-from bench import ablation, compare, steps
+from bench import compare, steps
 from rlhf import recipe
+from rlhf.memory.strategies import one_by_one
 from tests.conftest import RECIPE
 
 STAGE = {
@@ -104,7 +105,7 @@ def test_steps_are_summarised_without_the_warm_up(tmp_path):
 
 def test_the_ablation_changes_one_thing_at_a_time():
     loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
-    made = ablation.settings(loaded)
+    made = one_by_one(loaded, "sft")
     off = made["none"].recipe
     assert (off.model.quantization, off.model.attention, off.sft.gradient_checkpointing) == ("none", "eager", False)
     batch = off.sft.per_device_train_batch_size * off.sft.gradient_accumulation_steps

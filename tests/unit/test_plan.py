@@ -187,7 +187,6 @@ def test_a_published_budget_is_read_from_its_range():
     assert found["stages"]["sft"]["budget_bytes"] == [500_000_000, 2_000_000_000]
 
 
-@pytest.mark.xfail(strict=True, reason="NameError: name 'bnb' is not defined; only an ImportError names the package")
 def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp_path_factory, monkeypatch):
     """In a process of its own that cannot find the package."""
     blocked = tmp_path_factory.mktemp("blocked")
@@ -251,10 +250,6 @@ def test_where_nothing_fits_the_answer_is_one_line(command, predict, small):
     assert err == "error: rm: nothing fits 0.00 GB; a shorter context is left to you: max_length\n"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="only what training needs decides the micro-batch, and perplexity is measured with the same number of rows",
-)
 def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
     """A large vocabulary on a GPU: held-out logits, of as many rows as a micro-batch has, need most."""
     changes = {"hardware__device": "cuda", "model__dtype": "bfloat16", "evaluate__batch_size": 1}
@@ -533,7 +528,6 @@ def test_half_the_micro_batch_is_twice_the_accumulation():
     }
 
 
-@pytest.mark.xfail(strict=True, reason="5 rows become 2 x 2: half of an odd number does not divide the batch")
 def test_an_odd_micro_batch_keeps_its_global_batch():
     loaded = recipe.load(RECIPE, {"sft.per_device_train_batch_size": 5, "sft.gradient_accumulation_steps": 1})
     changes = strategies.switched_on(loaded, "sft", "batch_size")
@@ -552,7 +546,6 @@ def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
     assert named["context_length"].flops == pytest.approx(0.5, rel=0.1), "half the tokens"
 
 
-@pytest.mark.xfail(strict=True, reason="at most two micro-batches are rehearsed: smaller ones are fewer rows")
 def test_half_the_micro_batch_computes_as_much(predict, small):
     """4 rows twice, or 2 rows four times."""
     pytest.importorskip("bitsandbytes")

@@ -144,6 +144,8 @@ def test_random_numbers_are_not_known(stand_in):
     draws += [torch.rand_like(half), torch.randn_like(half), torch.randperm(5, device=META), half.multinomial(5)]
     assert [x.sum().item() for x in draws] == [1] * 7
     assert not torch.equal(torch.rand(5), torch.zeros(5)), "those on the CPU are as ever"
+    counts = torch.full((5,), 3, device=META)
+    assert counts.random_(9).tolist() == [3] * 5, "integers stay as they were known"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
