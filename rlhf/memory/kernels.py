@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 DEQUANTISED_ABOVE = 1536  # rows of the input from which gemm_4bit always unpacks the weight (bitsandbytes 0.50.2)
 
@@ -35,13 +36,21 @@ def _flash_backward(args: Any, kwargs: Any) -> int:
 
 
 def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
-    """Of the product; torch's own table of operations does not know it."""
+    """Of the product."""
     return 2 * args[0].numel() * args[2][0]
 
 
 Count = Callable[[Any, Any], int]
 INSIDE: dict[Any, Count] = {torch.ops.aten._scaled_dot_product_flash_attention_backward.default: _flash_backward}
-FLOPS: dict[Any, Count] = {}
+# What torch's own table of operations does not know.
+FLOPS: dict[Any, Count] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: lambda args, kwargs: sdpa_flop_count(
+        *(x.shape for x in args[:3])
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
+        lambda args, kwargs: sdpa_backward_flop_count(*(x.shape for x in args[:4]))
+    ),
+}
 with contextlib.suppress(ImportError):
     import bitsandbytes  # noqa: F401  # registers its operations
 

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from rlhf.run import RunError
 
 DEPTHS = (2, 4)
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 # Bytes; what torch.cuda.max_memory_allocated counts beside the tensors of the program.
 # cuBLAS takes a workspace for each thread that multiplies, forward and autograd: 2 x (2 x 4,096 KiB + 8 x 16 KiB), and
@@ -170,9 +170,16 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
     recipe = loaded.recipe.model_dump(mode="json", exclude={"description", "status", "default"})
-    key = recipes.content_hash([recipe, stage, code.hexdigest(), [version(name) for name in PACKAGES]])
+    key = recipes.content_hash([recipe, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _read_cache(file: Path) -> list[dict[str, Any]] | None:

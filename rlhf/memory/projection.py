@@ -83,7 +83,8 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
         full = options.max_prompt_length + options.response_length
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
         share = (sum(prompts) / len(prompts) + options.response_length) / full
-        evaluations = 1 + options.steps // math.gcd(options.eval_steps, options.save_steps)
+        every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
+        evaluations = 1 + len({options.steps}.union(*every))
         batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
         batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
         cached = predicted["rollout"].components.get("kv_cache", 0)

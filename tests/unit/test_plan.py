@@ -12,6 +12,7 @@ import yaml
 
 from rlhf import cli, recipe
 from rlhf.memory import plan, projection, strategies
+from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, reserved
 from rlhf.recipe import Loaded
 from rlhf.run import RunError
@@ -424,6 +425,16 @@ def test_work_of_ppo_by_hand():
     assert found.decoded_bytes == (6 * 2 + 3 * 2) * 9 * (1000 + 400 // 4 + 60)
 
 
+def test_evaluations_are_those_of_a_run():
+    """Before the first step, and after steps 20, 30, 40 and 60: five of one batch each, one token after the first."""
+    changes = {"steps": 60, "eval_steps": 20, "save_steps": 30, "max_eval_samples": 2, "response_length": 2}
+    changes |= {"batch_size": 2, "num_mini_batches": 1, "rollout_batch_size": 2}
+    loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
+    stage = {name: phase(0, base=1) for name in ("rollout", "rollout/prefill", "rollout/decode", "score", "update")}
+    found = projection.work(loaded.recipe, "ppo", stage)
+    assert found and found.decoded_bytes == 60 + 5
+
+
 def projected(price: float | None = None, **rates) -> dict:
     return plan.make(lambda loaded, stage: SFT, sft_recipe(), ("sft",), price)["stages"]["sft"]
 
@@ -485,6 +496,24 @@ def test_padding_by_hand(monkeypatch):
     assert projection.padded_share(hh(), 10, 3, 1, False) == pytest.approx(0.9, abs=0.06)
     assert projection.padded_share(hh(), 8, 3, 4, False) == 1.0
     assert projection.padded_share(hh(), 10, 3, 64, False) == 1.0, "every batch has a long row"
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("torch", "transformers", "trl", "peft"),
+        "bitsandbytes",
+    ],
+)
+def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, package):
+    before = predicting._cache_file(recipe.load(small), "sft")
+    assert predicting._cache_file(recipe.load(small), "sft") == before
+    version = predicting.version
+    monkeypatch.setattr(predicting, "version", lambda name: "0" if name == package else version(name))
+    assert predicting._cache_file(recipe.load(small), "sft") != before
 
 
 # -- strategies --------------------------------------------------------------------------------------------------------

@@ -332,6 +332,19 @@ def test_attention_has_the_shape_and_type_of_its_queries(device, masked):
     peak_of(device, run)
 
 
+@pytest.mark.parametrize(
+    "device",
+    ["cuda", "cpu"],
+)
+def test_operations_of_attention_by_hand(device):
+    """4 heads of 64 over 100 places: two products of 100 x 64 x 100 each, and five in the backward pass."""
+
+    def run() -> None:
+        F.scaled_dot_product_attention(*heads(100), is_causal=True).sum().backward()
+
+    assert peak_of(device, run).flops == 7 * 4 * 2 * 100 * 64 * 100
+
+
 def test_flash_attention_s_backward_pass_takes_memory_inside():
     """softmax_d and dq_accum in float32: 4 heads x 256 rows x (1 + 64) numbers."""
 
