@@ -59,8 +59,14 @@ class Predictor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for worker in self._workers:
-            worker.kill()
-            worker.wait()
+            assert worker.stdin
+            worker.stdin.close()  # it ends by itself, and takes its folder with it
+        for worker in self._workers:
+            try:
+                worker.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
 
     def __call__(self, loaded: Loaded, stage: str) -> Stage:
         """Predict one stage. Raises PredictionError when the recipe has no architecture, or its rehearsal fails."""

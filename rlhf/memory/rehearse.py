@@ -65,7 +65,8 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
         "ppo.max_update_kl": None,
         "evaluate.max_samples": min(recipe.evaluate.max_samples, recipe.evaluate.batch_size),
     }
-    rows = recipe.ppo.batch_size
+    # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
+    rows = max(recipe.ppo.batch_size, changes["ppo.max_eval_samples"], changes["evaluate.max_samples"])
     for stage in ("sft", "rm", "dpo"):
         options = getattr(recipe, stage)
         micro = options.per_device_train_batch_size
