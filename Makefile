@@ -67,7 +67,7 @@ setup: $(VENV)/.ready-$(EXTRAS) ## make .venv with the locked packages; the othe
 recipes: setup ## list the recipes
 	@$(VENV)/bin/rlhf recipes
 plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
-	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(if $(PRICE),--price $(PRICE)) $(fit))
+	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(if $(PRICE),--price '$(PRICE)') $(fit))
 data-check: setup ## read the files in DATA and report what is wrong with them
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(foreach f,$(DATA_FILES),'$(f)'),$(error data-check needs DATA="file ..."))
 
@@ -89,7 +89,7 @@ $(STAGES):
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
 sets      = $(foreach s,$(SET),--set '$(s)')
-fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit $(FIT)))
+fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit '$(FIT)'))
 seed      = $(if $(SEED),--seed $(SEED))
 report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)

@@ -1,6 +1,8 @@
 """`rlhf`: parses the command line, resolves the recipe, calls a stage."""
 
 import json
+import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +15,9 @@ from rlhf import console, recipe, stages, tracking
 from rlhf import reproduce as reproducing
 from rlhf.data.formats import DataError
 from rlhf.memory import plan as planning
+from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.memory.strategies import fit as fitting
 from rlhf.run import ParentMissing, RunError, read_json
 
 RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
@@ -23,10 +25,15 @@ RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipe
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 
 
+HARDWARE = click.option(
+    "--hw", metavar="NAME", help="Hardware: its default recipe, newest released version (a draft if none is)."
+)
+
+
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options by which a command finds its recipe and its run directory."""
     options = (
-        click.option("--hw", metavar="NAME", help="Hardware: its default recipe, newest released version."),
+        HARDWARE,
         click.option(
             "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
         ),
@@ -90,7 +97,7 @@ def run(
         if not preflight:
             return None
         with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
-            return planning.preflight(predict, loaded, stage)
+            return planning.preflight(predict, loaded, stage, named(hw, directory, changes))
 
     summary, result, path = stages.execute(
         stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak
@@ -171,7 +178,7 @@ def reproduce(
 
 
 @cli.command()
-@click.option("--hw", metavar="NAME", help="Hardware: its default recipe, newest released version.")
+@HARDWARE
 @click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
@@ -194,29 +201,52 @@ def plan(
     as_json: bool,
 ) -> None:
     """Predict memory, time and cost of a recipe without a GPU; nothing is started. Exit code 1 if it does not fit."""
+    ways = {"--fit": fit is not None, "--fastest": fastest, "--strategies": strategies, "--published": published}
+    chosen = [name for name, given in ways.items() if given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
+    if price is not None and chosen and not published:
+        raise click.UsageError(f"--price goes with the plan itself, not with {chosen[0]}")
+    if price is not None and not math.isfinite(price):
+        raise click.BadParameter(f"{price}: dollars for an hour, for example 2.5", param_hint="--price")
     loaded = load_recipe(hw, directory, (), None, changes, None)
-    stages_asked = (stage,) if stage else STAGES
-    with Predictor() as predict, console.working("rehearsing the stages"):
-        if fit or fastest:
-            searched = [s for s in stages_asked if s in LEARNING]
-            limit = planning.size(fit) if fit else planning.card_bytes(loaded)
-            found = {s: fitting(predict, loaded, s, limit) for s in searched}
-        elif strategies:
-            ablation = {s: planning.ablation(predict, loaded, s) for s in stages_asked if s in LEARNING}
-        else:
-            made = planning.make(predict, loaded, STAGES if published else stages_asked, price)
-            effects = planning.ablation(predict, loaded, "sft") if published else {}
-    if fit or fastest:
+    asked = (stage,) if stage else STAGES
+    if fit is not None or fastest:
+        limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
+        on_card = [s for s in asked if s not in planning.ON_HOST]
+        if not on_card:
+            raise click.UsageError(f"{stage} uses the host's memory and none of the card's: there is nothing to fit")
+        with Predictor() as predict, console.working("looking for settings that fit"):
+            found = fitting(predict, loaded, on_card, limit)
         planning.show_fits(loaded, found, limit, as_json)
     elif strategies:
+        learning = [s for s in asked if s in LEARNING]
+        if not learning:
+            raise click.UsageError(f"--strategies compares what training needs; {stage} does not train")
+        with Predictor() as predict, console.working("rehearsing each strategy"):
+            ablation = {s: planning.ablation(predict, loaded, s) for s in learning}
         planning.show_ablation(loaded, ablation, as_json)
     elif published:
-        rows = planning.published_rows(loaded, made, effects)
-        console.rows_table(f"{loaded.name} {loaded.version}: published figures", planning.PUBLISHED_COLUMNS, rows)
+        with Predictor() as predict, console.working("rehearsing the stages"):
+            made = planning.make(predict, loaded, STAGES, price)
+            effects = planning.ablation(predict, loaded, "sft")
+        rows = planning.published(loaded, made, effects)
+        planning.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
     else:
+        with Predictor() as predict, console.working("rehearsing the stages"):
+            made = planning.make(predict, loaded, asked, price)
         planning.show(made, as_json)
         if any(s["fits"] is False for s in made["stages"].values()):
-            raise RunError("the recipe does not fit its card: `rlhf plan --fastest` looks for settings that do")
+            options = named(hw, directory, changes)
+            raise RunError(
+                f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do"
+            )
+
+
+def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str:
+    """The options by which a recipe was named, as they would be typed."""
+    words = ["--hw", hw] if directory is None else ["--recipe", str(directory)]
+    return shlex.join([str(word) for word in words] + [word for change in changes for word in ("--set", change)])
 
 
 @cli.command()
@@ -242,9 +272,12 @@ def load_recipe(
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
         directory = recipe.resolve(hw, RECIPES)
+    given = recipe.parse_overrides(changes)
     overrides: dict[str, Any] = {}
     if weights == "random":
-        overrides |= recipe.with_random_weights(recipe.load(directory).recipe, RANDOM_PAIRS, "hh")
+        if data:
+            raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
+        overrides |= recipe.with_random_weights(recipe.load(directory, given).recipe, RANDOM_PAIRS, "hh")
     elif weights is not None:
         folder = str(Path(weights).resolve())
         if not Path(folder, "config.json").is_file():
@@ -256,14 +289,14 @@ def load_recipe(
     if data:
         files = [str(Path(file).resolve()) for file in data]
         overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
-    overrides |= recipe.parse_overrides(changes)
-    return recipe.load(directory, overrides, seed)
+    return recipe.load(directory, overrides | given, seed)
 
 
 def main() -> None:
     """Turn what can go wrong into one line and a non-zero exit code."""
     try:
         cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -271,10 +304,15 @@ def main() -> None:
         fail(f"{error}: first run `{_same_command(error)}`")
     except (recipe.RecipeError, DataError, RunError, tracking.TrackerMissing) as error:
         fail(str(error))
+    except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
     except OSError as error:
         fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
     except (KeyboardInterrupt, click.Abort):
-        print("stopped; `--resume` (make: RESUME=1) continues from the newest checkpoint", file=sys.stderr)
+        training = {"run", "reproduce"} & {*sys.argv[1:2]}
+        way = "; `--resume` (make: RESUME=1) continues from the newest checkpoint" if training else ""
+        print(f"stopped{way}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 WIDTH = 140  # of tables where there is no terminal
-OUT = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else WIDTH)
+_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
+OUT = Console(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
 ERR = Console(stderr=True, highlight=False)
 _PLAIN_SECONDS = 20  # between two lines of progress where there is no terminal
 

@@ -309,6 +309,7 @@ class Evaluate(Section):
 
 class Merge(Section):
     stage: Literal["sft", "ppo", "dpo"]
+    base: Literal["full", "dequantized"] = "full"  # the weights as published, or as NF4 rounded them for training
 
 
 class Recipe(Section):
@@ -339,6 +340,15 @@ class Recipe(Section):
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
         if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
             raise ValueError("tokenizer.source: words and data.source: lengths belong together")
+        shape, words = self.model.architecture, self.tokenizer.vocab_size
+        if self.tokenizer.source == "words" and shape and shape.vocab_size and words != shape.vocab_size:
+            raise ValueError(
+                f"tokenizer.vocab_size: {words} and model.architecture.vocab_size: {shape.vocab_size} differ"
+            )
+        if shape and self.lora.r > shape.hidden_size:
+            raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
+        if self.merge.base == "dequantized" and self.model.quantization == "none":
+            raise ValueError("merge.base: dequantized needs model.quantization: nf4")
         if self.model.architecture is not None:
             room = self.model.architecture.max_position_embeddings
             for stage, need in self.lengths().items():
@@ -452,6 +462,8 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
 
 def as_yaml(value: Any) -> str:
     """A value as it is written after `--set KEY=`."""
+    if isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) and yaml.load(value, Yaml) == value:
+        return value
     return json.dumps(value)  # every JSON value is YAML
 
 

@@ -233,12 +233,17 @@ class Run:
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
             "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in _result(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
-            "targets": [_measured(t, comparable) for t in self.loaded.targets if t.stage == self.stage],
+            "targets": [_measured(t, comparable) for t in self._targets()],
         }
         for folder in ("adapter", "model"):
             _sync_tree(self.path / folder)
         write_json(self.path / "summary.json", summary)
         return summary
+
+    def _targets(self) -> list[recipes.Target]:
+        """Published figures of this stage; what random weights learn is compared with none, only what it costs."""
+        found = [target for target in self.loaded.targets if target.stage == self.stage]
+        return [t for t in found if t.metric in recipes.COSTS or self.loaded.recipe.model.source != "random"]
 
     def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
         """What published figures may name: metrics, costs in their units, sizes, first and last values of the log."""

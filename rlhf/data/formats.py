@@ -31,6 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+from rlhf.data import hub
+
 Role = Literal["system", "user", "assistant"]
 Kind = Literal["text", "hh", "instruction", "preference"]
 Format = Literal["auto", "text", "hh", "instruction", "preference"]
@@ -157,10 +159,9 @@ def read_hub(
     try:
         table = datasets.load_dataset(name, revision=revision, split=split, data_dir=data_dir)
     except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause
-        reason = _one_line(error.__cause__ or error)
-        raise DataError(
-            f"{label}: not loaded ({reason}); check data.name, data.data_dir, the split and the network"
-        ) from error
+        way_out = "check data.name, data.data_dir, the split and the network"
+        reason = hub.reason(error, f"https://huggingface.co/datasets/{name}", revision, way_out)
+        raise DataError(f"{label}: not loaded: {reason}") from error
     digest = hashlib.sha256()
 
     def rows() -> Iterator[tuple[str, object]]:

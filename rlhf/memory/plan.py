@@ -3,17 +3,18 @@
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from rlhf import console
 from rlhf.memory import projection
+from rlhf.memory.fit import Fit
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.memory.strategies import STEP, Fit, effects, one_by_one, operations
-from rlhf.recipe import Loaded
+from rlhf.memory.strategies import STEP, effects, one_by_one, operations
+from rlhf.recipe import Loaded, as_yaml
 from rlhf.run import RunError, inside
 
 GB = 1e9
@@ -74,34 +75,40 @@ def _budget(loaded: Loaded, stage: str) -> list[int | None] | None:
     return [round(min(lows) * GB) if lows else None, round(max(highs) * GB) if highs else None]
 
 
+SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
+PHASE_COLUMNS = ("stage", "phase", "peak", "base", "adapt", "grads", "optim", "activ", "logits", "KV", "temp", "other")
+FULL_WIDTH = 112  # of a terminal that has room for all columns
+MOST = 2  # components that a narrow terminal has room for
+
+
 def phase_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Stage, phase, peak and its components in GB."""
     rows = []
-    for stage, found in plan["stages"].items():
-        for at, (name, phase) in enumerate(found["phases"].items()):
-            parts = phase["components"]
-            others = sum(parts.get(part, 0) for part in OTHERS)
-            shown = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
-            cells = [_gb(parts.get(part, 0)) for part in shown]
-            rows.append(("" if at else stage, name, _gb(phase["peak_bytes"]), *cells, _gb(others)))
+    for stage, name, phase in _phases(plan):
+        parts = phase["components"]
+        cells = [_gb(parts.get(part, 0)) for part in SHOWN]
+        rows.append((stage, name, _gb(phase["peak_bytes"]), *cells, _gb(sum(parts.get(part, 0) for part in OTHERS))))
     return rows
 
 
-PHASE_COLUMNS = (
-    "stage",
-    "phase",
-    "peak",
-    "base",
-    "adapters",
-    "grads",
-    "optim",
-    "activ",
-    "logits",
-    "KV",
-    "temp",
-    "other",
-)
-STAGE_COLUMNS = ("stage", "peak", "with reserve", "published", "", "hours at the limit", "projected", "cost")
+def narrow_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Stage, phase, peak and its largest components in GB."""
+    rows: list[tuple[str, ...]] = []
+    for stage, name, phase in _phases(plan):
+        largest = sorted(phase["components"].items(), key=lambda part: -part[1])[:MOST]
+        parts = ", ".join(f"{part} {_gb(size)}" for part, size in largest)
+        rows.append((stage, name, _gb(phase["peak_bytes"]), parts))
+    return rows
+
+
+def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Stage (named once), phase, and what is known about it."""
+    for stage, found in plan["stages"].items():
+        for at, (name, phase) in enumerate(found["phases"].items()):
+            yield "" if at else stage, name, phase
+
+
+STAGE_COLUMNS = ("stage", "peak", "reserved", "published", "", "limit", "projected", "cost")
 
 
 def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -109,13 +116,13 @@ def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows = []
     for stage, found in plan["stages"].items():
         low, high = found["budget_bytes"] or (None, None)
-        published = "-" if not found["budget_bytes"] else " – ".join(dict.fromkeys(_gb(x) for x in (low, high) if x))
-        fits = {True: "fits", False: "DOES NOT FIT", None: f"{found['in_memory_of']} memory"}[found["fits"]]
-        if high is not None:
-            fits += ", within budget" if found["peak_bytes"] <= high else ", OVER BUDGET"
+        published = "-".join(dict.fromkeys(_gb(x, 0) for x in (low, high) if x)) or "-"
+        verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {found['in_memory_of']}"}[found["fits"]]
+        if high is not None and found["peak_bytes"] > high:
+            verdict += ", over published"
         hours = [f"{found[key]:.1f}" if key in found else "-" for key in ("limit_hours", "projected_hours")]
         cost = f"${found['projected_cost']:.2f}" if "projected_cost" in found else "-"
-        rows.append((stage, _gb(found["peak_bytes"]), _gb(found["reserved_bytes"]), published, fits, *hours, cost))
+        rows.append((stage, _gb(found["peak_bytes"]), _gb(found["reserved_bytes"]), published, verdict, *hours, cost))
     return rows
 
 
@@ -125,13 +132,16 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
         click.echo(json.dumps(plan, indent=2))
         return
     name = f"{plan['recipe']} {plan['version']}" + (", modified" if plan["modified"] else "")
-    console.rows_table(f"{name}: predicted peak of each phase, GB", PHASE_COLUMNS, phase_rows(plan))
+    wide = console.OUT.width >= FULL_WIDTH
+    columns, rows = (PHASE_COLUMNS, phase_rows) if wide else (("stage", "phase", "peak", "most of it"), narrow_rows)
+    console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
     card = f", card {_gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
-    console.rows_table(f"{name}: predicted memory in GB, projected hours{card}", STAGE_COLUMNS, stage_rows(plan))
+    console.rows_table(f"{name}: predicted memory in GB, hours{card}", STAGE_COLUMNS, stage_rows(plan))
     shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
-        f"peak: what torch allocates. with reserve: and what the allocator wastes, paged states and the driver take, "
-        f"by constants that no GPU has confirmed yet. projected: at {shares}, which is assumed and not measured.",
+        f"peak: what torch allocates. reserved: with what the allocator wastes, paged states and the driver take, by "
+        f"constants that no GPU has confirmed yet. limit: hours at the card's nominal rates. projected: at {shares}, "
+        "which is assumed and not measured.",
         style="dim",
         markup=False,
     )
@@ -173,26 +183,38 @@ def claims(loaded: Loaded, strategy: str) -> list[str]:
     return [f"{t.metric.split('.')[-1]} {console.span(*t.range)}" for t in targets if t.metric]
 
 
-def show_fits(loaded: Loaded, found: Mapping[str, Fit | None], limit: int, as_json: bool) -> None:
-    """Print the settings that were found for each stage. Raises RunError where there are none."""
+def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
+    """Print the settings that were found. Raises RunError where a stage needs more than `limit` bytes with any."""
+    device = loaded.recipe.hardware.device
+    needs = {stage: reserved(phases[""], device) for stage, phases in found.stages.items()}
     if as_json:
-        fits = {s: f and {"set": f.changes, "peak_bytes": f.stage[""].peak_bytes} for s, f in found.items()}
-        click.echo(json.dumps({"limit_bytes": limit, "stages": fits}, indent=2))
+        stages = {
+            stage: {"peak_bytes": phases[""].peak_bytes, "reserved_bytes": needs[stage], "fits": needs[stage] <= limit}
+            for stage, phases in found.stages.items()
+        }
+        click.echo(json.dumps({"limit_bytes": limit, "set": found.changes, "stages": stages}, indent=2))
     else:
-        rows = []
-        for stage, fit in found.items():
-            if fit is None:
-                rows.append((stage, "-", "nothing fits"))
-                continue
-            keys = " ".join(f"{key}={json.dumps(value)}" for key, value in fit.changes.items())
-            rows.append((stage, _gb(reserved(fit.stage[""], loaded.recipe.hardware.device)), keys))
+        rows = [
+            (stage, _gb(phases[""].peak_bytes), _gb(needs[stage]), "DOES NOT FIT" if stage in found.lacking else "fits")
+            for stage, phases in found.stages.items()
+        ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {_gb(limit)} GB"
-        console.rows_table(title, ("stage", "with reserve, GB", "SET"), rows)
-    missing = [stage for stage, fit in found.items() if fit is None]
-    if missing:
+        console.rows_table(title, ("stage", "peak, GB", "with reserve", ""), rows)
+    if found.lacking:
         raise RunError(
-            f"{', '.join(missing)}: nothing fits {_gb(limit)} GB; a shorter context is left to you: max_length"
+            f"{', '.join(found.lacking)}: nothing fits {_gb(limit)} GB; shorter rows are left to you: max_length, "
+            "max_prompt_length, response_length"
         )
+    if not as_json:
+        console.OUT.print("for every stage alike, so that they build on each other:")
+        console.OUT.print(_assignments(loaded.overrides | found.changes), soft_wrap=True, markup=False)
+
+
+def _assignments(changes: Mapping[str, Any]) -> str:
+    """Changes as they are given to make and to rlhf."""
+    pairs = [f"{key}={as_yaml(value)}" for key, value in changes.items()]
+    options = " ".join(f"--set {pair}" for pair in pairs)
+    return f"  make: SET='{' '.join(pairs)}'\n  rlhf: {options}"
 
 
 def size(text: str) -> int:
@@ -210,10 +232,11 @@ def card_bytes(loaded: Loaded) -> int:
     return round(loaded.recipe.hardware.memory_gb * GB)
 
 
-def preflight(predict: Predictor, loaded: Loaded, stage: str) -> int | None:
+def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -> int | None:
     """Bytes at the stage's predicted peak, None where nothing can be predicted.
 
-    Raises RunError, with what would help, when the stage needs more than the recipe's card has.
+    Raises RunError, with what would help, when the stage needs more than the recipe's card has. `given`: the options
+    that the recipe was named by.
     """
     hardware = loaded.recipe.hardware
     card = hardware.memory_gb
@@ -229,39 +252,70 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str) -> int | None:
         return predicted[""].peak_bytes
     lines = [
         f"{stage} would need {_gb(need)} GB ({_gb(predicted[''].peak_bytes)} GB allocated, the rest reserve) and the "
-        f"card has {_gb(card * GB)} GB; nothing was started. What each would change alone:"
+        f"card has {_gb(card * GB)} GB; nothing was started."
     ]
     if stage in LEARNING:
-        peaks = {name: phase.peak_bytes for name, phase in predicted.items() if name and "/" not in name}
-        for effect in effects(predict, loaded, stage, max(peaks, key=peaks.__getitem__)):
+        lines.append("What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):")
+        for effect in effects(predict, loaded, stage):
             if effect.after is not None and effect.changes:
-                keys = " ".join(f"{key}={value}" for key, value in effect.changes.items())
-                lines.append(f"  {_gb(effect.before)} -> {_gb(effect.after)} GB  {effect.strategy.words}: SET='{keys}'")
-        lines.append(f"`rlhf plan --recipe {loaded.directory} --stage {stage} --fastest` looks for settings that fit")
+                keys = " ".join(f"{key}={as_yaml(value)}" for key, value in effect.changes.items())
+                other = "; another result" if effect.strategy.changes_result else ""
+                lines.append(f"  {_gb(effect.after)} GB  {effect.strategy.words}{other}: {keys}")
+    lines.append(
+        f"`rlhf plan {given or f'--recipe {loaded.directory}'} --fastest` looks for settings with which the chain fits"
+    )
     raise RunError("\n".join(lines))
 
 
-def published_rows(loaded: Loaded, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def published(loaded: Loaded, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every published figure of the recipe beside what is predicted, or what it is compared with after a run."""
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for target in loaded.targets:
         value = None if target.metric is None else predicted(plan, effects_of, target.stage, target.metric)
-        ours = "" if value is None else console.number(float(f"{value:.3g}"))
         low, high = target.limits
         if target.metric is None:
             verdict = f"not comparable: {target.not_comparable}"
         elif value is None:
             effect = target.metric.startswith("effect.")
             verdict = "not predicted" if effect else f"measured after {target.stage}: {target.metric}"
+        elif target.metric.rpartition(".")[2].startswith("time_"):
+            verdict = "operations, not timed"
         elif low == high and low:
             verdict = f"{value / low:.2g} times that"
         else:
             verdict = "within" if inside(value, target.limits) else "outside"
-        rows.append((target.stage, target.name, console.span(*target.range), target.unit, ours, verdict))
+        rows.append(
+            {
+                "stage": target.stage,
+                "name": target.name,
+                "metric": target.metric,
+                "published": list(target.range),
+                "unit": target.unit,
+                "predicted": value,
+                "verdict": verdict,
+            }
+        )
     return rows
 
 
-PUBLISHED_COLUMNS = ("stage", "figure", "published", "unit", "predicted", "")
+def show_published(loaded: Loaded, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print what `published` found."""
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    cells = [
+        (
+            row["stage"],
+            row["name"],
+            console.span(*row["published"]),
+            row["unit"],
+            "" if row["predicted"] is None else console.number(float(f"{row['predicted']:.3g}")),
+            row["verdict"],
+        )
+        for row in rows
+    ]
+    columns = ("stage", "figure", "published", "unit", "predicted", "")
+    console.rows_table(f"{loaded.name} {loaded.version}: published figures", columns, cells)
 
 
 def predicted(plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: str, metric: str) -> float | None:
@@ -309,5 +363,5 @@ def _effect(effects_of: Mapping[str, Any], strategy: str, what: str) -> float | 
     }[what]
 
 
-def _gb(size: float) -> str:
-    return f"{size / GB:.2f}" if size else "-"
+def _gb(size: float, digits: int = 2) -> str:
+    return f"{size / GB:.{digits}f}" if size else "-"

@@ -175,8 +175,10 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
-    recipe = loaded.recipe.model_dump(mode="json", exclude={"description", "status", "default"})
-    key = recipes.content_hash([recipe, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
+    deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | ({"sft"} if stage == "merge" else set())
+    recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
+    device = loaded.recipe.hardware.device
+    key = recipes.content_hash([recipe, device, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 
@@ -190,9 +192,10 @@ def _version(package: str) -> str | None:
 
 def _read_cache(file: Path) -> list[dict[str, Any]] | None:
     try:
-        return json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, list) and len(found) == len(DEPTHS) else None
 
 
 def _write_cache(file: Path, peaks: list[dict[str, Any]]) -> None:

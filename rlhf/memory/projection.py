@@ -79,10 +79,8 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
         return None
     options = getattr(recipe, stage)
     per_step = step_flops(recipe, stage, predicted)
+    share = row_tokens(recipe, stage, options.per_device_train_batch_size) / longest_row(recipe, stage)
     if stage == "ppo":
-        full = options.max_prompt_length + options.response_length
-        prompts = _prompt_lengths(recipe, options.max_prompt_length)
-        share = (sum(prompts) / len(prompts) + options.response_length) / full
         every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
         evaluations = 1 + len({options.steps}.union(*every))
         batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
@@ -91,10 +89,25 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
         read = decoding_bytes(recipe, predicted) - cached * (1 - share)
         computed = sum(flops for phase, flops in per_step.items() if phase != "rollout/decode")
         return Work(computed * steps * share, batches * (options.response_length - 1) * read)
-    micro = options.per_device_train_batch_size
-    share = padded_share(recipe, options.max_length, options.max_prompt_length, micro, options.group_by_length)
-    evaluated = predicted["evaluate"].flops * options.max_eval_samples / min(options.max_eval_samples, 2 * micro)
+    rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
+    evaluated = predicted["evaluate"].flops * options.max_eval_samples / rehearsed
     return Work((per_step["train"] * steps + evaluated) * share, 0.0)
+
+
+def longest_row(recipe: Recipe, stage: str) -> int:
+    """Tokens of the longest row that a training stage admits."""
+    options = getattr(recipe, stage)
+    return options.max_prompt_length + options.response_length if stage == "ppo" else options.max_length
+
+
+def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
+    """Tokens of a row on average, with the padding of micro-batches; PPO's responses use their whole budget."""
+    options = getattr(recipe, stage)
+    if stage == "ppo":
+        prompts = _prompt_lengths(recipe, options.max_prompt_length)
+        return sum(prompts) / len(prompts) + options.response_length
+    longest = options.max_length
+    return longest * padded_share(recipe, longest, options.max_prompt_length, micro, options.group_by_length)
 
 
 def _weights(phase: Phase) -> int:

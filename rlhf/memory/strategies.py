@@ -1,4 +1,4 @@
-"""Ways to need less memory: what each would save on a recipe, and which settings fit a card.
+"""Ways to need less memory, and what each would save on a recipe.
 
 The six are those of the published H100 guide. All but two leave the result alone: quantisation rounds the base, and a
 shorter context cuts dialogues.
@@ -42,8 +42,8 @@ def switched_on(loaded: Loaded, stage: str, name: str) -> dict[str, Any] | None:
     if name == "flash_attention":
         return None if recipe.model.attention != "eager" else {"model.attention": "auto"}
     if name == "batch_size":
-        half = [n for n in _divisors(_global_batch(loaded, stage)) if 2 * n <= options.per_device_train_batch_size]
-        return _micro_batch(loaded, stage, half[0]) if half else None
+        half = [n for n in divisors(global_batch(loaded, stage)) if 2 * n <= options.per_device_train_batch_size]
+        return micro_batch(loaded, stage, half[-1]) if half else None
     if name == "context_length":
         return _halved(loaded, stage)
     return None  # one process sees one card
@@ -55,7 +55,7 @@ def switched_off(loaded: Loaded, stage: str) -> dict[str, Any]:
         "model.quantization": "none",
         "model.attention": "eager",
         f"{stage}.gradient_checkpointing": False,
-        **_micro_batch(loaded, stage, _global_batch(loaded, stage)),
+        **micro_batch(loaded, stage, global_batch(loaded, stage)),
     }
 
 
@@ -73,7 +73,7 @@ def with_changes(loaded: Loaded, changes: dict[str, Any]) -> Loaded:
 
 
 class Effect(NamedTuple):
-    """A strategy's predicted effect on the peak of one phase; None where it is on already, or does not apply."""
+    """What a stage needs with a strategy, in bytes of the card; None where it is on already, or does not apply."""
 
     strategy: Strategy
     changes: dict[str, Any] | None
@@ -82,20 +82,21 @@ class Effect(NamedTuple):
     flops: float | None  # after / before
 
 
-def effects(predict: Predictor, loaded: Loaded, stage: str, phase: str) -> list[Effect]:
+def effects(predict: Predictor, loaded: Loaded, stage: str) -> list[Effect]:
     """Each strategy alone, on the recipe as it is, the one that saves most first."""
+    device = loaded.recipe.hardware.device
     before = predict(loaded, stage)
-    peak = before[phase].peak_bytes
+    need = reserved(before[""], device)
     found = []
     for strategy in STRATEGIES:
         changes = switched_on(loaded, stage, strategy.name)
         if changes is None:
-            found.append(Effect(strategy, None, peak, None, None))
+            found.append(Effect(strategy, None, need, None, None))
             continue
         changed = with_changes(loaded, changes)
         after = predict(changed, stage)
         ratio = operations(changed, stage, after) / operations(loaded, stage, before)
-        found.append(Effect(strategy, changes, peak, after[phase].peak_bytes, ratio))
+        found.append(Effect(strategy, changes, need, reserved(after[""], device), ratio))
     return sorted(found, key=lambda e: e.after if e.after is not None else 2**62)
 
 
@@ -105,67 +106,21 @@ def operations(loaded: Loaded, stage: str, predicted: Stage) -> float:
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
 
 
-class Fit(NamedTuple):
-    changes: dict[str, Any]
-    stage: Stage
-
-
-def fit(predict: Predictor, loaded: Loaded, stage: str, limit: int) -> Fit | None:
-    """The fastest settings of a stage that need at most `limit` bytes, with its batches and so its result unchanged.
-
-    Fastest first: more prompts decoded together; no checkpointing before checkpointing (a quarter fewer operations);
-    then larger micro-batches. Where nothing fits, NF4 and a paged 8-bit optimizer are tried too; the result changes.
-    """
-    device = loaded.recipe.hardware.device
-    compressed = {"model.quantization": "nf4", f"{stage}.optim": "paged_adamw_8bit"}
-    for start in ({}, compressed) if loaded.recipe.model.quantization == "none" else ({},):
-        chosen: dict[str, Any] = dict(start)
-        for phases, choices in _axes(loaded, stage):
-            fitting = None
-            for choice in choices:
-                found = predict(with_changes(loaded, chosen | choice), stage)
-                if all(reserved(found[phase], device) <= limit for phase in phases if phase in found):
-                    fitting = choice
-                    break
-            if fitting is None:
-                break
-            chosen |= fitting
-        else:
-            return Fit(chosen, predict(with_changes(loaded, chosen), stage))
-    return None
-
-
-def _axes(loaded: Loaded, stage: str) -> list[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-    """Settings that can be chosen apart from each other: the phases that they decide, and choices, fastest first."""
-    recipe = loaded.recipe
-    learning = [
-        {f"{stage}.gradient_checkpointing": checkpointing, **_micro_batch(loaded, stage, micro)}
-        for checkpointing in (False, True)
-        for micro in _divisors(_global_batch(loaded, stage))
-    ]
-    if stage == "ppo":
-        decoding = [{"ppo.rollout_batch_size": n} for n in _divisors(recipe.ppo.batch_size)]
-        return [(("rollout", "evaluate"), decoding), (("score", "update"), learning)]
-    if stage == "rm":
-        return [(("train", "evaluate"), learning)]
-    smallest = _micro_batch(loaded, stage, 1)  # held-out rows go through in micro-batches too
-    decoding = [{"evaluate.batch_size": n, **smallest} for n in _divisors(recipe.evaluate.batch_size)]
-    return [(("evaluate",), decoding), (("train", "evaluate"), learning)]
-
-
-def _global_batch(loaded: Loaded, stage: str) -> int:
+def global_batch(loaded: Loaded, stage: str) -> int:
+    """Rows of one optimizer step."""
     options = getattr(loaded.recipe, stage)
     if stage == "ppo":
         return options.batch_size // options.num_mini_batches
     return options.per_device_train_batch_size * options.gradient_accumulation_steps
 
 
-def _micro_batch(loaded: Loaded, stage: str, micro: int) -> dict[str, Any]:
+def micro_batch(loaded: Loaded, stage: str, micro: int) -> dict[str, Any]:
+    """The keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
     if stage == "ppo":
         return {"ppo.per_device_train_batch_size": micro}
     return {
         f"{stage}.per_device_train_batch_size": micro,
-        f"{stage}.gradient_accumulation_steps": _global_batch(loaded, stage) // micro,
+        f"{stage}.gradient_accumulation_steps": global_batch(loaded, stage) // micro,
     }
 
 
@@ -175,5 +130,6 @@ def _halved(loaded: Loaded, stage: str) -> dict[str, Any]:
     return {f"{stage}.{key}": max(2, getattr(options, key) // 2) for key in keys}
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(n, 0, -1) if n % d == 0]
+def divisors(n: int) -> list[int]:
+    """Of n, the smallest first."""
+    return [d for d in range(1, n + 1) if n % d == 0]

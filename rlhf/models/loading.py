@@ -25,12 +25,13 @@ from transformers import (
 from transformers.quantizers import AutoHfQuantizer
 
 from rlhf import recipe as recipes
-from rlhf.data import tokenize
+from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
 from rlhf.data.tokenize import Codec
 from rlhf.run import Run, RunError
 
 ADAPTER_FILE = "adapter_model.safetensors"
+SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
 def device_of(recipe: recipes.Recipe) -> torch.device:
@@ -81,17 +82,21 @@ def _keep_freed_memory() -> None:
 
 
 def load_codec(run: Run) -> Codec:
-    settings = run.loaded.recipe.tokenizer
+    settings, architecture = run.loaded.recipe.tokenizer, run.loaded.recipe.model.architecture
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
     try:
-        return tokenize.load(name, settings.revision, settings.template)
+        codec = tokenize.load(name, settings.revision, settings.template)
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise RunError(f"cannot load the tokenizer {name}: {_reason(error, settings)}") from error
+    entries, rows = len(codec.tokenizer), architecture.vocab_size if architecture else None
+    if rows and entries > rows:
+        raise RunError(f"the tokenizer {name} has {entries} entries, model.architecture.vocab_size is only {rows}")
+    return codec
 
 
 def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> LlamaForCausalLM:
@@ -108,6 +113,8 @@ def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> Ll
 def base_name(run: Run) -> str:
     """What plain peft must be given as the base of this run's adapters."""
     model = run.loaded.recipe.model
+    if model.source == "random":
+        return "random weights"
     return str((run.root / "pretrain" / "model").resolve()) if model.source == "pretrain" else str(model.name)
 
 
@@ -123,9 +130,13 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         options["attn_implementation"] = settings.attention
     nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    if nf4 is not None:
+        _import("bitsandbytes", "model.quantization: nf4", "pip install '.[gpu]'")
+        _check_blocks(settings.architecture, device)
+    if settings.attention == "flash_attention_2":
+        way_out = "pip install flash-attn --no-build-isolation, or use model.attention: auto"
+        _import("flash_attn", "model.attention: flash_attention_2", way_out)
     try:
-        if nf4 is not None:
-            importlib.import_module("bitsandbytes")  # transformers would stumble over a name that it did not import
         if settings.source == "random":
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
@@ -135,30 +146,56 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         if kind is AutoModelForSequenceClassification:
             options["num_labels"] = 1
         name = base_name(run)
-        base = kind.from_pretrained(name, quantization_config=nf4, device_map={"": device}, **options)
-    except ImportError as error:
-        if nf4 is not None:
-            raise RunError("model.quantization: nf4 needs bitsandbytes: pip install '.[gpu]'") from error
-        raise
-    except (OSError, ValueError, SafetensorError) as error:
+        base, report = kind.from_pretrained(
+            name,
+            quantization_config=nf4,
+            device_map={"": device},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report names them, the error would not
+            **options,
+        )
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise RunError(f"cannot load the base model {base_name(run)}: {_reason(error, settings)}") from error
+    _check_complete(report, name)
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
     return base
 
 
 def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
-    """Why the hub gave nothing, and the way out, in one line."""
-    text = " ".join(f"{error} {error.__cause__ or ''}".split())
-    found = text[:300]
+    """Why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
-        return found
-    page = f"https://huggingface.co/{settings.name}"
-    if "gated" in text.lower() or "401" in text or "403" in text:
-        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({found})"
-    if "revision" in text.lower() or "is not a valid git identifier" in text:
-        return f"revision {settings.revision} is not there: copy a commit from {page}/commits ({found})"
-    return f"{found}; without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
+        return " ".join(str(error).split())[:300]
+    way_out = "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
+    return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
+
+
+def _import(package: str, what: str, way_out: str) -> None:
+    """transformers would stumble over a package that it did not find, or blame another."""
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise RunError(f"{what} needs {package} ({error}): {way_out}") from error
+
+
+def _check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:
+    """Raise RunError where bitsandbytes' kernels for a CPU would stumble: a row must be whole blocks of 64 weights."""
+    for key in ("hidden_size", "intermediate_size"):
+        size = getattr(architecture, key, 0)
+        if device.type == "cpu" and size % 64:
+            raise RunError(
+                f"model.quantization: nf4 on a CPU needs model.architecture.{key}, {size}, in multiples of 64"
+            )
+
+
+def _check_complete(report: dict[str, Any], name: str) -> None:
+    """Raise RunError where a checkpoint lacks weights, which transformers would draw at random; a new head is none."""
+    missing = sorted(key for key in report["missing_keys"] if key != SCORE)
+    other = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
+    for keys, how in ((missing, "lacks"), (other, "has another shape of")):
+        if keys:
+            more = f" and {len(keys) - 1} more weights" if len(keys) > 1 else ""
+            raise RunError(f"{name} {how} {keys[0]}{more}: it is damaged, or not a checkpoint of this architecture")
 
 
 def _nf4(settings: recipes.Model) -> BitsAndBytesConfig:
@@ -228,6 +265,17 @@ def _quantized(module: nn.Module, weight: torch.Tensor) -> nn.Parameter:
     packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
     module.quant_state = state
     return Params4bit(packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True)
+
+
+@torch.no_grad()
+def round_to_nf4(model: PreTrainedModel) -> None:
+    """Round the weights that NF4 would pack to the values that they had in training, in place."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
+            packed, state = quantize_4bit(module.weight, compress_statistics=True, quant_type="nf4")
+            module.weight.copy_(dequantize_4bit(packed, state))
 
 
 def lora_config(run: Run, task_type: str) -> LoraConfig:

@@ -44,11 +44,12 @@ def execute(
         for parent in parents(loaded.recipe, stage):
             run.parent(parent)
         tracking.check(report_to)
-        predicted = preflight()
         with quiet_libraries():
-            from rlhf.models.loading import set_up_torch
+            from rlhf.models.loading import device_of, set_up_torch
             from rlhf.telemetry import device_facts
 
+            device_of(loaded.recipe)  # without a GPU nothing more need be predicted
+            predicted = preflight()
             device = set_up_torch(loaded.recipe)
             run.start(resume, sys.argv, device_facts(device))
             project = f"{loaded.name}-{loaded.version}"

@@ -1,14 +1,18 @@
 """Recipes that start from a pretrained checkpoint, as the 7B recipes do: from a folder, in float32, bfloat16, NF4."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rlhf.recipe import Loaded
-from rlhf.run import RunError, read_json
+from rlhf.models.loading import load_base, load_codec
+from rlhf.recipe import Loaded, RecipeError
+from rlhf.run import Run, RunError, read_json, sha256
 from tests.conftest import run_stages, small
 
 
@@ -73,15 +77,23 @@ def test_a_quantised_base_trains_exact_adapters(trained, tmp_path):
     assert abs(first["loss"] - 0.6931) < 0.02  # policy and reference begin equal: -log σ(0) = ln 2
 
 
-def test_quantisation_without_bitsandbytes_says_what_to_install(trained, tmp_path, monkeypatch):
-    import transformers.quantizers.quantizer_bnb_4bit as quantizer
-
-    def missing(*_, **__):
-        raise ImportError("no bitsandbytes")
-
-    monkeypatch.setattr(quantizer.Bnb4BitHfQuantizer, "validate_environment", missing)
-    with pytest.raises(RunError, match=r"needs bitsandbytes: pip install '\.\[gpu\]'"):
-        run_stages(pretrained(trained, tmp_path, model__quantization="nf4"), tmp_path, "sft")
+@pytest.mark.parametrize(
+    ("changes", "package", "way_out"),
+    [
+        ({"model__quantization": "nf4"}, "bitsandbytes", r"pip install '\.\[gpu\]'"),
+        (
+            {"model__attention": "flash_attention_2"},
+            "flash_attn",
+            r"pip install flash-attn .*or use model.attention: auto",
+        ),
+    ],
+)
+def test_a_package_that_is_not_there_is_the_one_that_is_named(
+    trained, tmp_path, monkeypatch, changes, package, way_out
+):
+    monkeypatch.setitem(sys.modules, package, None)  # importing it raises ImportError
+    with pytest.raises(RunError, match=f"needs {package} .*: {way_out}"):
+        run_stages(pretrained(trained, tmp_path, **changes), tmp_path, "sft")
 
 
 @pytest.mark.parametrize(
@@ -107,3 +119,119 @@ def test_a_damaged_checkpoint_is_one_line(trained, tmp_path):
     (target / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(RunError, match="cannot load the base model"):
         run_stages(pretrained(trained, tmp_path, model__name=str(target)), tmp_path, "sft")
+
+
+def changed_checkpoint(trained: Path, folder: Path, change) -> str:
+    """The pretrained model with other tensors: `change` gets them by name."""
+    source = trained / "cpu-tiny/v1/pretrain/model"
+    target = folder / "model"
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return str(target)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), r"model lacks model\.layers\.1\.mlp\.up_proj\.weight: "),
+        (
+            lambda t: [t.pop(key) for key in list(t) if "layers.0.mlp" in key],
+            r"model lacks model\.layers\.0\.mlp\.down_proj\.weight and 2 more weights: ",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(5)}),
+            r"model has another shape of model\.norm\.weight: ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stage", ["sft", "rm"])
+def test_a_checkpoint_without_all_its_weights_is_refused(trained, tmp_path, change, said, stage):
+    """transformers would draw them at random and only warn."""
+    broken = changed_checkpoint(trained, tmp_path, change)
+    loaded = pretrained(trained, tmp_path, model__name=broken)
+    head = {"sft": "lm", "rm": "score"}[stage]
+    with pytest.raises(RunError, match=said):
+        load_base(Run(tmp_path, loaded, stage), torch.device("cpu"), head=head)
+
+
+def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(trained, tmp_path):
+    shape = small().recipe.model.architecture.model_dump() | {"vocab_size": 300}
+    loaded = pretrained(trained, tmp_path, model__architecture=shape)
+    with pytest.raises(RunError, match=r"has 400 entries, model\.architecture\.vocab_size is only 300"):
+        load_codec(Run(tmp_path, loaded, "sft"))
+
+
+# -- merging -----------------------------------------------------------------------------------------------------------
+
+
+def scaled_adapter(folder: Path, stage: str, factor: float) -> None:
+    """Multiply one half of an adapter that a stage has written, as if it had learned less, or more."""
+    file = folder / "cpu-tiny/v1" / stage / "adapter/adapter_model.safetensors"
+    tensors = {key: value * (factor if "lora_B" in key else 1) for key, value in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    summary = file.parents[1] / "summary.json"
+    content = json.loads(summary.read_text())
+    content["result_sha256"]["adapter/adapter_model.safetensors"] = sha256(file)
+    summary.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 30.0])
+def test_an_adapter_of_any_size_is_merged_in_bfloat16(trained, tmp_path, factor):
+    """One that is smaller than the rounding of the weights is no error."""
+    loaded = pretrained(trained, tmp_path, model__dtype="bfloat16", merge__stage="sft")
+    run_stages(loaded, tmp_path, "sft")
+    scaled_adapter(tmp_path, "sft", factor)
+    summary = run_stages(loaded, tmp_path, "merge")
+    found = summary["metrics"]
+    assert 0 <= found["kl_of_merging"] <= max(0.1 * found["adapter_effect"], 1e-2)
+    assert found["top1_agreement"] > 0.9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merge_that_loses_the_adapter_is_refused(trained, tmp_path, monkeypatch, dtype):
+    loaded = pretrained(trained, tmp_path, model__dtype=dtype, merge__stage="sft")
+    run_stages(loaded, tmp_path, "sft")
+    scaled_adapter(tmp_path, "sft", 30.0)
+    monkeypatch.setattr(PeftModel, "merge_and_unload", lambda model: model.unload(), raising=False)
+    with pytest.raises(RunError, match="merging lost the adapter"):
+        run_stages(loaded, tmp_path, "merge")
+    assert not (tmp_path / "cpu-tiny/v1/merge/summary.json").exists()
+
+
+def test_a_four_bit_base_is_merged_as_published_or_as_it_was_rounded(trained, tmp_path):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    tokenizer = AutoTokenizer.from_pretrained(trained / "cpu-tiny/v1/pretrain/model")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    name = "model.layers.0.self_attn.q_proj"
+    for base in ("full", "dequantized"):
+        out = tmp_path / base
+        changes = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4", "merge__base": base}
+        loaded = pretrained(trained, tmp_path, **changes, merge__stage="sft")
+        run_stages(loaded, out, "sft", "merge")
+        merged = load_file(out / "cpu-tiny/v1/merge/model/model.safetensors")
+        adapter = weights(out, "sft")
+        down, up = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+        source = model.state_dict()[f"{name}.weight"]
+        rounded = functional.dequantize_4bit(
+            *functional.quantize_4bit(source, compress_statistics=True, quant_type="nf4")
+        )
+        assert (rounded - source).abs().max() > 1e-3, "there is something to tell apart"
+        lora = loaded.recipe.lora
+        expected = (source if base == "full" else rounded) + lora.lora_alpha / lora.r * up @ down
+        torch.testing.assert_close(merged[f"{name}.weight"], expected)
+        for kept in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+            assert torch.equal(merged[kept], model.state_dict()[kept])
+
+
+def test_dequantised_weights_need_quantised_ones():
+    with pytest.raises(RecipeError, match=r"merge\.base: dequantized needs model\.quantization: nf4"):
+        small(merge__base="dequantized")

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from rlhf import cli, recipe
-from rlhf.memory import plan, projection, strategies
+from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, reserved
 from rlhf.recipe import Loaded
@@ -165,7 +165,8 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predict, narrow):
     assert (made["stages"]["merge"]["fits"], made["stages"]["merge"]["in_memory_of"]) == (None, "host")
     code, out, err = command("plan", "--recipe", narrow, "--stage", "sft", "--json")
     assert (code, json.loads(out)["stages"]["sft"]) == (1, row)
-    assert "does not fit its card: `rlhf plan --fastest`" in err
+    options = f"--recipe {narrow}"
+    assert f"does not fit its card: `rlhf plan {options} --fastest`" in err
     code, _, _ = command("plan", "--recipe", narrow, "--stage", "merge")
     assert code == 0
 
@@ -220,12 +221,13 @@ def global_batch(loaded: Loaded, stage: str) -> int:
 def test_settings_that_fit_do_fit_and_change_no_batch(command, predict, small, stage, share):
     before = recipe.load(small)
     limit = round(share * predict(before, stage)[""].peak_bytes)
-    found = strategies.fit(predict, before, stage, limit)
-    assert found
+    found = fit.fit(predict, before, (stage,), limit)
+    assert not found.lacking
     code, out, _ = command("plan", "--recipe", small, "--stage", stage, "--fit", f"{limit / 1e9:.9f}GB", "--json")
     answer = json.loads(out)
-    assert (code, answer["limit_bytes"]) == (0, limit)
-    assert answer["stages"][stage] == {"set": found.changes, "peak_bytes": found.stage[""].peak_bytes}
+    need = found.stages[stage][""].peak_bytes
+    assert (code, answer["limit_bytes"], answer["set"]) == (0, limit, found.changes)
+    assert answer["stages"] == {stage: {"peak_bytes": need, "reserved_bytes": need, "fits": True}}
     loaded = recipe.load(small, found.changes)
     assert reserved(predict(loaded, stage)[""], "cpu") <= limit
     assert global_batch(loaded, stage) == global_batch(before, stage)
@@ -233,22 +235,65 @@ def test_settings_that_fit_do_fit_and_change_no_batch(command, predict, small, s
 
 
 def test_with_all_memory_the_fastest_settings_are_chosen(predict, small):
-    found = strategies.fit(predict, recipe.load(small), "sft", 50 * 10**9)
-    assert found and found.changes == {
-        "sft.gradient_checkpointing": False,
-        "sft.per_device_train_batch_size": 8,
-        "sft.gradient_accumulation_steps": 1,
-        "evaluate.batch_size": 4,
+    found = fit.fit(predict, recipe.load(small), ("sft",), 50 * 10**9)
+    assert found.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
+
+
+def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits(command, predict, folder):
+    """What SFT alone could keep, bfloat16 and many prompts at once, the others may not: all must agree."""
+    pytest.importorskip("bitsandbytes")
+    card = {"hardware__device": "cuda", "hardware__memory_gb": 2.0, "model__dtype": "bfloat16"}
+    wide = {"model__architecture__hidden_size": 512, "model__architecture__intermediate_size": 2048}
+    few = {"ppo__batch_size": 4, "ppo__per_device_train_batch_size": 2, "ppo__rollout_batch_size": 4}
+    few |= {"sft__gradient_accumulation_steps": 1, "dpo__per_device_train_batch_size": 2, "evaluate__batch_size": 2}
+    made = write_recipe(folder, "chain", **card, **wide, **few)
+    loaded = recipe.load(made)
+    chain = ("sft", "rm", "evaluate")
+    peaks = {stage: predict(loaded, stage)[""] for stage in chain}
+    limit = min(reserved(peak, "cuda") for peak in peaks.values()) - 1
+    found = fit.fit(predict, loaded, chain, limit)
+    assert not found.lacking
+    changed = recipe.load(made, found.changes)
+    for stage in chain:
+        assert found.stages[stage] == predict(changed, stage)
+        assert reserved(found.stages[stage][""], "cuda") <= limit
+        if stage != "evaluate":
+            assert global_batch(changed, stage) == global_batch(loaded, stage)
+    code, out, _ = command("plan", "--recipe", made, "--stage", "rm", "--set", "seed=3", "--fit", "9GB")
+    line = next(line for line in out.splitlines() if "make: SET=" in line)
+    keys = shlex.split(line.partition("SET=")[2])[0].split()
+    assert (code, keys[0]) == (0, "seed=3"), "what was given is part of it"
+    assert recipe.parse_overrides(keys[1:]) == fit.fit(predict, loaded, ("rm",), 9 * 10**9).changes
+    words = shlex.split(next(line for line in out.splitlines() if "rlhf: --set" in line))[1:]
+    assert words == [word for key in keys for word in ("--set", key)]
+    assert fit.fit(predict, loaded, ("sft",), CONTEXT).lacking == ("sft",)
+
+
+def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
+    """By hand, for an RTX 4090 and bfloat16, with rows of 100 tokens: 2 x 100 / 165.2e12 and 2 / (n x 1.008e12)."""
+    lengths = {"sft.max_length": 100, "sft.max_prompt_length": 50}
+    loaded = recipe.load(RECIPE, {"hardware.name": "4090", "model.dtype": "bfloat16", **lengths})
+    seconds = {
+        (checkpointing, n): fit._row_seconds(loaded.recipe, "sft", checkpointing, n)
+        for checkpointing in (False, True)
+        for n in (1, 2, 32)
     }
+    assert seconds[False, 1] == pytest.approx(2 * (200 / 165.2e12 + 2 / 1.008e12))
+    assert seconds[True, 32] == pytest.approx(3 * (200 / 165.2e12 + 2 / (32 * 1.008e12)))
+    order = sorted(seconds, key=seconds.__getitem__)
+    assert order == [(False, 32), (True, 32), (False, 2), (False, 1), (True, 2), (True, 1)]
 
 
 def test_where_nothing_fits_the_answer_is_one_line(command, predict, small):
     pytest.importorskip("bitsandbytes")
-    assert strategies.fit(predict, recipe.load(small), "rm", 200_000) is None
+    assert fit.fit(predict, recipe.load(small), ("rm",), 200_000).lacking == ("rm",)
     code, out, err = command("plan", "--recipe", small, "--stage", "rm", "--fit", "0.0002GB")
     assert code == 1
-    assert "nothing fits" in out
-    assert err == "error: rm: nothing fits 0.00 GB; a shorter context is left to you: max_length\n"
+    assert "DOES NOT FIT" in out
+    assert err == (
+        "error: rm: nothing fits 0.00 GB; shorter rows are left to you: max_length, max_prompt_length, "
+        "response_length\n"
+    )
 
 
 def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
@@ -259,7 +304,7 @@ def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
     one = recipe.load(made, {"sft.per_device_train_batch_size": 1, "sft.gradient_accumulation_steps": 2})
     peak = predict(one, "sft")[""]
     limit = reserved(peak._replace(peak_bytes=round(1.4 * peak.peak_bytes)), "cuda")
-    assert strategies.fit(predict, recipe.load(made), "sft", limit) is not None
+    assert not fit.fit(predict, recipe.load(made), ("sft",), limit).lacking
 
 
 @pytest.mark.parametrize("text", ["12XB", "", "GB", "-3GB", "0GB", "1e3GB", "12 TB"])
@@ -288,31 +333,47 @@ def test_a_bad_size_is_exit_code_1(command, small):
 # -- the preflight -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, narrow, tmp_path):
+def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, narrow, tmp_path, monkeypatch):
     """With what would help, best first; the keys work as they are printed."""
     pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr("rlhf.models.loading.device_of", lambda recipe: torch.device("cpu"))
     with pytest.raises(RunError, match="nothing was started") as caught:
         plan.preflight(predict, recipe.load(narrow), "sft")
     code, out, err = command("run", "sft", "--recipe", narrow)
     assert (code, out, err) == (1, "", f"error: {caught.value}\n")
-    first, *lines, last = err.strip().splitlines()
+    first, second, *lines, last = err.strip().splitlines()
+    assert "SET='KEY=VALUE …'" in second
     assert re.search(r"sft would need \d+\.\d\d GB .* and the card has 2\.00 GB; nothing was started", first)
-    assert last == f"`rlhf plan --recipe {narrow} --stage sft --fastest` looks for settings that fit"
-    found = [re.search(r"(\d+\.\d\d) -> (\d+\.\d\d) GB  (.+): SET='(.+)'$", line) for line in lines]
+    assert last == f"`rlhf plan --recipe {narrow} --fastest` looks for settings with which the chain fits"
+    found = [re.search(r"(\d+\.\d\d) GB  (.+): (.+)$", line) for line in lines]
     assert all(found)
-    sizes = [float(match[2]) for match in found if match]
+    sizes = [float(match[1]) for match in found if match]
     assert sizes == sorted(sizes)
     assert len(sizes) == 4, "attention makes no matrix of scores already, and there is one card"
     before = recipe.load(narrow)
     for match in found:
         assert match
-        keys = shlex.split(match[4])
+        keys = match[3].split()
+        assert ("another result" in match[2]) == any(k.startswith(("model.quant", "sft.max_l")) for k in keys)
         changed = recipe.load(narrow, recipe.parse_overrides(keys))
         names = sorted(key.partition("=")[0] for key in keys)
         assert recipe.differences(before.recipe.model_dump(), changed.recipe.model_dump()) == names
         assert global_batch(changed, "sft") == global_batch(before, "sft")
     assert not [*tmp_path.rglob("sft/*")]
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
+
+
+def test_the_refusal_s_way_out_keeps_what_was_given(command, narrow, monkeypatch):
+    monkeypatch.setattr("rlhf.models.loading.device_of", lambda recipe: torch.device("cpu"))
+    _, _, err = command("run", "sft", "--recipe", narrow, "--set", "lora.r=3")
+    assert f"`rlhf plan --recipe {narrow} --set lora.r=3 --fastest`" in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_predicted_first(command, narrow):
+    code, _, err = command("run", "sft", "--recipe", narrow)
+    assert code == 1
+    assert err.startswith("error: the recipe needs CUDA")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU the stage ends where it looks for one")
@@ -498,6 +559,59 @@ def test_padding_by_hand(monkeypatch):
     assert projection.padded_share(hh(), 10, 3, 64, False) == 1.0, "every batch has a long row"
 
 
+# -- questions that do not go together ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--fit", "1GB", "--fastest"], "--fit and --fastest answer different questions"),
+        (["--strategies", "--published"], "--strategies and --published answer different questions"),
+        (["--fit", "1GB", "--price", "1"], "--price goes with the plan itself, not with --fit"),
+        (["--price", "nan"], "nan: dollars for an hour"),
+        (["--price", "inf"], "inf: dollars for an hour"),
+        (["--stage", "merge", "--fit", "1GB"], "there is nothing to fit"),
+        (["--stage", "evaluate", "--strategies"], "evaluate does not train"),
+        (["--fit", ""], "write a size in gigabytes"),
+    ],
+)
+def test_options_that_cannot_be_answered_are_refused(command, small, options, said):
+    code, out, err = command("plan", "--recipe", small, *options)
+    assert code != 0
+    assert out == ""
+    assert said in " ".join(err.split())
+
+
+def test_published_figures_as_json_and_of_one_stage(command, folder, small):
+    target = {
+        "name": "peak",
+        "stage": "sft",
+        "metric": "peak_vram_gb",
+        "range": [0.1, 1.0],
+        "unit": "GB",
+        "source": "x",
+    }
+    reason = {"name": "pace", "stage": "rm", "not_comparable": "no", "range": [1, 1], "unit": "s", "source": "x"}
+    (small / "published.yaml").write_text(yaml.safe_dump({"targets": [target, reason]}))
+    try:
+        code, out, _ = command("plan", "--recipe", small, "--published", "--json")
+        rows = json.loads(out)
+        assert (code, [row["stage"] for row in rows]) == (0, ["sft", "rm"])
+        assert rows[0]["predicted"] > 0 and rows[0]["verdict"] == "within"
+        assert rows[1]["predicted"] is None and rows[1]["verdict"] == "not comparable: no"
+        _, out, _ = command("plan", "--recipe", small, "--published", "--stage", "rm")
+        assert "pace" in out and "peak" not in out
+    finally:
+        (small / "published.yaml").unlink()
+
+
+def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
+    monkeypatch.setattr(plan.console.OUT, "_width", 80)
+    _, out, _ = command("plan", "--recipe", small, "--stage", "sft")
+    assert "most of it" in out and "activ" not in out.replace("activations", "")
+    assert max(map(len, out.partition("peak: what")[0].splitlines())) <= 80
+
+
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
@@ -514,6 +628,22 @@ def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, pack
     version = predicting.version
     monkeypatch.setattr(predicting, "version", lambda name: "0" if name == package else version(name))
     assert predicting._cache_file(recipe.load(small), "sft") != before
+
+
+def test_a_damaged_cache_is_predicted_anew(predict, small):
+    loaded = recipe.load(small)
+    before = predict(loaded, "sft")
+    file = predicting._cache_file(loaded, "sft")
+    assert file.is_file()
+    for damage in ("{}", "[]", "nonsense"):
+        file.write_text(damage)
+        assert predict(loaded, "sft") == before
+
+
+def test_seed_and_size_of_the_card_are_no_new_prediction(small):
+    file = predicting._cache_file(recipe.load(small), "sft")
+    assert predicting._cache_file(recipe.load(small, {"hardware.memory_gb": 9.0}, seed=5), "sft") == file
+    assert predicting._cache_file(recipe.load(small, {"hardware.device": "cuda"}), "sft") != file
 
 
 # -- strategies --------------------------------------------------------------------------------------------------------
@@ -566,7 +696,7 @@ def test_an_odd_micro_batch_keeps_its_global_batch():
 def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
     pytest.importorskip("bitsandbytes")
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
-    found = strategies.effects(predict, loaded, "sft", "train")
+    found = strategies.effects(predict, loaded, "sft")
     sizes = [effect.after for effect in found if effect.after is not None]
     assert sizes == sorted(sizes)
     assert [effect.after is None for effect in found] == [False] * len(sizes) + [True] * (6 - len(sizes))
@@ -579,5 +709,5 @@ def test_half_the_micro_batch_computes_as_much(predict, small):
     """4 rows twice, or 2 rows four times."""
     pytest.importorskip("bitsandbytes")
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
-    (effect,) = (e for e in strategies.effects(predict, loaded, "sft", "train") if e.strategy.name == "batch_size")
+    (effect,) = (e for e in strategies.effects(predict, loaded, "sft") if e.strategy.name == "batch_size")
     assert effect.flops == pytest.approx(1.0, rel=0.01)

@@ -1,0 +1,117 @@
+"""The fastest settings of a chain of stages that need no more memory than a limit, its results unchanged."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from rlhf.memory.predict import Predictor, Stage, reserved
+from rlhf.memory.projection import CARDS, row_tokens
+from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
+from rlhf.recipe import Loaded, Recipe
+
+
+class Fit(NamedTuple):
+    """One set of changes for the whole chain: stages that build on each other must agree in what they share."""
+
+    changes: dict[str, Any]
+    stages: dict[str, Stage]  # as predicted with them
+    lacking: tuple[str, ...]  # the stages that still need more than the limit
+
+
+class Choice(NamedTuple):
+    changes: dict[str, Any]
+    seconds: float  # of a row, by which choices of one axis are ranked
+
+
+class Axis(NamedTuple):
+    """Settings that are chosen together, apart from all others."""
+
+    places: tuple[tuple[str, str], ...]  # (stage, phase) whose memory they decide
+    ladders: list[list[Choice]]  # each from the choice that needs least to the one that needs most
+    others: dict[str, Any]  # the least demanding choice of settings that decide the same places
+
+
+def fit(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int) -> Fit:
+    """The fastest settings with which each of `stages` needs at most `limit` bytes of the card.
+
+    Batches of the optimizers stay as they are. More prompts decoded together count as faster; of checkpointing and
+    micro-batches `_row_seconds` is the judge. Where a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are
+    tried, which change the result.
+    """
+    found = _search(predict, loaded, stages, limit)
+    if found.lacking and loaded.recipe.model.quantization == "none":
+        compressed = {"model.quantization": "nf4"}
+        compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
+        again = _search(predict, with_changes(loaded, compressed), stages, limit)
+        return again._replace(changes=compressed | again.changes)
+    return found
+
+
+def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int) -> Fit:
+    device = loaded.recipe.hardware.device
+    chosen: dict[str, Any] = {}
+
+    def too_much(axis: Axis, choice: Choice) -> bool:
+        changed = with_changes(loaded, chosen | axis.others | choice.changes)
+        phases = (predict(changed, stage).get(phase) for stage, phase in axis.places)
+        return any(reserved(phase, device) > limit for phase in phases if phase)
+
+    for axis in _axes(loaded, stages):
+        refused = partial(too_much, axis)
+        fitting = [c for ladder in axis.ladders for c in ladder[: bisect_left(ladder, True, key=refused)]]
+        least = axis.ladders[-1][0]
+        chosen |= min(fitting, key=lambda choice: choice.seconds, default=least).changes
+    found = {stage: predict(with_changes(loaded, chosen), stage) for stage in stages}
+    lacking = tuple(stage for stage, phases in found.items() if reserved(phases[""], device) > limit)
+    as_it_is = loaded.recipe.model_dump()
+    return Fit({key: value for key, value in chosen.items() if _value(as_it_is, key) != value}, found, lacking)
+
+
+def _axes(loaded: Loaded, stages: Sequence[str]) -> list[Axis]:
+    recipe = loaded.recipe
+    axes = []
+    sampling = [stage for stage in stages if stage in ("sft", "dpo", "evaluate")]  # with the settings of evaluate
+    if sampling:
+        places = tuple((stage, "evaluate") for stage in sampling)
+        smallest = {key: n for s in sampling if s in STAGES for key, n in micro_batch(loaded, s, 1).items()}
+        axes.append(Axis(places, [_at_once("evaluate.batch_size", recipe.evaluate.batch_size)], smallest))
+    if "ppo" in stages:
+        decoding = _at_once("ppo.rollout_batch_size", recipe.ppo.batch_size)
+        axes.append(Axis((("ppo", "rollout"), ("ppo", "evaluate")), [decoding], {}))
+    for stage in stages:
+        if stage in STAGES:
+            ladders = [
+                [
+                    Choice(
+                        {f"{stage}.gradient_checkpointing": checkpointing, **micro_batch(loaded, stage, n)},
+                        _row_seconds(recipe, stage, checkpointing, n),
+                    )
+                    for n in divisors(global_batch(loaded, stage))
+                ]
+                for checkpointing in (False, True)
+            ]
+            phases = ("score", "update") if stage == "ppo" else ("train", "evaluate")
+            axes.append(Axis(tuple((stage, phase) for phase in phases), ladders, {}))
+    return axes
+
+
+def _at_once(key: str, most: int) -> list[Choice]:
+    return [Choice({key: n}, 1 / n) for n in divisors(most)]
+
+
+def _value(recipe: dict[str, Any], key: str) -> Any:
+    section, name = key.split(".")
+    return recipe[section][name]
+
+
+def _row_seconds(recipe: Recipe, stage: str, checkpointing: bool, micro: int) -> float:
+    """Time of a row and weight that ranks settings: operations and weight traffic at the card's nominal rates.
+
+    Each pass multiplies every weight by the row's tokens, and reads it once for a whole micro-batch; NF4 is read,
+    unpacked and read again. Backward is one pass (the base has no weight gradients), recomputation another.
+    """
+    card = CARDS.get(recipe.hardware.name, CARDS["4090"])  # only the ratio of its rates counts
+    weight_bytes = 0.5 + 2 + 2 if recipe.model.quantization == "nf4" else 4 if recipe.model.dtype == "float32" else 2
+    passes = 3 if checkpointing else 2
+    return passes * (2 * row_tokens(recipe, stage, micro) / card.flops + weight_bytes / (micro * card.bandwidth))
