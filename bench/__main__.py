@@ -12,6 +12,7 @@ import click
 
 from bench import compare, steps
 from rlhf import console, recipe
+from rlhf.cli import guarded
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.recipe import Loaded
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; such a record is not saved.")
 @click.option("--steps", "count", default=8, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
 @click.option("--shape", default="hh", show_default=True, type=click.Choice(["hh", "longest"]), help="Length of rows.")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the record there, as JSON.")
 @click.option(
     "--save", is_flag=True, help="Put the record into results/; needs committed code and an unchanged recipe."
 )
@@ -87,11 +89,12 @@ NOTE = (
 
 def measure(loaded: Loaded, stages: tuple[str, ...], count: int, shape: str) -> dict[str, Any]:
     """The record of one benchmark: provenance, ceilings of the device, and what each stage took."""
-    import torch
+    with console.quiet_libraries():
+        import torch
 
-    from bench.ceilings import ceilings
-    from rlhf.models.loading import device_of
-    from rlhf.telemetry import device_facts
+        from bench.ceilings import ceilings
+        from rlhf.models.loading import device_of
+        from rlhf.telemetry import device_facts
 
     device = device_of(loaded.recipe)
     if loaded.recipe.hardware.threads:
@@ -202,4 +205,4 @@ def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

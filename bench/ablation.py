@@ -8,6 +8,7 @@ import click
 
 from bench import steps
 from rlhf import console, recipe
+from rlhf.cli import guarded
 from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import one_by_one
@@ -60,4 +61,4 @@ def _row(
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import click
 
+from rlhf.cli import guarded
+
 ROOT = Path(__file__).parents[1]
 LEAST = 20.0  # seconds below which no further item is begun
 
@@ -84,4 +86,4 @@ def seconds(box: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

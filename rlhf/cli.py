@@ -118,7 +118,7 @@ def list_recipes() -> None:
     for directory in recipe.available(RECIPES):
         loaded = recipe.load(directory)
         found = loaded.recipe
-        default = "default" if found.default else ""
+        default = "default" if found.default and recipe.resolve(found.hardware.name, RECIPES) == directory else ""
         rows.append((str(directory), found.hardware.name, found.status, default, found.description))
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
@@ -293,10 +293,15 @@ def load_recipe(
 
 
 def main() -> None:
-    """Turn what can go wrong into one line and a non-zero exit code."""
+    """Entry point of `rlhf`."""
+    guarded(cli)
+
+
+def guarded(command: click.Command) -> None:
+    """Run a command; what can go wrong becomes one line and a non-zero exit code."""
     try:
-        cli.main(standalone_mode=False)
-        sys.stdout.flush()
+        command.main(standalone_mode=False)
+        print(end="", flush=True)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

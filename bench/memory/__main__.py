@@ -7,6 +7,7 @@ import click
 
 from bench.memory import budgets
 from rlhf import console, recipe
+from rlhf.cli import guarded
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.run import code_version, write_json
 
@@ -54,9 +55,10 @@ def measure(
     hw: str, directory: Path | None, stages: tuple[str, ...], changes: tuple[str, ...], save: Path | None
 ) -> None:
     """Run the stages for two steps with random weights and the longest rows, and compare each phase's peak."""
-    from bench.memory.measure import measure as measure_stages
-    from rlhf.models.loading import device_of
-    from rlhf.telemetry import device_facts
+    with console.quiet_libraries():
+        from bench.memory.measure import measure as measure_stages
+        from rlhf.models.loading import device_of
+        from rlhf.telemetry import device_facts
 
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     device = device_of(loaded.recipe)
@@ -84,4 +86,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    cli()
+    guarded(cli)

@@ -239,34 +239,73 @@ def test_with_all_memory_the_fastest_settings_are_chosen(predict, small):
     assert found.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
 
 
-def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits(command, predict, folder):
-    """What SFT alone could keep, bfloat16 and many prompts at once, the others may not: all must agree."""
-    pytest.importorskip("bitsandbytes")
-    card = {"hardware__device": "cuda", "hardware__memory_gb": 2.0, "model__dtype": "bfloat16"}
-    wide = {"model__architecture__hidden_size": 512, "model__architecture__intermediate_size": 2048}
-    few = {"ppo__batch_size": 4, "ppo__per_device_train_batch_size": 2, "ppo__rollout_batch_size": 4}
-    few |= {"sft__gradient_accumulation_steps": 1, "dpo__per_device_train_batch_size": 2, "evaluate__batch_size": 2}
-    made = write_recipe(folder, "chain", **card, **wide, **few)
-    loaded = recipe.load(made)
-    chain = ("sft", "rm", "evaluate")
-    peaks = {stage: predict(loaded, stage)[""] for stage in chain}
-    limit = min(reserved(peak, "cuda") for peak in peaks.values()) - 1
-    found = fit.fit(predict, loaded, chain, limit)
+def formula(loaded: Loaded, stage: str) -> dict[str, Phase]:
+    """A stage's memory as a sum that can be worked out by hand."""
+    recipe = loaded.recipe
+    base = {"none": 1000, "nf4": 400}[recipe.model.quantization]
+    sampling = base + 10 * recipe.evaluate.batch_size * (3 if stage == "dpo" else 1)
+    found = {"load": phase(0, base=base), "evaluate": phase(0, base=sampling)}
+    if stage in LEARNING:
+        options = getattr(recipe, stage)
+        row = 20 if options.gradient_checkpointing else 100
+        optimizer = 0 if options.optim == "paged_adamw_8bit" else 50
+        found["train"] = phase(0, base=base + optimizer + row * options.per_device_train_batch_size)
+    found[""] = max(found.values(), key=lambda p: p.peak_bytes)
+    return found
+
+
+def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
+    """By hand: SFT alone could decode 24 together, DPO only 8; so all do. Global batches stay 8, 8 and 8."""
+    lengths = {"max_length": 64, "max_prompt_length": 40, "per_device_train_batch_size": 4}
+    batches = {f"{stage}.{key}": value for stage in ("sft", "rm", "dpo") for key, value in lengths.items()}
+    batches |= {f"{stage}.gradient_accumulation_steps": 2 for stage in ("sft", "rm", "dpo")}
+    loaded = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24})
+    found = fit.fit(formula, loaded, ("sft", "rm", "dpo", "evaluate"), 1250)
+    # 1000 + 10 * 3 * 8 = 1240 and 1000 + 50 + 100 * 2 = 1250, or 1000 + 50 + 20 * 8 = 1210.
     assert not found.lacking
-    changed = recipe.load(made, found.changes)
-    for stage in chain:
-        assert found.stages[stage] == predict(changed, stage)
-        assert reserved(found.stages[stage][""], "cuda") <= limit
-        if stage != "evaluate":
-            assert global_batch(changed, stage) == global_batch(loaded, stage)
-    code, out, _ = command("plan", "--recipe", made, "--stage", "rm", "--set", "seed=3", "--fit", "9GB")
+    changed = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24} | found.changes)
+    assert changed.recipe.evaluate.batch_size == 8
+    for stage in ("sft", "rm", "dpo"):
+        assert global_batch(changed, stage) == 8
+        options = getattr(changed.recipe, stage)
+        way = (options.gradient_checkpointing, options.per_device_train_batch_size)
+        assert way == min([(False, 2), (True, 8)], key=lambda w: fit._row_seconds(loaded.recipe, stage, *w))
+    alone = fit.fit(formula, loaded, ("sft", "evaluate"), 1250)
+    assert "evaluate.batch_size" not in alone.changes
+    assert found.stages["dpo"][""].peak_bytes == formula(changed, "dpo")[""].peak_bytes <= 1250
+
+
+def test_a_smaller_base_is_the_last_resort_of_all_stages_alike():
+    loaded = recipe.load(RECIPE)
+    found = fit.fit(formula, loaded, ("sft", "rm", "dpo"), 999)
+    assert not found.lacking
+    assert found.changes["model.quantization"] == "nf4"
+    assert {key for key in found.changes if key.endswith("optim")} == {"sft.optim", "rm.optim", "dpo.optim"}
+    assert "model.quantization" not in fit.fit(formula, loaded, ("sft", "rm", "dpo"), 1500).changes
+    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 415).lacking) == {"sft", "rm", "dpo"}
+    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 425).lacking) == {"dpo"}, "3 x 10 for a prompt"
+
+
+def test_loading_must_fit_too():
+    loaded = recipe.load(RECIPE)
+
+    def heavy(changed: Loaded, stage: str) -> dict[str, Phase]:
+        found = formula(changed, stage)
+        return found | {"load": phase(0, base=9000), "": phase(0, base=9000)}
+
+    assert fit.fit(heavy, loaded, ("sft",), 8999).lacking == ("sft",)
+    assert not fit.fit(heavy, loaded, ("sft",), 9000).lacking
+
+
+def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predict, small):
+    loaded = recipe.load(small)
+    code, out, _ = command("plan", "--recipe", small, "--stage", "rm", "--set", "seed=3", "--fit", "9GB")
     line = next(line for line in out.splitlines() if "make: SET=" in line)
     keys = shlex.split(line.partition("SET=")[2])[0].split()
-    assert (code, keys[0]) == (0, "seed=3"), "what was given is part of it"
+    assert (code, keys[0]) == (0, "seed=3")
     assert recipe.parse_overrides(keys[1:]) == fit.fit(predict, loaded, ("rm",), 9 * 10**9).changes
     words = shlex.split(next(line for line in out.splitlines() if "rlhf: --set" in line))[1:]
     assert words == [word for key in keys for word in ("--set", key)]
-    assert fit.fit(predict, loaded, ("sft",), CONTEXT).lacking == ("sft",)
 
 
 def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
