@@ -17,6 +17,14 @@ WEIGHTS ?=
 PRICE ?=
 ## FIT        12GB: `make plan` looks for the fastest settings that need no more; card: that fit the recipe's card
 FIT ?=
+## RUNTIME    docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
+RUNTIME ?= $(if $(on_cpu),local,docker)
+## IMAGE      an image that is there already, instead of one built from this folder
+IMAGE ?= rlhf-one-gpu:$(version)
+## BASE       base of the image, instead of the one pinned in Dockerfile
+BASE ?=
+## FLASH_ATTN 1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
+FLASH_ATTN ?= 0
 ## VRAM_CAP   24GB: use no more of a larger card than that, to try what fits a smaller one
 VRAM_CAP ?=
 ## SEED       seed, instead of the recipe's
@@ -34,7 +42,7 @@ PYTHON ?= python3
 ## VENV       where the packages are installed [.venv]
 VENV ?= .venv
 ## EXTRAS     optional parts to install [dev,tracking; also gpu unless the recipe is for cpu]
-EXTRAS ?= dev,tracking$(if $(findstring /cpu,/$(or $(RECIPE),$(HW))),,$(comma)gpu)
+EXTRAS ?= dev,tracking$(if $(on_cpu),,$(comma)gpu)
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for the benchmark: "--repeats 5", or "--size 7b --device cuda"
@@ -44,7 +52,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan data-check $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
@@ -53,6 +61,9 @@ export RLHF_VRAM_CAP := $(VRAM_CAP)
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 comma := ,
+on_cpu = $(findstring /cpu,/$(or $(RECIPE),$(HW)))
+local  = $(filter local,$(RUNTIME))
+ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
 # A mistyped target gets a clear answer, also where a folder has that name (make would call it up to date).
 $(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make` alone lists them))
@@ -66,25 +77,27 @@ help: ## this list
 setup: $(VENV)/.ready-$(EXTRAS) ## make .venv with the locked packages; the other targets do it when needed
 recipes: setup ## list the recipes
 	@$(VENV)/bin/rlhf recipes
+fetch: $(ready) ## download the pinned model and data of a recipe and check them; stages then need no network
+	@$(rlhf) fetch $(strip $(recipe) $(sets))
 plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(if $(PRICE),--price '$(PRICE)') $(fit))
 data-check: setup ## read the files in DATA and report what is wrong with them
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(foreach f,$(DATA_FILES),'$(f)'),$(error data-check needs DATA="file ..."))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
-pretrain: setup     ## a small base model from nothing, for recipes that do not start from a published one
-sft: setup pretrain ## supervised fine-tuning
-rm: setup sft       ## reward model, from pairs of a chosen and a rejected answer
-ppo: setup sft rm   ## PPO: train the policy against the reward model
-dpo: setup sft      ## DPO: train the policy on the pairs themselves
-eval: setup ppo     ## evaluate the trained models
-merge: setup $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
-all: setup ppo dpo eval merge ## every stage of the recipe
-reproduce: setup    ## the recipe once for each of SEEDS, against its published figures
-	@$(VENV)/bin/rlhf reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))
+pretrain: $(ready)  ## a small base model from nothing, for recipes that do not start from a published one
+sft: $(ready) pretrain ## supervised fine-tuning
+rm: $(ready) sft    ## reward model, from pairs of a chosen and a rejected answer
+ppo: $(ready) sft rm ## PPO: train the policy against the reward model
+dpo: $(ready) sft   ## DPO: train the policy on the pairs themselves
+eval: $(ready) ppo  ## evaluate the trained models
+merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
+all: $(ready) ppo dpo eval merge ## every stage of the recipe
+reproduce: $(ready) ## the recipe once for each of SEEDS, against its published figures
+	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))
 
 $(STAGES):
-	@$(VENV)/bin/rlhf run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(resume) $(if_needed))
+	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(resume) $(if_needed))
 
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
@@ -98,9 +111,39 @@ if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 no_file     = DATA: there is no file '$(f)'. A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
+# The container sees the same paths as the caller: what is read is read-only, what is written belongs to the caller.
+engine_name = $(if $(local),docker,$(RUNTIME))
+rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
+container = $(engine_name) run --rm --init $$([ -t 0 ] && echo -it) $(gpus) --ipc=host $(user) $(passed) $(mounts) -w '$(CURDIR)'
+gpus      = $(if $(on_cpu),,$(if $(filter podman,$(engine_name)),--device nvidia.com/gpu=all,--gpus all))
+user      = --user "$$(id -u):0"$(if $(filter podman,$(engine_name)), --userns keep-id)
+passed    = -e HF_TOKEN -e HF_HUB_OFFLINE -e RLHF_VRAM_CAP -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
+mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(hub):/cache/huggingface'
+read_only = $(abspath $(DATA_FILES) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)))
+written   = $(abspath $(OUT) results)
+hub       = $(or $(HF_HOME),$(HOME)/.cache/huggingface)
+version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
+commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(shell git diff-index --quiet HEAD -- rlhf bench recipes requirements Dockerfile 2>/dev/null || echo -dirty)
+no_engine = RUNTIME=$(engine_name): there is no $(engine_name) on this machine. Install it (and for a GPU the NVIDIA \
+            container toolkit), or run without a container: RUNTIME=local
+no_daemon = RUNTIME=$(engine_name): $(engine_name) does not answer; `$(engine_name) info` says why (is its service up, are \
+            you in its group?). Without a container: RUNTIME=local
+
 # Runs with other weights, on other data or with another seed get a root of their own: runs/data-a, runs/data-a/seed-1.
 OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /data-,$(data_name))$(addprefix /seed-,$(SEED))
 data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES)))))
+
+##@ Container (GPU recipes run in it)
+image: engine ## build the image; stages do it when needed
+	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(FLASH_ATTN) --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
+shell: engine $(if $(filter file,$(origin IMAGE)),image) ## a shell inside it, with the same folders
+	@$(container) --entrypoint bash $(IMAGE)
+engine:
+	@command -v $(engine_name) >/dev/null || { echo '$(no_engine)' >&2; exit 1; }
+	@$(engine_name) info >/dev/null 2>&1 || { echo '$(no_daemon)' >&2; exit 1; }
+	@mkdir -p $(foreach d,$(written) $(hub),'$(d)')
+test-image: setup ## build the image for a CPU and train in it as another user, with docker, podman or buildah
+	@tests/image/test.sh $(VENV)/bin/python
 
 ##@ Measure
 bench: setup ## a few real steps of each stage: memory, tokens/s, projected hours, against the budgets
@@ -123,10 +166,12 @@ bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an env
 ##@ Develop
 test: setup ## run the tests
 	@$(VENV)/bin/python -m pytest $(TEST_ARGS)
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/hadolint Dockerfile
+	@$(VENV)/bin/shellcheck requirements/lock.sh tests/image/test.sh cloud/*.sh
 lock: $(VENV)/bin/pip ## pin the versions in requirements/cpu.txt, after a change in pyproject.toml
 	@$(VENV)/bin/pip install --quiet $(PIP_ARGS) uv
 	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh

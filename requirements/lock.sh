@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
-# Write requirements/cpu.txt, the versions that `make setup` installs, from the ranges in pyproject.toml.
+# Write the locks from the ranges in pyproject.toml:
+#
+#   cpu.txt      the versions that `make setup` installs, on a CPU or a GPU
+#   image.txt    the same versions with the hash of every file, CUDA's libraries too: what the container image installs
+#   direct.txt   the ranges themselves, for an image without CUDA
 #
 #   requirements/lock.sh                        after a change in pyproject.toml; pins that still fit stay as they are
 #   requirements/lock.sh --upgrade              take the newest version of everything that the ranges allow
@@ -14,7 +18,7 @@ PATH="$PATH:$PWD/.venv/bin"
 
 lock=requirements/cpu.txt
 
-command -v uv >/dev/null || { echo 'requirements/lock.sh: no uv here; `make lock` installs it' >&2; exit 1; }
+command -v uv >/dev/null || { echo "requirements/lock.sh: no uv here; 'make lock' installs it" >&2; exit 1; }
 
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
@@ -45,3 +49,23 @@ HEADER
 } >"$lock"
 
 echo "$lock: $(grep -c == "$lock") pins"
+
+image=requirements/image.txt
+if [ -f "$image" ]; then cp "$image" "$new"; else : >"$new"; fi
+uv pip compile pyproject.toml --extra gpu --extra tracking --constraint "$lock" --generate-hashes \
+    --python-platform x86_64-unknown-linux-gnu --python-version 3.12 \
+    --no-header --annotation-style line --quiet --output-file "$new" >/dev/null
+{
+    echo '# Made by requirements/lock.sh: what the container image installs, for Python 3.12 on Linux with CUDA.'
+    cat "$new"
+} >"$image"
+echo "$image: $(grep -c == "$image") pins"
+
+python3 - >requirements/direct.txt <<'DIRECT'
+import tomllib
+
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print("# Made by requirements/lock.sh: the direct dependencies, with the extras gpu and tracking.")
+for line in [*project["dependencies"], *(x for e in ("gpu", "tracking") for x in project["optional-dependencies"][e])]:
+    print(line)
+DIRECT

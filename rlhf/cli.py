@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from rlhf import console, recipe, stages, tracking
+from rlhf import __version__, console, recipe, stages, tracking
+from rlhf import fetch as fetching
 from rlhf import reproduce as reproducing
 from rlhf.data.formats import DataError
 from rlhf.memory import plan as planning
@@ -56,7 +57,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rlhf")
+@click.version_option(__version__)
 def cli() -> None:
     """Reproducible RLHF on one GPU."""
 
@@ -121,6 +122,20 @@ def list_recipes() -> None:
         default = "default" if found.default and recipe.resolve(found.hardware.name, RECIPES) == directory else ""
         rows.append((str(directory), found.hardware.name, found.status, default, found.description))
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
+
+
+@cli.command()
+@HARDWARE
+@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> None:
+    """Download the pinned model and data into the hub's cache and check them; stages then need no network."""
+    loaded = load_recipe(hw, directory, (), None, changes, None)
+    if not fetching.sources(loaded.recipe):
+        console.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
+        return
+    with console.quiet_libraries():
+        fetching.show(list(fetching.fetch(loaded.recipe)))
 
 
 @cli.group("data")

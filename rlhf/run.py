@@ -126,6 +126,7 @@ class Run:
             "packages": {name: version for name in _PACKAGES if (version := _version(name))},
             "python": platform.python_version(),
             "device": dict(device),
+            "image": os.environ.get("RLHF_IMAGE"),  # of the container, where it runs in one
             "argv": argv,
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
         }
@@ -439,7 +440,12 @@ def _version(package: str) -> str | None:
 
 
 def code_version() -> dict[str, Any]:
-    """Commit of the code that runs and whether anything that decides results differs from it; None outside git."""
+    """Commit of the code that runs and whether anything that decides results differs from it; None outside git.
+
+    A container image has no history: RLHF_COMMIT is what it was built from, with `-dirty` where that had changes.
+    """
+    if built := os.environ.get("RLHF_COMMIT"):
+        return {"commit": built.removesuffix("-dirty"), "dirty": built.endswith("-dirty")}
     root = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str | None:

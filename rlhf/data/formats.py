@@ -157,9 +157,11 @@ def read_hub(
 
     label = "/".join(part for part in (name, data_dir, split) if part)
     try:
-        table = datasets.load_dataset(name, revision=revision, split=split, data_dir=data_dir)
+        # Through the pinned files: offline, `load_dataset` of a name takes the newest commit that it has ever seen.
+        folder = name if Path(name).is_dir() else hub.snapshot(name, revision, data_dir)
+        table = datasets.load_dataset(folder, split=split, data_dir=data_dir)
     except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause
-        way_out = "check data.name, data.data_dir, the split and the network"
+        way_out = "check data.name, data.data_dir, the split and the network; `rlhf fetch` keeps all for later"
         reason = hub.reason(error, f"https://huggingface.co/datasets/{name}", revision, way_out)
         raise DataError(f"{label}: not loaded: {reason}") from error
     digest = hashlib.sha256()

@@ -502,7 +502,7 @@ def test_hub_set_in_a_local_folder(folder):
 
 def test_hub_set_that_cannot_be_loaded(folder):
     message = refusal(folder, COMMIT, split="validation", call=read_hub)
-    assert message.startswith("sets/small/validation: not loaded (Unknown split") and "check data.name" in message
+    assert message.startswith("sets/small/validation: not loaded: Unknown split") and "check data.name" in message
     Path(folder, "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": ')
     assert "JSON parse error" in refusal(folder, COMMIT, call=read_hub)
 

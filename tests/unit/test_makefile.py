@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
-    *("all", "reproduce", "recipes", "plan", "data-check"),
+    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "image", "shell", "test-image"),
     *("bench", "bench-ablation", "bench-micro", "bench-gpu", "bench-peer", "bench-memory", "budgets", "results"),
     *("test", "lint", "lock", "clean"),
 ]
@@ -98,7 +98,7 @@ def test_all_asks_for_no_stage_in_particular():
 
 def test_hardware_is_cpu_unless_given():
     assert calls("ppo") == calls("ppo", "HW=cpu")
-    assert {value for words in calls("ppo", "HW=4090") for value in option(words, "--hw")} == {"4090"}
+    assert {value for words in calls("ppo", "HW=4090", "RUNTIME=local") for value in option(words, "--hw")} == {"4090"}
 
 
 def test_recipe_overrides_hardware():
@@ -272,3 +272,70 @@ def test_python_too_old_or_missing_is_one_line(python, tmp_path):
     assert len(ours) == 1
     assert "needs Python 3.11, 3.12 or 3.13" in ours[0]
     assert not (tmp_path / "venv").exists()
+
+
+# ---- the container ----
+
+
+def containers(*arguments) -> list[list[str]]:
+    """The words of each `docker run` or `podman run` that make would start, in order."""
+    result = make("-n", *arguments)
+    assert result.returncode == 0, result.stderr
+    return [shlex.split(line) for line in result.stdout.splitlines() if re.match(r"(docker|podman) run ", line)]
+
+
+def test_recipes_for_a_gpu_run_in_a_container_and_those_for_a_cpu_do_not():
+    assert containers("ppo", "HW=cpu") == containers("ppo", "RECIPE=recipes/cpu-tiny/v1") == []
+    for where in ("HW=4090", "HW=h100", "RECIPE=recipes/4090-llama2-7b/v1"):
+        assert [words[0] for words in containers("ppo", where)] == ["docker"] * 4
+        assert containers("ppo", where, "RUNTIME=local") == []
+    assert [words[0] for words in containers("sft", "HW=cpu", "RUNTIME=podman")] == ["podman"] * 2
+
+
+def test_a_container_runs_what_the_local_command_runs():
+    options = ("HW=4090", "SEED=3", "SET=ppo.steps=5 ppo.kl_coef=0.1", "RESUME=1")
+    inside = [words[words.index("rlhf-one-gpu:0.1.0") + 1 :] for words in containers("ppo", *options)]
+    assert inside == calls("ppo", *options, "RUNTIME=local")
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_what_a_container_sees(engine, files):
+    options = ("RECIPE=recipes/4090-llama2-7b/v1", f"RUNTIME={engine}", f"DATA={files[0]}", "OUT=x")
+    words = containers("sft", *options)[-1]
+    mounts = option(words, "-v")
+    assert f"{ROOT}/recipes:{ROOT}/recipes:ro" in mounts
+    assert f"{files[0]}:{files[0]}:ro" in mounts, "data are read-only, at the same path"
+    assert f"{ROOT}/x:{ROOT}/x" in mounts
+    assert [mount for mount in mounts if mount.endswith(":/cache/huggingface")]
+    assert option(words, "-w") == [str(ROOT)]
+    assert "HF_TOKEN" in option(words, "-e"), "by name: its value is in no command line"
+    assert ("--gpus" in words) == (engine == "docker")
+    assert ("nvidia.com/gpu=all" in words) == (engine == "podman")
+
+
+def test_a_cpu_recipe_in_a_container_asks_for_no_gpu():
+    assert not [word for words in containers("sft", "HW=cpu", "RUNTIME=docker") for word in words if "gpu" in word[:5]]
+
+
+def test_an_image_of_one_s_own_is_not_built():
+    assert "docker build" in make("-n", "sft", "HW=4090").stdout
+    result = make("-n", "sft", "HW=4090", "IMAGE=somewhere/rlhf@sha256:0")
+    assert "docker build" not in result.stdout and "somewhere/rlhf@sha256:0 run sft" in result.stdout
+
+
+def test_without_an_engine_the_way_out_is_named(tmp_path):
+    """Nothing but a shell and make's own tools on the path."""
+    for name in ("bash", "sed", "git", "id", "mkdir", "awk"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    result = subprocess.run(
+        [shutil.which("make"), "sft", "HW=4090"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert result.returncode
+    assert "RUNTIME=docker: there is no docker on this machine. Install it" in result.stderr
+    assert "RUNTIME=local" in result.stderr
+    (tmp_path / "docker").write_text("#!/bin/bash\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    result = subprocess.run(
+        [shutil.which("make"), "sft", "HW=4090"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert result.returncode and "docker does not answer" in result.stderr

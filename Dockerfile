@@ -1,0 +1,64 @@
+# The environment of a run on an NVIDIA card: CUDA base, Python, locked packages, code. `make image` builds it.
+#
+# BASE is pinned by digest. The digest was taken from public files and could not be asked of a registry here; the tag
+# beside it is what it stands for. torch's wheel brings the CUDA libraries itself: the base adds the driver's settings.
+# For a CPU, and for the tests, any Debian or Ubuntu will do:
+#
+#   --build-arg BASE=debian:bookworm --build-arg PIP_INSTALL="-c requirements/cpu.txt -r requirements/direct.txt"
+ARG BASE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701
+
+FROM ${BASE} AS python
+ENV DEBIAN_FRONTEND=noninteractive LANG=C.UTF-8
+# gcc and Python's headers: triton compiles its launchers when a kernel first runs.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates gcc libc6-dev python3 python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/cache/ldconfig/aux-cache
+
+# The packages, before any code: a change of the code reinstalls nothing.
+FROM python AS packages
+ARG PIP_INSTALL="--require-hashes -r requirements/image.txt"
+ARG PIP_ARGS=""
+# Compiled files then hold a hash of their source instead of its time, and two builds have the same bytes.
+ARG SOURCE_DATE_EPOCH=0
+WORKDIR /build
+COPY requirements/ requirements/
+RUN python3 -m venv /opt/venv \
+    && /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} ${PIP_INSTALL} \
+    && /opt/venv/bin/pip check
+
+# FLASH_ATTN=1 compiles flash-attn for FLASH_ATTN_ARCHS; it needs a BASE with nvcc (a -devel tag of the same CUDA), an
+# hour or more, and was never tried on a GPU. Without it attention is torch's own, which has the same algorithm.
+FROM packages AS attention
+ARG FLASH_ATTN=0
+ARG FLASH_ATTN_VERSION=2.8.3.post2
+ARG FLASH_ATTN_ARCHS="80;90"
+ARG MAX_JOBS=4
+RUN if [ "${FLASH_ATTN}" = 1 ]; then \
+        /opt/venv/bin/pip install --no-cache-dir ninja packaging psutil setuptools wheel \
+        && FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTN_CUDA_ARCHS="${FLASH_ATTN_ARCHS}" MAX_JOBS="${MAX_JOBS}" \
+           /opt/venv/bin/pip install --no-cache-dir --no-build-isolation "flash-attn==${FLASH_ATTN_VERSION}"; \
+    fi
+
+FROM python AS runtime
+# Any user of group 0 may write here, so that files that a run leaves belong to the one who started it.
+RUN useradd --uid 10001 --gid 0 --create-home --home-dir /home/rlhf --shell /usr/sbin/nologin rlhf \
+    && mkdir -p /cache /work && chmod -R g=u /cache /work /home/rlhf
+COPY --from=attention /opt/venv /opt/venv
+COPY --chmod=0555 bench/ /app/bench/
+COPY --chmod=0555 recipes/ /app/recipes/
+COPY --chmod=0555 rlhf/ /app/rlhf/
+ARG VERSION=unknown
+ARG COMMIT=unknown
+LABEL org.opencontainers.image.title="rlhf-one-gpu" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${COMMIT}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# USER and the caches are named because a container's user need not be in /etc/passwd.
+ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    RLHF_COMMIT=${COMMIT} USER=rlhf HOME=/home/rlhf HF_HOME=/cache/huggingface XDG_CACHE_HOME=/cache \
+    TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor HF_HUB_DISABLE_TELEMETRY=1 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+WORKDIR /work
+USER 10001:0
+ENTRYPOINT ["python", "-m", "rlhf.cli"]

@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Build the image for a CPU and train in it: as a user that it does not know, with everything but /work, /cache and
+# /tmp read-only, and without network. The adapters must have the bytes of those that PYTHON trains outside.
+#
+#   tests/image/test.sh PYTHON      docker, podman or buildah, whichever works here; buildah needs root
+#   TWICE=1                         also build a second time from nothing and compare every installed file
+#   BASE=debian:bookworm            another base; its Python must be PYTHON's for the bytes to agree
+#   PIP_FIND_LINKS=DIR              a folder of wheels to install from (buildah)
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=$(realpath -s "${1:?usage: tests/image/test.sh PYTHON}")
+tag=localhost/rlhf-test:image
+work=$(mktemp -d)
+mkdir "$work/inside" "$work/outside"
+chmod 0777 "$work" "$work/inside"
+
+say() { echo "test-image: $*" >&2; }
+
+engine=
+for name in docker podman buildah; do
+    if command -v $name >/dev/null && $name info >/dev/null 2>&1; then engine=$name && break; fi
+done
+[ -n "$engine" ] || { say 'neither docker nor podman nor buildah works here: install one of them'; exit 1; }
+if [ "$engine" = buildah ]; then
+    export STORAGE_DRIVER="${STORAGE_DRIVER:-vfs}" BUILDAH_ISOLATION="${BUILDAH_ISOLATION:-chroot}"
+fi
+
+containers=()
+cleanup() {
+    for container in "${containers[@]}"; do buildah rm "$container" >/dev/null || true; done
+    rm -rf "$work"
+}
+trap cleanup EXIT
+
+base() { # without a registry: Debian's packages make one
+    if [ -n "${BASE:-}" ] || [ "$engine" != buildah ]; then echo "${BASE:-debian:bookworm}" && return; fi
+    local name=localhost/rlhf-test-base:bookworm root container
+    if ! buildah inspect --type image "$name" >/dev/null 2>&1; then
+        say 'making a Debian base'
+        root=$work/base
+        debootstrap --variant=minbase --include=ca-certificates bookworm "$root" >&2
+        container=$(buildah from scratch)
+        buildah add -q "$container" "$root" / >/dev/null
+        buildah commit -q --rm "$container" "$name" >/dev/null
+        rm -rf "$root"
+    fi
+    echo "$name"
+}
+
+build() { # build EXTRA...
+    local arguments=(--build-arg BASE="$(base)" --build-arg COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)"
+        --build-arg PIP_INSTALL='-c requirements/cpu.txt -r requirements/direct.txt' -t "$tag" "$@")
+    if [ "$engine" = buildah ]; then
+        arguments+=(--network host -v /etc/ssl/certs:/etc/ssl/certs:ro)
+        if [ -n "${PIP_FIND_LINKS:-}" ]; then
+            arguments+=(-v "$PIP_FIND_LINKS:$PIP_FIND_LINKS:ro" --build-arg PIP_ARGS="--find-links $PIP_FIND_LINKS")
+        fi
+        buildah bud "${arguments[@]}" . >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; return 1; }
+    else
+        $engine build "${arguments[@]}" . >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; return 1; }
+    fi
+}
+
+root_of() { # a directory with the image's files (buildah)
+    local container
+    container=$(buildah from "$tag")
+    containers+=("$container")
+    buildah mount "$container"
+}
+
+# inside ARGUMENTS...: what `docker run IMAGE ARGUMENTS` does, without network and as a user that /etc/passwd lacks
+inside() {
+    if [ "$engine" != buildah ]; then
+        $engine run --rm --network none --read-only --tmpfs /tmp:exec --tmpfs /cache:exec,mode=0777 --user 12345:0 \
+            -v "$work/inside:/work" "$tag" "$@"
+        return
+    fi
+    local environment entrypoint
+    mapfile -t environment < <(buildah inspect --type image -f '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$tag" | grep '=')
+    mapfile -t entrypoint < <(buildah inspect --type image -f '{{range .OCIv1.Config.Entrypoint}}{{println .}}{{end}}' "$tag" | grep .)
+    # shellcheck disable=SC2016
+    unshare --mount --net --pid --fork bash -euc '
+        root=$1 work=$2; shift 2
+        mount --bind "$root" "$root"; mount -o remount,ro,bind "$root"
+        mount -t proc proc "$root/proc"; mount --rbind /dev "$root/dev"
+        mount -t tmpfs tmpfs "$root/tmp"; mount -t tmpfs -o mode=0777 tmpfs "$root/cache"
+        mount --bind "$work" "$root/work"
+        exec chroot --userspec=12345:0 "$root" /usr/bin/env -i -C /work "$@"
+    ' bash "$root" "$work/inside" "${environment[@]}" "${entrypoint[@]}" "$@"
+}
+
+files() { # path, mode and hash of what was installed
+    (cd "$1" && find opt/venv app -type f -printf '%p %m ' -exec sha256sum {} \; | awk '{print $1, $2, $3}' | sort)
+}
+
+say "building with $engine"
+began=$SECONDS
+build --layers
+say "built in $((SECONDS - began)) s"
+root=
+if [ "$engine" = buildah ]; then
+    root=$(root_of)
+    say "size: $(du -sh --apparent-size "$root" | cut -f1)"
+fi
+
+say 'training inside and outside'
+mapfile -t small < <("$python" -c '
+from rlhf.recipe import as_yaml
+from tests.conftest import SMALL
+for key, value in SMALL.items(): print("--set", f"{key}={as_yaml(value)}", sep="\n")')
+for stage in pretrain sft rm ppo dpo evaluate merge; do
+    inside run "$stage" --hw cpu --out /work/runs "${small[@]}" >"$work/inside.log" 2>&1 || { cat "$work/inside.log" >&2; exit 1; }
+    "$python" -m rlhf.cli run "$stage" --hw cpu --out "$work/outside/runs" "${small[@]}" >/dev/null
+done
+for result in pretrain/model/model.safetensors {sft,rm,ppo,dpo}/adapter/adapter_model.safetensors merge/model/model.safetensors; do
+    cmp "$work/inside/runs/cpu-tiny/v1/$result" "$work/outside/runs/cpu-tiny/v1/$result"
+done
+say 'every adapter has the same bytes inside and outside'
+
+grep -q '"commit": "[0-9a-f]\{40\}' "$work/inside/runs/cpu-tiny/v1/ppo/manifest.json"
+if [ "$engine" = buildah ]; then [ "$(stat -c %u "$work/inside/runs")" = 12345 ]; fi
+said=$(inside run sft --hw 4090 2>&1) && { say 'a run without a GPU did not fail'; exit 1; }
+[[ $said == *'the recipe needs CUDA'* ]] || { say "no GPU: $said"; exit 1; }
+said=$(inside run pretrain --hw cpu --out /app/runs 2>&1) && { say 'the code could be written to'; exit 1; }
+[[ $said == *'/app/runs'* && $said != *Traceback* ]] || { say "read-only folder: $said"; exit 1; }
+say 'without a GPU, and with a folder that cannot be written, it says so'
+
+if [ -n "${TWICE:-}" ] && [ "$engine" = buildah ]; then
+    files "$root" >"$work/first"
+    say 'building again, from nothing'
+    build --no-cache
+    files "$(root_of)" >"$work/second"
+    cmp "$work/first" "$work/second"
+    say "the two builds have the same $(wc -l <"$work/first") files"
+fi
+say passed

@@ -1,0 +1,57 @@
+"""The image's definition: pinned base, locks that belong to pyproject.toml, nothing in it that does not belong."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def test_the_base_is_pinned_by_digest_and_an_argument():
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert re.fullmatch(r"nvidia/cuda:13\.\d+\.\d+-base-ubuntu24\.04@sha256:[0-9a-f]{64}", base)
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)[0] == "${BASE}"
+
+
+def test_it_installs_by_hash_and_runs_as_another_user_than_root():
+    assert "--require-hashes -r requirements/image.txt" in DOCKERFILE
+    users = re.findall(r"^USER (\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert users and not users[-1].startswith(("0", "root"))
+
+
+def test_code_comes_after_the_packages():
+    """So that a change of the code installs nothing anew."""
+    assert DOCKERFILE.index("pip install") < DOCKERFILE.index(" rlhf/ /app/rlhf/")
+    before = DOCKERFILE[: DOCKERFILE.index("pip install")]
+    assert "COPY rlhf" not in before and "COPY . " not in before
+
+
+def test_only_what_is_needed_goes_into_the_build():
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    taken = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
+    assert taken == {"requirements", "rlhf", "recipes", "bench"}
+
+
+def pins(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9][a-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", text, flags=re.MULTILINE))
+
+
+def test_the_image_s_lock_has_the_versions_of_the_other_one():
+    """And a hash for every package, CUDA's among them."""
+    image, here = ((ROOT / "requirements" / name).read_text() for name in ("image.txt", "cpu.txt"))
+    for_python_312 = re.sub(r"^.*python_full_version < '3\.12'.*$", "", here, flags=re.MULTILINE)
+    found, other = pins(image), pins(for_python_312)
+    assert {name: version for name, version in found.items() if name in other and other[name] != version} == {}
+    assert {"torch", "transformers", "trl", "peft", "bitsandbytes", "nvidia-cublas", "triton"} <= set(found)
+    blocks = re.split(r"\n(?=[a-z0-9])", image)
+    assert [block for block in blocks if "==" in block and "--hash=sha256:" not in block] == []
+
+
+def test_the_direct_dependencies_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = (ROOT / "requirements" / "direct.txt").read_text().splitlines()
+    direct = [*project["dependencies"], *extras["gpu"], *extras["tracking"]]
+    assert [line for line in lines if not line.startswith("#")] == direct
