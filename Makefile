@@ -52,7 +52,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
@@ -160,6 +160,8 @@ budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinn
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## make results/README.md anew from the records in results/
 	@$(VENV)/bin/python -m bench.results
+bench-defaults: setup ## steps of SFT and DPO here beside those of TRL's trainers at their defaults
+	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an environment of its own
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 

@@ -29,9 +29,8 @@ def page(root: Path = ROOT) -> str:
 def _line(file: Path, root: Path) -> str:
     record = json.loads(file.read_text(encoding="utf-8"))
     place = file.relative_to(root)
-    what, headline = (
-        _reproduced(record) if "seeds" in record else _bench(record) if "stages" in record else _peer(record)
-    )
+    kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
+    what, headline = next(tell for key, tell in kinds.items() if key in record)(record)
     device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
     commit = record["code"]["commit"][:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
@@ -52,6 +51,21 @@ def _bench(record: Mapping[str, Any]) -> tuple[str, str]:
         if "tokens_per_second" in row
     )
     return f"a few steps, {record['shape']} rows", "tokens/s: " + ", ".join(speeds)
+
+
+def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
+    errors = sorted((abs(row["error"]), f"{row['stage']}/{row['phase']}") for row in record["phases"])
+    close = sum(error < 0.005 for error, _ in errors)
+    worst, where = errors[-1]
+    return "predicted memory beside real", f"{close} of {len(errors)} phases within 0.5 %, worst {worst:.1%} ({where})"
+
+
+def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
+    told = (
+        f"{stage} {row['ours']['times_faster']:.2f} times as fast with {row['ours']['memory_ratio']:.2f} of its memory"
+        for stage, row in record["stages_beside"].items()
+    )
+    return f"steps beside {record['peer']}", "; ".join(told)
 
 
 def _peer(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -58,6 +58,8 @@ def summarise(folder: Path) -> dict[str, Any]:
         "peak_vram_bytes": summary["peak_vram_bytes"],
         "phase_peak_bytes": summary["phase_peak_bytes"],
         "reserved_vram_bytes": summary["reserved_vram_bytes"],
+        "used_vram_bytes": summary["used_vram_bytes"],
+        "phase_joules": summary["phase_joules"],
         "peak_rss_bytes": summary["peak_rss_bytes"],
         "predicted_peak_vram_bytes": summary["predicted_peak_vram_bytes"],
     }

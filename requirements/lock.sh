@@ -45,7 +45,7 @@ uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 
 HEADER
     # Drop the CUDA packages, and the local part of a version (torch==2.13.0+cpu, from a folder with CPU-only wheels).
-    sed -E -e '/^(nvidia-|cuda-|triton)/d' -e '/^#/d' -e '/^$/d' -e 's/^([a-z0-9._-]+==[^+ ]+)\+[a-z0-9.]+/\1/' "$new"
+    sed -E -e '/^(nvidia-[^m]|cuda-|triton)/d' -e '/^#/d' -e '/^$/d' -e 's/^([a-z0-9._-]+==[^+ ]+)\+[a-z0-9.]+/\1/' "$new"
 } >"$lock"
 
 echo "$lock: $(grep -c == "$lock") pins"

@@ -22,6 +22,8 @@ class Telemetry:
 
     def __init__(self, device: torch.device):
         self.device = device
+        self.joules: dict[str, float] = defaultdict(float)
+        self._board = Board(device)
         self.seconds: dict[str, float] = defaultdict(float)
         self.cpu_seconds: dict[str, float] = defaultdict(float)
         self.tokens = 0
@@ -41,7 +43,7 @@ class Telemetry:
         self._note_peak()
         self._open.append(name)
         full = "/".join(self._open)
-        wall, cpu = time.monotonic(), time.process_time()
+        wall, cpu, energy = time.monotonic(), time.process_time(), self._board.joules()
         try:
             with torch.profiler.record_function(name):  # in profiles, and for the prediction of memory
                 yield
@@ -49,6 +51,7 @@ class Telemetry:
             self._wait()
             self.seconds[full] += time.monotonic() - wall
             self.cpu_seconds[full] += time.process_time() - cpu
+            self.joules[full] += self._board.joules() - energy
             self._note_peak()
             self._open.pop()
 
@@ -84,6 +87,8 @@ class Telemetry:
             "peak_vram_bytes": self._peaks[""] if cuda else None,
             "phase_peak_bytes": {name: peak for name, peak in self._peaks.items() if name} if cuda else None,
             "reserved_vram_bytes": self._reserved if cuda else None,
+            "used_vram_bytes": self._board.used_bytes(),
+            "phase_joules": {n: round(spent) for n, spent in self.joules.items()} if self._board.handle else None,
             "peak_rss_bytes": peak_rss_bytes() if cuda else self._peaks[""],
             "peak_over_loaded_bytes": self._peak_since_loaded - self._loaded if self._loaded is not None else None,
         }
@@ -106,6 +111,32 @@ class Telemetry:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+class Board:
+    """What NVIDIA's management library says about a GPU; nothing where there is none, or no `nvidia-ml-py`."""
+
+    def __init__(self, device: torch.device):
+        self.handle: Any = None
+        if device.type != "cuda":
+            return
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)  # not every card counts it
+            self.library = pynvml
+        except Exception:  # costs are told as far as they are known; the library raises a type for each reason
+            self.handle = None
+
+    def joules(self) -> float:
+        """Energy that the whole board has used since its driver was loaded; 0 where it is not counted."""
+        return self.library.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000 if self.handle else 0.0
+
+    def used_bytes(self) -> int | None:
+        """Memory that is taken on the card now: by every process, with what the driver holds."""
+        return self.library.nvmlDeviceGetMemoryInfo(self.handle).used if self.handle else None
 
 
 def peak_rss_bytes() -> int:

@@ -122,7 +122,7 @@ class _RunCallback(TrainerCallback):
         self.run, self.bar, self.telemetry = run, bar, telemetry
         self.note = ""
         self.tokens = 0
-        self.time = time.monotonic()
+        self.time, self.cpu = time.monotonic(), time.process_time()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
@@ -132,11 +132,12 @@ class _RunCallback(TrainerCallback):
         if not values:  # the closing record holds only times
             return
         self.run.log(state.global_step, values)
-        now = time.monotonic()
+        now, cpu = time.monotonic(), time.process_time()
         seen = state.num_input_tokens_seen - self.tokens
         self.telemetry.count(seen)
-        self.run.log_telemetry(state.global_step, {"train": round(now - self.time, 4), "tokens": seen})
-        self.tokens, self.time = state.num_input_tokens_seen, now
+        spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": seen}
+        self.run.log_telemetry(state.global_step, spent)
+        self.tokens, self.time, self.cpu = state.num_input_tokens_seen, now, cpu
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

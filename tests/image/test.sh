@@ -130,7 +130,7 @@ if [ -n "${TWICE:-}" ] && [ "$engine" = buildah ]; then
     say 'building again, from nothing'
     build --no-cache
     files "$(root_of)" >"$work/second"
-    cmp "$work/first" "$work/second"
+    diff "$work/first" "$work/second" >&2
     say "the two builds have the same $(wc -l <"$work/first") files"
 fi
 say passed

@@ -92,7 +92,14 @@ def test_budgets_that_are_broken_are_named():
 
 
 def test_steps_are_summarised_without_the_warm_up(tmp_path):
-    summary = {"peak_vram_bytes": 5, "phase_peak_bytes": {}, "reserved_vram_bytes": 6, "peak_rss_bytes": 7}
+    summary = {
+        "peak_vram_bytes": 5,
+        "phase_peak_bytes": {},
+        "reserved_vram_bytes": 6,
+        "used_vram_bytes": None,
+        "phase_joules": None,
+        "peak_rss_bytes": 7,
+    }
     summary |= {"predicted_peak_vram_bytes": None, "phase_seconds": {"evaluate": 1.0}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     rows = [{"step": n + 1, "train": t, "tokens": 100} for n, t in enumerate([50.0, 9.0, 1.0, 2.0, 3.0])]

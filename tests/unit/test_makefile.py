@@ -16,7 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
     *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "image", "shell", "test-image"),
-    *("bench", "bench-ablation", "bench-micro", "bench-gpu", "bench-peer", "bench-memory", "budgets", "results"),
+    *(
+        "bench",
+        "bench-ablation",
+        "bench-micro",
+        "bench-gpu",
+        "bench-peer",
+        "bench-defaults",
+        "bench-memory",
+        "budgets",
+        "results",
+    ),
     *("test", "lint", "lock", "clean"),
 ]
 TARGETS = ["help", "setup", *STAGES, *OTHERS]

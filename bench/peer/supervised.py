@@ -1,0 +1,104 @@
+"""`python -m bench.peer.supervised`: steps of SFT and DPO here beside TRL's trainers as they come.
+
+Both sides train the same adapter shape on the same random weights and the same rows, with the recipe's micro-batch,
+accumulation and longest row; all else of TRL's is its default. Ours is the real stage. Processes take turns.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench import steps
+from rlhf import console, recipe
+from rlhf.cli import guarded
+from rlhf.memory.rehearse import few_steps
+from rlhf.recipe import Loaded
+from rlhf.run import code_version, write_json
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("sft", "dpo")
+
+
+@click.command()
+@click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
+@click.option("--recipe", "directory", type=click.Path(path_type=Path), help="A recipe's folder, instead.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each, in turn.")
+@click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
+def main(
+    hw: str, directory: Path | None, changes: tuple[str, ...], count: int, repeats: int, save: Path | None
+) -> None:
+    """Compare steps of SFT and DPO with those of TRL's trainers at their defaults."""
+    if save and code_version()["dirty"]:
+        raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
+    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
+    figures = {stage: compare(loaded, stage, count, repeats) for stage in STAGES}
+    columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "times faster", "memory ratio")
+    rows = [_row(stage, name, row) for stage, found in figures.items() for name, row in found.items()]
+    console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')} at its defaults", columns, rows)
+    if save:
+        facts = {
+            "date": date.today().isoformat(),
+            "code": code_version(),
+            "peer": f"trl {version('trl')} at its defaults",
+        }
+        about = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
+        packages = {name: version(name) for name in ("torch", "transformers", "trl", "peft")}
+        device = loaded.recipe.hardware.device
+        record = facts | about | {"overrides": loaded.overrides, "device": device, "packages": packages}
+        write_json(save, record | {"repeats": repeats, "stages_beside": figures})
+
+
+def compare(loaded: Loaded, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
+    """Medians over all repeats of both sides, and TRL's as multiples of ours."""
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
+            out = Path(folder)
+            runs["ours"].append(steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)[stage])
+            runs["trl"].append(_trl(loaded, stage, out, count))
+    found = {name: summary(parts) for name, parts in runs.items()}
+    for key, ratio in (("tokens_per_second", "times_faster"), ("peak_bytes", "memory_ratio")):
+        found["ours"][ratio] = found["ours"][key] / found["trl"][key]
+    return found
+
+
+def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median of the repeats' medians; the peak is the device's, or without one the process's."""
+    return {
+        "step_seconds": statistics.median(part["step_seconds"]["median"] for part in parts),
+        "tokens_per_second": statistics.median(part["tokens_per_second"] for part in parts),
+        "peak_bytes": statistics.median(part["peak_vram_bytes"] or part["peak_rss_bytes"] for part in parts),
+        "clock": parts[0]["clock"],
+    }
+
+
+def _trl(loaded: Loaded, stage: str, out: Path, count: int) -> dict[str, Any]:
+    overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
+    asked = {"recipe": str(loaded.directory), "overrides": overrides, "stage": stage, "out": str(out)}
+    command = [sys.executable, "-m", "bench.peer.trl_supervised", json.dumps(asked)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _row(stage: str, name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("times_faster", "memory_ratio")]
+    shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", f"{row['peak_bytes'] / 1e9:.2f}"
+    return (stage if name == "ours" else "", name, *shown, *ratios)
+
+
+if __name__ == "__main__":
+    guarded(main)

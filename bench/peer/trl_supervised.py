@@ -1,0 +1,85 @@
+"""A few steps of TRL's SFTTrainer or DPOTrainer at its defaults, on the rows and weights of a run of ours."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from bench.steps import WARM_UP, spread
+from rlhf import recipe as recipes
+from rlhf.data import formats
+from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
+from rlhf.run import Run
+from rlhf.telemetry import peak_rss_bytes
+
+
+class Clock(TrainerCallback):
+    """Seconds between the ends of steps, on the clock that our telemetry has for the device, and real tokens."""
+
+    def __init__(self, now: Any):
+        self.now, self.ends = now, [now()]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ends.append(self.now())
+
+
+def main() -> None:
+    """Read {"recipe", "overrides", "stage", "out"} from the first argument; print what `bench.steps` would say."""
+    asked = json.loads(sys.argv[1])
+    loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
+    stage, recipe = asked["stage"], loaded.recipe
+    run = Run(Path(asked["out"]), loaded, stage)
+    device, codec = set_up_torch(recipe), load_codec(run)
+    options = getattr(recipe, stage)
+    (file,) = (run.root / "data").rglob("pairs.jsonl")
+    pairs = formats.read([file], on_bad_row="stop").pairs
+    rows = [{"prompt": codec.prompt_text(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
+    if stage == "sft":
+        rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+    kind, trainer = {"sft": (SFTConfig, SFTTrainer), "dpo": (DPOConfig, DPOTrainer)}[stage]
+    settings = kind(
+        output_dir=str(run.root / "trl"),
+        per_device_train_batch_size=options.per_device_train_batch_size,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        max_length=options.max_length,
+        max_steps=options.max_steps,
+        use_cpu=device.type == "cpu",
+        bf16=recipe.model.dtype == "bfloat16",
+        include_num_input_tokens_seen="non_padding",
+        save_strategy="no",
+        report_to="none",
+    )
+    clock = Clock(time.process_time if device.type == "cpu" else time.monotonic)
+    made = trainer(
+        model=load_base(run, device),
+        args=settings,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=codec.tokenizer,
+        peft_config=lora_config(run, "CAUSAL_LM"),
+        callbacks=[clock],
+    )
+    clock.ends = [clock.now()]
+    made.train()
+    seconds = [b - a for a, b in zip(clock.ends, clock.ends[1:], strict=False)]
+    tokens = made.state.num_input_tokens_seen / len(seconds)
+    measured = seconds[WARM_UP:]
+    found = {
+        "clock": "cpu" if device.type == "cpu" else "wall",
+        "step_seconds": spread(measured),
+        "tokens_per_second": tokens * len(measured) / sum(measured),
+        "peak_vram_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What telemetry says about a board, with a management library that was made for the test."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlhf.telemetry import Board, Telemetry
+
+CUDA = torch.device("cuda")
+
+
+class Library:
+    """1 kJ and 1 GB more at every question."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.uuid = ""
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self.uuid = uuid
+        return "handle"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        assert handle == "handle"
+        self.asked += 1
+        return 1_000_000 * self.asked  # millijoules
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(used=7_000_000_000)
+
+
+@pytest.fixture
+def library(monkeypatch) -> Library:
+    found = Library()
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    properties = SimpleNamespace(uuid="11111111-2222")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return found
+
+
+def test_a_board_tells_its_energy_and_memory(library):
+    board = Board(CUDA)
+    assert library.uuid == "GPU-11111111-2222"
+    assert board.joules() == 2000 and board.joules() == 3000
+    assert board.used_bytes() == 7_000_000_000
+
+
+def test_a_board_that_counts_no_energy_is_left_out(library, monkeypatch):
+    def refuse(handle):
+        raise RuntimeError("Not Supported")
+
+    monkeypatch.setattr(library, "nvmlDeviceGetTotalEnergyConsumption", refuse)
+    board = Board(CUDA)
+    assert (board.joules(), board.used_bytes()) == (0.0, None)
+
+
+def test_without_a_gpu_or_the_library_nothing_is_told(monkeypatch):
+    assert Board(torch.device("cpu")).handle is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Board(CUDA).handle is None
+    costs = Telemetry(torch.device("cpu")).costs()
+    assert (costs["used_vram_bytes"], costs["phase_joules"]) == (None, None)
+
+
+def test_energy_is_credited_to_each_phase(library):
+    telemetry = Telemetry(torch.device("cpu"))
+    telemetry._board = Board(CUDA)
+    with telemetry.phase("outer"), telemetry.phase("inner"):
+        pass
+    with telemetry.phase("other"):
+        pass
+    assert telemetry.costs()["phase_joules"] == {"outer/inner": 1000, "outer": 3000, "other": 1000}
