@@ -35,6 +35,8 @@ SEEDS ?= 0 1 2
 SET ?=
 ## RESUME     1: go on from the last checkpoint of an interrupted stage
 RESUME ?=
+## STOP_ON    checks that end a stage when they find something: nan high_kl, or all (docs/watch.md) [none: they warn]
+STOP_ON ?=
 ## REPORT_TO  tensorboard, trackio, wandb (install the last two yourself) or none: where metrics also go [none]
 REPORT_TO ?=
 ## PYTHON     the interpreter that `make setup` starts from, 3.11 to 3.13 [python3]
@@ -97,7 +99,7 @@ reproduce: $(ready) ## the recipe once for each of SEEDS, against its published 
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))
 
 $(STAGES):
-	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(resume) $(if_needed))
+	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed))
 
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
@@ -105,6 +107,7 @@ sets      = $(foreach s,$(SET),--set '$(s)')
 fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit '$(FIT)'))
 seed      = $(if $(SEED),--seed $(SEED))
 report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
+stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 

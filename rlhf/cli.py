@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, console, recipe, stages, tracking
+from rlhf import __version__, console, recipe, stages, tracking, watch
 from rlhf import fetch as fetching
 from rlhf import reproduce as reproducing
 from rlhf.data.formats import DataError
@@ -70,6 +70,7 @@ def cli() -> None:
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
+@click.option("--stop-on", multiple=True, metavar="CHECK", help="End the stage when a check finds this (or: all).")
 @click.option("--preflight/--no-preflight", default=True, help="Refuse what is predicted not to fit the card. [on]")
 def run(
     stage: str,
@@ -84,11 +85,15 @@ def run(
     resume: bool,
     report_to: tuple[str, ...],
     if_needed: bool,
+    stop_on: tuple[str, ...],
     preflight: bool,
 ) -> None:
     """Run one STAGE of a recipe; its parents must be finished."""
     if more_data and not data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
+    unknown = [name for name in stop_on if name not in (*watch.NAMES, "all")]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
     loaded = load_recipe(hw, directory, (*data, *more_data), weights, changes, seed)
     if if_needed and getattr(loaded.recipe, stage) is None:
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
@@ -101,7 +106,7 @@ def run(
             return planning.preflight(predict, loaded, stage, named(hw, directory, changes))
 
     summary, result, path = stages.execute(
-        stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak
+        stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak, stop_on=stop_on
     )
     if if_needed and result is None:
         console.OUT.print(f"{stage}: done ({path})", markup=False)

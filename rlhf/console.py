@@ -97,6 +97,8 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         table.add_row("peak VRAM", "", f"{summary['peak_vram_bytes'] / 1e9:.2f} GB", "")
     table.add_row("peak memory of the process", "", f"{summary['peak_rss_bytes'] / 1e9:.2f} GB", "")
     OUT.print(table)
+    if summary.get("findings"):
+        OUT.print(f"looked wrong: {', '.join(summary['findings'])} (findings.jsonl has what to try)", markup=False)
     OUT.print(f"written to {where}", style="dim", markup=False)
 
 

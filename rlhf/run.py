@@ -4,6 +4,7 @@ manifest.json     what is being run: recipe, settings, parents, data, packages, 
 metrics.jsonl     one object per logged step; a function of recipe, data and seed alone
 telemetry.jsonl   what the step cost (seconds, tokens, bytes); differs from run to run
 samples.jsonl     prompts and responses
+findings.jsonl    what looked wrong, once each, with what to try
 checkpoints/step-000200/   complete or absent: written beside and renamed, with a hash of every file
 adapter/          the result in peft's format (`model/` for pretrain and merge)
 summary.json      written last: its presence means that the stage is done
@@ -56,6 +57,7 @@ class Run:
         self.resumed_from: Path | None = None
         self.resumed_data: dict[str, Any] | None = None  # what the run that is resumed had read
         self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # also told what log() writes
+        self.readers: list[Callable[[Sequence[str]], None]] = []  # shown what the trained model answers
         self._manifest: dict[str, Any] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds of the run that this one resumes, up to its checkpoint
@@ -136,7 +138,7 @@ class Run:
             for step in self.checkpoint_steps():
                 if step > last:  # damaged, or it would have been chosen
                     shutil.rmtree(self.checkpoint(step))
-            for name in ("metrics.jsonl", "telemetry.jsonl", "samples.jsonl"):
+            for name in ("metrics.jsonl", "telemetry.jsonl", "samples.jsonl", "findings.jsonl"):
                 _keep_until(self.path / name, last)
 
     def describe(self, **facts: Any) -> None:
@@ -167,7 +169,14 @@ class Run:
         _append(self.path / "telemetry.jsonl", [{"step": step, **values}])
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        _append(self.path / "samples.jsonl", [{"step": step, **row} for row in rows])
+        written = [{"step": step, **row} for row in rows]
+        _append(self.path / "samples.jsonl", written)
+        for read in self.readers:
+            read([row["response"] for row in written if "response" in row])
+
+    def log_finding(self, step: int, values: Mapping[str, Any]) -> None:
+        """Something that looks wrong; rlhf/watch.py says what."""
+        _append(self.path / "findings.jsonl", [{"step": step, **values}])
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
         """Call `write(folder)`; when all is on disk, one rename makes the folder `checkpoints/step-<step>`."""
@@ -234,6 +243,7 @@ class Run:
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
             "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in _result(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
+            "findings": [row["check"] for row in read_lines(self.path / "findings.jsonl")],
             "targets": [_measured(t, comparable) for t in self._targets()],
         }
         for folder in ("adapter", "model"):

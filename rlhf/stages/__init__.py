@@ -11,6 +11,7 @@ from rlhf import tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
 from rlhf.run import Run, RunError
+from rlhf.watch import Watch
 
 FULL_DISK_BYTES = 1_000_000
 
@@ -29,10 +30,12 @@ def execute(
     resume: bool = False,
     report_to: Sequence[str] = (),
     preflight: Callable[[], int | None] = lambda: None,
+    stop_on: Sequence[str] = (),
 ) -> tuple[dict[str, Any], Result | None, Path]:
     """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
 
-    `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded.
+    `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded. `stop_on`: names
+    of checks (rlhf/watch.py) whose findings end the stage; `all` for any.
     """
     run = Run(out, loaded, stage)
     if getattr(loaded.recipe, stage) is None:
@@ -54,7 +57,8 @@ def execute(
             run.start(resume, sys.argv, device_facts(device))
             project = f"{loaded.name}-{loaded.version}"
             with tracking.trackers(report_to, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
-                run.trackers = logs
+                watch = Watch(run, stop_on)
+                run.trackers, run.readers = [*logs, watch.see], [watch.read]
                 result = _run(run, device)
         return run.finish(result.metrics, result.costs, predicted), result, run.path
 

@@ -79,3 +79,10 @@ def test_every_logged_key_of_ppo_is_explained():
     keys = set(re.findall(r'"((?:objective|policy|val|loss|response)/\w+)"', source))
     assert len(keys) > 12
     assert not {key for key in keys if f"`{key}`" not in page}
+
+
+def test_every_check_is_explained():
+    from rlhf.watch import CHECKS
+
+    page = (ROOT / "docs" / "watch.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [check.name for check in CHECKS]

@@ -17,7 +17,7 @@ LAYERS = (
     ("evaluation", "vllm"),
     ("models", "rollout", "trainer"),
     ("data",),
-    ("run", "telemetry", "tracking", "console"),
+    ("run", "telemetry", "tracking", "console", "watch"),
     ("recipe",),
     ("strict",),
     ("objectives",),

@@ -1,0 +1,309 @@
+"""The usual ways in which training goes wrong, recognised in what a stage logs, each with what to try.
+
+The published H100 guide's troubleshooting list, and what practice has added. A check looks at the logged values so far
+and says what it has seen, or nothing; thresholds are ours unless a source stands beside them.
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlhf.recipe import Recipe, as_yaml
+from rlhf.run import Run, RunError, read_lines
+
+SUPERVISED = ("pretrain", "sft", "rm", "dpo")
+FEW = 5  # logged rows whose mean is looked at, and that a check waits for
+MANY = 20  # rows before a trend is judged
+KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
+
+
+class Finding(NamedTuple):
+    check: str
+    step: int
+    seen: str
+    cause: str
+    remedies: dict[str, Any]  # recipe keys and the values to try, the first one first
+
+    def __str__(self) -> str:
+        tries = " or ".join(f"{key}={as_yaml(value)}" for key, value in self.remedies.items())
+        return f"step {self.step}: {self.seen} [{self.check}]. {self.cause}." + (f" Try {tries}" if tries else "")
+
+
+class History:
+    """What a stage has logged, by key, oldest first; and responses that it has sampled last."""
+
+    def __init__(self, recipe: Recipe, stage: str):
+        self.recipe, self.stage = recipe, stage
+        self.rows: list[Mapping[str, float]] = []
+        self.responses: list[str] = []
+
+    @property
+    def options(self) -> Any:
+        return getattr(self.recipe, self.stage)
+
+    def values(self, key: str) -> list[float]:
+        found = [row[key] for row in self.rows if row.get(key) is not None]
+        return [value for value in found if math.isfinite(value)]
+
+    def last(self, key: str, count: int = FEW) -> float | None:
+        """Mean of the newest `count` values; None while there are fewer."""
+        found = self.values(key)[-count:]
+        return statistics.fmean(found) if len(found) == count else None
+
+    def first(self, key: str, count: int = FEW) -> float | None:
+        """Mean of the oldest `count` values; None while there are fewer than twice as many."""
+        found = self.values(key)
+        return statistics.fmean(found[:count]) if len(found) >= 2 * count else None
+
+
+class Check(NamedTuple):
+    name: str
+    stages: tuple[str, ...]
+    seen: Callable[[History], str | None]
+    cause: str
+    remedies: Callable[[History], dict[str, Any]]
+
+
+def see_nan(h: History) -> str | None:
+    wrong = [key for key, value in h.rows[-1].items() if value is None or not math.isfinite(value)]
+    wrong = [key for key in wrong if not key.startswith("eval/")]  # where nothing varies there is no gain to tell
+    return f"{wrong[0]} is not a number" if wrong else None
+
+
+def see_flat_loss(h: History) -> str | None:
+    found = h.values("loss")
+    if len(found) < MANY:
+        return None
+    quarter = len(found) // 4
+    first, last = found[:quarter], found[-quarter:]
+    steps = [b - a for a, b in itertools.pairwise(last)]  # noise without trend: half of their mean square
+    noise = math.sqrt(statistics.fmean(x * x for x in steps) / quarter)  # of the difference of two such means
+    fallen = statistics.fmean(first) - statistics.fmean(last)
+    if fallen > 2 * noise:
+        return None
+    return f"the loss has fallen by {fallen:.3g}, which its noise of {noise:.2g} explains"
+
+
+def see_rising_loss(h: History) -> str | None:
+    last, found = h.last("loss"), h.values("loss")
+    if last is None or len(found) < 2 * FEW:
+        return None
+    best = min(found[0], *(statistics.fmean(found[at : at + FEW]) for at in range(len(found) - 2 * FEW + 1)))
+    return f"the loss has risen from {best:.3g} to {last:.3g}" if last > 1.2 * best else None
+
+
+def see_large_updates(h: History) -> str | None:
+    moved = h.last("policy/approxkl_avg")
+    return f"an update moves the policy by {moved:.2g} (approxkl)" if moved is not None and moved > 0.1 else None
+
+
+def see_same_scores(h: History) -> str | None:
+    low, high = h.last("min_reward"), h.last("max_reward")
+    if low is None or high is None or high - low > 0.01:
+        return None
+    return f"the scores of a batch lie within {high - low:.2g} of each other"
+
+
+def see_chance(h: History) -> str | None:
+    found = h.values("accuracy")
+    if len(found) < MANY:
+        return None
+    late = found[len(found) // 2 :]
+    pairs = len(late) * h.options.logging_steps * h.options.per_device_train_batch_size
+    pairs *= h.options.gradient_accumulation_steps
+    accuracy, noise = statistics.fmean(late), math.sqrt(0.25 / pairs)
+    return f"accuracy is {accuracy:.3f} on {pairs} pairs: a guess" if accuracy < 0.5 + 2 * noise else None
+
+
+def see_overconfident(h: History) -> str | None:
+    """The guide: scores between 0.3 and 0.7 after a sigmoid, not at 0 and 1."""
+    low, high = h.last("min_reward"), h.last("max_reward")
+    if low is None or high is None or not (_sigmoid(low) < 0.01 and _sigmoid(high) > 0.99):
+        return None
+    return f"scores reach from {_sigmoid(low):.4f} to {_sigmoid(high):.4f} after a sigmoid"
+
+
+def see_high_kl(h: History) -> str | None:
+    limit = min(h.options.best_kl_limit or KL_LIMIT, KL_LIMIT)
+    found = h.last("objective/kl_per_token", 3)
+    if found is None or found <= limit:
+        return None
+    return f"KL to the reference is {found:.3g} nats per token, above {limit:.3g}"
+
+
+def see_negative_kl(h: History) -> str | None:
+    found = h.last("objective/kl_per_token", 3)
+    if found is None or found >= -0.01 or h.options.kl_estimator != "k1":
+        return None
+    return f"KL to the reference is negative, {found:.3g} nats per token"
+
+
+def see_longer(h: History) -> str | None:
+    first, last = h.first("response/length"), h.last("response/length")
+    worse, better = h.first("objective/scores"), h.last("objective/scores")
+    if None in (first, last, worse, better) or not (last > 1.5 * first and better > worse):  # type: ignore[operator]
+        return None
+    return f"responses have grown from {first:.0f} to {last:.0f} tokens while the score rose"
+
+
+def see_fewer_ends(h: History) -> str | None:
+    first, last = h.first("response/eos_rate"), h.last("response/eos_rate")
+    if first is None or last is None or last > first - 0.2:
+        return None
+    return f"{last:.0%} of the responses end, {first:.0%} did at first"
+
+
+def see_repetition(h: History) -> str | None:
+    shares = [share for text in h.responses if (share := repeated(text)) is not None]
+    if not shares or (mean := statistics.fmean(shares)) < 0.5:
+        return None
+    return f"{mean:.0%} of what the sampled responses say they have said before"
+
+
+def see_entropy_collapse(h: History) -> str | None:
+    first, last = h.first("policy/entropy_avg"), h.last("policy/entropy_avg")
+    if first is None or last is None or last > 0.3 * first:
+        return None
+    return f"entropy has fallen from {first:.3g} to {last:.3g} nats per token"
+
+
+def see_clipping(h: History) -> str | None:
+    found = h.last("policy/clipfrac_avg")
+    return f"{found:.0%} of the tokens are clipped" if found is not None and found > 0.3 else None
+
+
+def see_value_explosion(h: History) -> str | None:
+    found = h.values("loss/value_avg")
+    if len(found) < 2 * FEW:
+        return None
+    usual, last = min(found[0], statistics.median(found[:FEW])), statistics.fmean(found[-FEW:])
+    return f"the value loss has grown from {usual:.3g} to {last:.3g}" if last > max(1.0, 10 * usual) else None
+
+
+def slower(h: History) -> dict[str, Any]:
+    """Half the learning rate, as the guide has it for divergence."""
+    return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
+
+
+def faster(h: History) -> dict[str, Any]:
+    epochs = {f"{h.stage}.num_train_epochs": 2 * h.options.num_train_epochs}
+    return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
+
+
+def calmer(h: History) -> dict[str, Any]:
+    """The guide's remedies for divergence during PPO, those that are left."""
+    found = slower(h)
+    if h.options.num_ppo_epochs > 2:
+        found["ppo.num_ppo_epochs"] = 2
+    if h.options.num_mini_batches > 1:
+        found["ppo.num_mini_batches"] = h.options.num_mini_batches // 2
+    return found
+
+
+def closer(h: History) -> dict[str, Any]:
+    return {"ppo.kl_coef": 2 * h.options.kl_coef or 0.05} | calmer(h)
+
+
+def ending(h: History) -> dict[str, Any]:
+    penalty = 2 * (h.options.missing_eos_penalty or 0.5)
+    return {"ppo.missing_eos_penalty": penalty, "ppo.kl_coef": 2 * h.options.kl_coef or 0.05}
+
+
+def better_rewards(h: History) -> dict[str, Any]:
+    return {"rm.num_train_epochs": 2 * h.recipe.rm.num_train_epochs, "rm.learning_rate": 2 * h.recipe.rm.learning_rate}
+
+
+def humbler(h: History) -> dict[str, Any]:
+    return {"rm.num_train_epochs": h.recipe.rm.num_train_epochs / 2, "rm.center_rewards_coefficient": 0.01}
+
+
+def lively(h: History) -> dict[str, Any]:
+    return {"ppo.kl_coef": 2 * h.options.kl_coef or 0.05, "ppo.entropy_coef": 2 * h.options.entropy_coef or 0.01}
+
+
+CHECKS = (
+    Check("nan", (*SUPERVISED, "ppo"), see_nan, "Numbers overflow, mostly after steps that are too large", slower),
+    Check("flat_loss", SUPERVISED, see_flat_loss, "The learning rate is too low, or the data teach nothing", faster),
+    Check("rising_loss", SUPERVISED, see_rising_loss, "The learning rate is too high", slower),
+    Check("large_updates", ("ppo",), see_large_updates, "The learning rate is too high", calmer),
+    Check(
+        "same_scores",
+        ("rm",),
+        see_same_scores,
+        "The reward model tells nothing apart yet",
+        better_rewards,
+    ),
+    Check("chance", ("rm",), see_chance, "The pairs carry no preference, or labels are wrong: look at them", faster),
+    Check("overconfident", ("rm",), see_overconfident, "The reward model has learned its pairs by heart", humbler),
+    Check("high_kl", ("ppo",), see_high_kl, "The policy leaves what the reward model knows", closer),
+    Check(
+        "negative_kl",
+        ("ppo",),
+        see_negative_kl,
+        "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
+        lambda h: {"ppo.old_logprobs": "recompute"} if h.options.old_logprobs == "rollout" else {},
+    ),
+    Check("longer", ("ppo",), see_longer, "The reward model likes length, and the policy has found out", closer),
+    Check("fewer_ends", ("ppo",), see_fewer_ends, "Running on pays more than ending", ending),
+    Check("repetition", ("ppo",), see_repetition, "The policy repeats what the reward model likes", closer),
+    Check("entropy_collapse", ("ppo",), see_entropy_collapse, "The policy has settled on few answers", lively),
+    Check("clipping", ("ppo",), see_clipping, "Updates are too large for one batch of rollouts", calmer),
+    Check(
+        "value_explosion",
+        ("ppo",),
+        see_value_explosion,
+        "The critic diverges, and advantages with it",
+        lambda h: {"ppo.value_learning_rate": h.options.value_learning_rate / 4},
+    ),
+)
+NAMES = tuple(check.name for check in CHECKS)
+
+
+class Watch:
+    """Looks at each row that a run logs; says each finding once, keeps it in findings.jsonl, and stops when told to."""
+
+    def __init__(self, run: Run, stop_on: Iterable[str] = ()):
+        self.run, self.stop_on = run, set(NAMES if "all" in stop_on else stop_on)
+        self.history = History(run.loaded.recipe, run.stage)
+        self.history.rows += read_lines(run.path / "metrics.jsonl")  # of the run that this one resumes
+        self.told = {row["check"] for row in read_lines(run.path / "findings.jsonl")}
+
+    def see(self, step: int, values: Mapping[str, float]) -> None:
+        """Take a logged row. Raises RunError for a finding on which the run is to stop."""
+        self.history.rows.append(values)
+        for finding in findings(self.history, step):
+            if finding.check in self.told:
+                continue
+            self.told.add(finding.check)
+            self.run.log_finding(step, {"check": finding.check, **finding._asdict()})
+            print(f"{self.run.stage}, {finding}", file=sys.stderr)
+            if finding.check in self.stop_on:
+                raise RunError(
+                    f"{self.run.stage}: stopped on {finding.check}; --resume goes on from the last checkpoint"
+                )
+
+    def read(self, responses: Sequence[str]) -> None:
+        """Take responses that were sampled last."""
+        self.history.responses = list(responses)
+
+
+def findings(history: History, step: int) -> list[Finding]:
+    """What is wrong after the newest row."""
+    found = []
+    for check in CHECKS:
+        if history.stage in check.stages and (seen := check.seen(history)) is not None:
+            found.append(Finding(check.name, step, seen, check.cause, check.remedies(history)))
+    return found
+
+
+def repeated(text: str) -> float | None:
+    """Share of a text's runs of six characters that have stood in it before; None for a text of fewer than twenty."""
+    runs = [text[at : at + 6] for at in range(len(text) - 5)]
+    return 1 - len(set(runs)) / len(runs) if len(text) >= 20 else None
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-max(-700.0, min(700.0, x))))

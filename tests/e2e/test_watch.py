@@ -1,0 +1,210 @@
+"""Every check of rlhf/watch.py, each triggered by a real run in which the failure was planted."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from rlhf import watch
+from rlhf.models.shared_base import SharedBase
+from rlhf.run import RunError, read_json, read_lines
+from rlhf.stages import ppo
+from tests.conftest import beside, run_stages, small
+
+FOUND: set[str] = set()  # all that any test of this module has seen
+ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}
+
+
+def findings(out: Path, stage: str) -> dict[str, dict]:
+    rows = read_lines(out / "cpu-tiny/v1" / stage / "findings.jsonl")
+    found = {row["check"]: row for row in rows}
+    assert len(found) == len(rows), "each is said once"
+    FOUND.update(found)
+    return found
+
+
+def supervised(trained: Path, out: Path, stage: str, *parents: str, **options) -> dict[str, dict]:
+    """A stage of many short steps after finished parents; what was found in it."""
+    changes = {f"{stage}__{key}": value for key, value in (ROWS | options).items()}
+    run_stages(small(**changes), beside(trained, out, "pretrain", *parents), stage)
+    return findings(out, stage)
+
+
+def own_pairs(out: Path, rows: list[tuple[str, str, str]]) -> dict[str, object]:
+    """The changes by which a recipe trains on these (prompt, chosen, rejected)."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "pairs.jsonl"
+    keys = ("prompt", "chosen", "rejected")
+    file.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows))
+    return {"data__source": "files", "data__files": [str(file)], "data__toy": None}
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice(["red", "blue", "tea", "moon", "salt", "rain", "bird", "stone"]) for _ in range(count))
+
+
+def test_a_learning_rate_that_overflows(trained, tmp_path, capsys):
+    found = supervised(trained, tmp_path, "sft", learning_rate=1e25, max_steps=12)
+    assert found["nan"]["remedies"] == {"sft.learning_rate": 5e24}
+    said = capsys.readouterr().err
+    assert "is not a number [nan]" in said and "Try sft.learning_rate=5e+24" in said
+    assert "nan" in (read_json(tmp_path / "cpu-tiny/v1/sft/summary.json") or {})["findings"]
+
+
+def test_a_learning_rate_that_is_too_high(tmp_path):
+    changes = {f"pretrain__{key}": value for key, value in (ROWS | {"learning_rate": 3.0, "max_steps": 20}).items()}
+    run_stages(small(**changes), tmp_path, "pretrain")
+    assert "rising_loss" in findings(tmp_path, "pretrain")
+
+
+def test_a_learning_rate_that_is_too_low(trained, tmp_path):
+    found = supervised(trained, tmp_path, "sft", learning_rate=1e-12, max_steps=40)
+    assert set(found) == {"flat_loss"}
+    assert found["flat_loss"]["remedies"]["sft.learning_rate"] == 2e-12
+
+
+def test_labels_that_are_noise(trained, tmp_path):
+    """Which of two answers is the chosen one was drawn by a coin."""
+    rng = random.Random(0)
+    rows = [(words(rng, 4), words(rng, 5), words(rng, 5)) for _ in range(200)]
+    changes = own_pairs(tmp_path / "data", rows)
+    run = {f"rm__{k}": v for k, v in (ROWS | {"max_steps": 40, "max_samples": 200, "learning_rate": 1e-4}).items()}
+    run |= {"sft__max_steps": 1, "pretrain__max_steps": 2}
+    (out := tmp_path / "run").mkdir()
+    loaded = from_base(trained, out, **changes, **run)
+    run_stages(loaded, out, "sft", "rm")
+    assert "chance" in findings(out, "rm")
+
+
+def from_base(trained: Path, out: Path, **changes):
+    """A recipe that starts from the small base as if it were a published one, so that other data can follow."""
+    base = str(trained / "cpu-tiny/v1/pretrain/model")
+    source = {"source": "local", "name": base}
+    whole = {f"model__{k}": v for k, v in source.items()} | {f"tokenizer__{k}": v for k, v in source.items()}
+    whole |= {"pretrain": None, "model__architecture": None, "tokenizer__vocab_size": None}
+    changes = {key: value for key, value in changes.items() if not key.startswith("pretrain__")}
+    return small(**whole | changes)
+
+
+def test_pairs_that_are_nearly_the_same(trained, tmp_path):
+    rng = random.Random(0)
+    rows = [("say it", "red blue tea", "red blue tea " + "salt" * (i % 2)) for i in range(4)]
+    rows = [(f"say it {i // 2}", chosen, rejected + "!") for i, (_, chosen, rejected) in enumerate(rows * 20)]
+    changes = own_pairs(tmp_path / "data", rows)
+    run = {f"rm__{k}": v for k, v in (ROWS | {"max_steps": 8, "learning_rate": 1e-9}).items()}
+    loaded = from_base(trained, tmp_path, **changes, **run, sft__max_steps=1)
+    run_stages(loaded, tmp_path, "sft", "rm")
+    assert "same_scores" in findings(tmp_path, "rm"), rng
+
+
+def test_a_reward_model_that_knows_its_pairs_by_heart(trained, tmp_path):
+    options = {"max_samples": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    found = supervised(trained, tmp_path, "rm", "sft", learning_rate=0.03, max_steps=60, **options)
+    assert "overconfident" in found
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory) -> Path:
+    """A base that has learned enough words to have something to forget, and to end its answers."""
+    out = tmp_path_factory.mktemp("taught")
+    run_stages(small(**TAUGHT), out, "pretrain", "sft", "rm")
+    return out
+
+
+TAUGHT = {"pretrain__max_steps": 400, "pretrain__num_train_epochs": 100, "pretrain__learning_rate": 3e-3}
+TAUGHT |= {"data__toy__documents": 600, "sft__max_steps": 60, "sft__num_train_epochs": 100, "sft__learning_rate": 3e-3}
+
+PPO = {
+    "ppo__steps": 20,
+    "ppo__logging_steps": 1,
+    "ppo__eval_steps": 5,
+    "ppo__save_steps": 20,
+    "ppo__kl_coef": 0.0,
+    "ppo__warmup_steps": 0,
+    "ppo__normalize_scores": False,
+    "ppo__missing_eos_penalty": None,
+}
+
+
+def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
+    """The score is the share of eight tokens. The policy says little else soon, far from the reference."""
+
+    def share(self, rollout):
+        return ((rollout.tokens // 8 == 9) & rollout.mask).sum(-1) / rollout.mask.sum(-1) * 5
+
+    monkeypatch.setattr(SharedBase, "scores", share)
+    more = {"ppo__steps": 40, "ppo__save_steps": 40, "ppo__response_length": 24}
+    more |= {f"ppo__{key}": 32 for key in ("batch_size", "per_device_train_batch_size", "rollout_batch_size")}
+    loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=0.01, ppo__value_learning_rate=0.003)
+    run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    found = findings(tmp_path, "ppo")
+    assert {"high_kl", "entropy_collapse", "repetition", "fewer_ends"} <= set(found), found
+    assert found["high_kl"]["remedies"]["ppo.kl_coef"] == 0.05
+
+
+def test_a_reward_for_length(taught, tmp_path, monkeypatch):
+    monkeypatch.setattr(SharedBase, "scores", lambda self, rollout: rollout.response_length / 10)
+    more = {"ppo__steps": 30, "ppo__save_steps": 30, "ppo__response_length": 64}
+    more |= {f"ppo__{key}": 16 for key in ("batch_size", "per_device_train_batch_size", "rollout_batch_size")}
+    loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=0.01, ppo__value_learning_rate=0.003)
+    run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    found = findings(tmp_path, "ppo")
+    assert {"longer", "fewer_ends"} <= set(found), found
+    assert found["longer"]["cause"] == "The reward model likes length, and the policy has found out"
+
+
+def test_updates_that_are_too_large(taught, tmp_path, capsys):
+    """And a stage that is told to stop on them does, and says how to go on."""
+    more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 10}
+    loaded = small(**TAUGHT | PPO | more)
+    out = beside(taught, tmp_path, "pretrain", "sft", "rm")
+    with pytest.raises(RunError, match=r"ppo: stopped on (clipping|large_updates); --resume goes on"):
+        run_stages(loaded, out, "ppo", stop_on=["clipping", "large_updates"])
+    assert not (tmp_path / "cpu-tiny/v1/ppo/summary.json").exists()
+    run_stages(loaded, out, "ppo")
+    assert {"clipping", "large_updates"} <= set(findings(tmp_path, "ppo"))
+
+
+def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_path, monkeypatch):
+    sample = ppo.sample
+
+    made: list[SharedBase] = []
+    build = SharedBase.__init__
+
+    def remember(self, *arguments, **options):
+        build(self, *arguments, **options)
+        made.append(self)
+
+    monkeypatch.setattr(SharedBase, "__init__", remember)
+    monkeypatch.setattr(ppo, "sample", lambda *a: (made[-1].activate("reference"), sample(*a))[1])
+    loaded = small(**PPO, ppo__learning_rate=0.01)
+    run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    found = findings(tmp_path, "ppo")
+    assert "negative_kl" in found
+
+
+def test_a_critic_that_cannot_follow(taught, tmp_path, monkeypatch):
+    """The scores double from one scoring to the next."""
+    score, asked = SharedBase.scores, []
+
+    def growing(self, rollout):
+        asked.append(1)
+        return score(self, rollout) + 2.0 ** len(asked) / 100 * (rollout.response_length % 3)
+
+    monkeypatch.setattr(SharedBase, "scores", growing)
+    run_stages(small(**TAUGHT | PPO), beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    found = findings(tmp_path, "ppo")["value_explosion"]
+    assert list(found["remedies"]) == ["ppo.value_learning_rate"]
+
+
+def test_every_check_was_triggered_by_a_run():
+    """The last test of this file: the failures that were planted above are all that rlhf/watch.py knows."""
+    assert set(watch.NAMES) == FOUND
+
+
+def test_a_healthy_run_is_told_nothing(trained):
+    """The chain that other tests train, twelve steps or so a stage, and the released recipe's record."""
+    for stage in ("pretrain", "sft", "rm", "ppo", "dpo"):
+        summary = trained / "cpu-tiny/v1" / stage / "summary.json"
+        assert not summary.exists() or (read_json(summary) or {})["findings"] == []
