@@ -27,6 +27,8 @@ BASE ?=
 FLASH_ATTN ?= 0
 ## VRAM_CAP   24GB: use no more of a larger card than that, to try what fits a smaller one
 VRAM_CAP ?=
+## STAGE      whose model `make chat` loads: base, sft, ppo, dpo or merge [ppo]
+STAGE ?= ppo
 ## SEED       seed, instead of the recipe's
 SEED ?=
 ## SEEDS      seeds for `make reproduce` ["0 1 2"]
@@ -54,7 +56,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
@@ -94,6 +96,8 @@ ppo: $(ready) sft rm ## PPO: train the policy against the reward model
 dpo: $(ready) sft   ## DPO: train the policy on the pairs themselves
 eval: $(ready) ppo  ## evaluate the trained models
 merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
+chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
+	@$(rlhf) chat $(strip $(recipe) --out '$(OUT)' --stage $(STAGE) $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets))
 all: $(ready) ppo dpo eval merge ## every stage of the recipe
 reproduce: $(ready) ## the recipe once for each of SEEDS, against its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from bench import compare, steps
+from bench import compare, goals, steps
 from rlhf import console, recipe
 from rlhf.cli import guarded
 from rlhf.memory import projection
@@ -64,6 +64,8 @@ def main(
         "",
     )
     console.rows_table(f"{loaded.name} {loaded.version} on {record['device']['name']}", columns, rows)
+    if held := goals.rows(record):
+        console.rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), held)
     console.OUT.print(NOTE, style="dim", markup=False)
     last = newest(loaded, record)
     if last is not None:

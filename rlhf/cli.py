@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from rlhf import __version__, console, recipe, stages, tracking, watch
+from rlhf import chat as chatting
 from rlhf import fetch as fetching
 from rlhf import reproduce as reproducing
 from rlhf.data.formats import DataError
@@ -141,6 +142,37 @@ def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> N
         return
     with console.quiet_libraries():
         fetching.show(list(fetching.fetch(loaded.recipe)))
+
+
+@cli.command()
+@HARDWARE
+@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key, as the run did.")
+@click.option("--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs.")
+@click.option("--weights", metavar="random|DIR", help="What the run was given.")
+@click.option("--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Whose model.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="0: the likeliest token. [the recipe's]")
+@click.option("--tokens", type=click.IntRange(min=1), help="Of an answer, at most. [the recipe's]")
+def chat(
+    hw: str | None,
+    directory: Path | None,
+    changes: tuple[str, ...],
+    out: Path,
+    weights: str | None,
+    stage: str,
+    temperature: float | None,
+    tokens: int | None,
+) -> None:
+    """Talk with a trained model in the terminal."""
+    loaded = load_recipe(hw, directory, (), weights, changes, None)
+    options = loaded.recipe.evaluate
+    with console.quiet_libraries():
+        with console.working(f"loading {stage}"):
+            speaker = chatting.Speaker(loaded, out, stage)
+        if sys.stdin.isatty():
+            console.OUT.print(chatting.HELP, style="dim", markup=False)
+        warmth = options.temperature if temperature is None else temperature
+        chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
 
 
 @cli.group("data")

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bench import __main__ as bench
-from bench import compare, steps
+from bench import compare, goals, steps
 from rlhf import recipe
 from rlhf.memory.strategies import one_by_one
 from tests.conftest import RECIPE
@@ -125,3 +125,20 @@ def test_the_ablation_changes_one_thing_at_a_time():
         *("none", "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length"),
         "combined",
     }
+
+
+def test_goals_are_ratios_that_are_reached_at_one():
+    stages = {
+        "sft": {"mfu": 0.21, "hours": 1.0},
+        "rm": {"hours": 1.0},
+        "ppo": {"mbu": 0.9, "hours": 6.0},
+        "dpo": {"mfu": None, "hours": 1.0},
+    }
+    found = {row[0]: row[1:] for row in goals.rows({"recipe": "h100-mistral-7b", "stages": stages})}
+    assert found["sft: MFU"] == ("≥ 0.42", "0.21", "0.50")
+    assert found["dpo: MFU"][1:] == ("-", "-")
+    assert found["ppo: MBU of decoding"][-1] == "1.50"
+    assert found["sft, rm and ppo: hours"] == ("≤ 4 h", "8", "0.50")
+    assert goals.rows({"recipe": "cpu-tiny", "stages": stages}) == []
+    (row, *_) = goals.rows({"recipe": "4090-llama2-7b", "stages": {"sft": {"peak_vram_bytes": 6e9}}})
+    assert row[-1] == "2.00"

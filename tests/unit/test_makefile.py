@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
-    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "image", "shell", "test-image"),
+    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "chat", "image", "shell", "test-image"),
     *(
         "bench",
         "bench-ablation",

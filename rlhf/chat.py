@@ -1,0 +1,106 @@
+"""Talk with a trained model in the terminal; answers appear as they are written."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhf.data.formats import Message
+from rlhf.recipe import Loaded
+from rlhf.run import ParentMissing, Run, RunError
+
+STAGES = ("base", "sft", "ppo", "dpo", "merge")
+HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it"
+
+
+class Speaker:
+    """A trained model that continues conversations."""
+
+    def __init__(self, loaded: Loaded, out: Path, stage: str):
+        """Raises RunError when the stage is not done, or was done with other settings."""
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM
+
+        from rlhf.models.loading import load_base, load_codec, set_up_torch
+
+        run = Run(out, loaded, "evaluate")  # samples as evaluation does
+        self.options = loaded.recipe.evaluate
+        device = set_up_torch(loaded.recipe)
+        self.codec = load_codec(run)
+        try:
+            folder = run.parent(stage) if stage != "base" else None
+        except ParentMissing as error:
+            raise RunError(
+                f"chat {str(error).partition(' ')[2]}: first `rlhf run {stage}` with the same options (make: {stage})"
+            ) from None
+        if stage == "merge":
+            self.model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", device_map={"": device})  # type: ignore[operator]
+        else:
+            self.model = load_base(run, device)
+            if folder is not None:
+                self.model = PeftModel.from_pretrained(self.model, folder / "adapter")
+        self.model.eval()
+
+    def answer(self, messages: list[Message], temperature: float, tokens: int) -> Iterator[str]:
+        """Pieces of the answer to a conversation, as they are sampled; temperature 0 takes the likeliest token."""
+        from threading import Thread
+
+        import torch
+        from transformers import TextIteratorStreamer
+
+        (prompt,), _ = self.codec.encode_prompts([messages], self.options.max_prompt_length)
+        ids = torch.tensor([prompt], device=self.model.device)
+        streamer = TextIteratorStreamer(self.codec.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        how = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
+        settings = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": tokens,
+            "eos_token_id": self.codec.eos_id,
+            "pad_token_id": self.codec.pad_id,
+            "streamer": streamer,
+            "top_p": None if temperature == 0 else self.options.top_p,
+            **how,
+        }
+        thread = Thread(target=self.model.generate, kwargs=settings, daemon=True)
+        thread.start()
+        for piece in streamer:
+            yield harmless(piece)
+        thread.join()
+
+
+def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:
+    """Answer each line of `lines` on stdout, as one conversation."""
+    said: list[Message] = []
+    for line in lines:
+        text = line.strip()
+        if text == "/quit":
+            return
+        if text == "/new":
+            said = []
+        if not text or text == "/new":
+            continue
+        said.append(Message("user", text))
+        answer = ""
+        for piece in speaker.answer(said, temperature, tokens):
+            print(piece, end="", flush=True)
+            answer += piece
+        print()
+        said.append(Message("assistant", answer.strip()))
+
+
+def typed() -> Iterator[str]:
+    """Lines from the keyboard, or from a pipe."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    while True:
+        try:
+            yield input("you: ")
+        except EOFError:
+            return
+
+
+def harmless(text: str) -> str:
+    """What a model says, without the control characters by which it could take over a terminal."""
+    return "".join(c for c in text if c in "\n\t" or (c.isprintable() or c == "\u200d"))

@@ -1,0 +1,88 @@
+"""`rlhf chat`: the trained model's own answers, as one conversation, and nothing that a terminal would obey."""
+
+import io
+import sys
+
+import pytest
+import torch
+
+from rlhf import chat, cli
+from rlhf.data.formats import Message
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import as_yaml
+from rlhf.rollout import Sampling, sample
+from rlhf.run import Run
+from tests.conftest import RECIPE, SMALL, run_stages, small
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("chat")
+    run_stages(small(merge__stage="sft"), out, "pretrain", "sft", "merge")
+    return out
+
+
+def said(done, monkeypatch, capsys, text: str, *options: str) -> tuple[int, str, str]:
+    changes = [part for key, value in SMALL.items() for part in ("--set", f"{key}={as_yaml(value)}")]
+    changes += ["--set", "merge.stage=sft", "--out", str(done), *options]
+    monkeypatch.setattr(sys, "argv", ["rlhf", "chat", "--recipe", str(RECIPE), *changes])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("stage", ["sft", "merge"])
+def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monkeypatch, capsys, stage):
+    loaded = small(merge__stage="sft")
+    run = Run(done, loaded, "evaluate")
+    codec = load_codec(run)
+    shared = SharedBase(load_base(run, torch.device("cpu")), {"reference": run.root / "sft"})
+    shared.activate("reference")
+    ids, _ = codec.encode_prompts([(Message("user", "hello there"),)], 64)
+    rollout = sample(shared.base, ids, codec, Sampling(64, 9, temperature=0.0, batch_size=1))
+    expected = codec.decode(rollout.tokens[0][rollout.mask[0]].tolist())
+    code, out, err = said(
+        done, monkeypatch, capsys, "hello there\n", "--stage", stage, "--temperature", "0", "--tokens", "9"
+    )
+    assert code == 0, err
+    assert out.strip() == expected.strip()
+
+
+def test_a_conversation_is_remembered_until_it_is_not(done, monkeypatch):
+    asked = []
+
+    class Parrot(chat.Speaker):
+        def __init__(self):
+            pass
+
+        def answer(self, messages, temperature, tokens):
+            asked.append([m.content for m in messages])
+            yield from ("as ", "you say")
+
+    chat.talk(Parrot(), ["one\n", "\n", "two\n", "/new\n", "three\n", "/quit\n", "four\n"], 1.0, 8)
+    assert asked == [["one"], ["one", "as you say", "two"], ["three"]]
+
+
+def test_a_stage_that_is_not_done_is_named(done, monkeypatch, capsys):
+    code, out, err = said(done, monkeypatch, capsys, "hello\n", "--stage", "ppo")
+    assert code == 1 and out == ""
+    assert err.startswith("error: chat needs ppo, which has not been run") and "first `rlhf run ppo`" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ünïcode 😀\n\ttab", "plain ünïcode 😀\n\ttab"),
+        ("\x1b]0;title\x07\x1b[31mred", "]0;title[31mred"),
+        ("a\x00b\x08c\x7fd\x9be", "abcde"),
+        ("left \u202eright", "left right"),
+    ],
+)
+def test_control_characters_do_not_reach_the_terminal(text, shown):
+    assert chat.harmless(text) == shown
