@@ -45,8 +45,8 @@ REPORT_TO ?=
 PYTHON ?= python3
 ## VENV       where the packages are installed [.venv]
 VENV ?= .venv
-## EXTRAS     optional parts to install [dev,tracking; also gpu unless the recipe is for cpu]
-EXTRAS ?= dev,tracking$(if $(on_cpu),,$(comma)gpu)
+## EXTRAS     optional parts to install [dev,tracking,report; also gpu unless the recipe is for cpu]
+EXTRAS ?= dev,tracking,report$(if $(on_cpu),,$(comma)gpu)
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for the benchmark: "--repeats 5", or "--size 7b --device cuda"
@@ -56,7 +56,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat report data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
@@ -96,6 +96,8 @@ ppo: $(ready) sft rm ## PPO: train the policy against the reward model
 dpo: $(ready) sft   ## DPO: train the policy on the pairs themselves
 eval: $(ready) ppo  ## evaluate the trained models
 merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
+report: setup       ## one page about a recipe's run: figures, curves, samples, provenance
+	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)')
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 	@$(rlhf) chat $(strip $(recipe) --out '$(OUT)' --stage $(STAGE) $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets))
 all: $(ready) ppo dpo eval merge ## every stage of the recipe

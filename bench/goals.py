@@ -32,7 +32,7 @@ GOALS = {
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A table row for each goal of the record's recipe: goal, measured, ratio; "-" where it was not measured."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for goal in GOALS.get(record["recipe"], ()):
         values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
         limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()

@@ -14,6 +14,7 @@ import click
 from rlhf import __version__, console, recipe, stages, tracking, watch
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
+from rlhf import report as reporting
 from rlhf import reproduce as reproducing
 from rlhf.data.formats import DataError
 from rlhf.memory import plan as planning
@@ -173,6 +174,25 @@ def chat(
             console.OUT.print(chatting.HELP, style="dim", markup=False)
         warmth = options.temperature if temperature is None else temperature
         chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
+
+
+@cli.command()
+@click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
+@HARDWARE
+@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
+@click.option("--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs.")
+@click.option("--to", type=click.Path(path_type=Path), help="The page. [report.html in the first run]")
+def report(roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None) -> None:
+    """Write a page about the recipe's run, or about ROOTS: run directories <out>/<recipe>/<version>."""
+    if not roots:
+        loaded = load_recipe(hw, directory, (), None, (), None)
+        roots = (out / loaded.name / loaded.version,)
+    file = to or roots[0] / "report.html"
+    try:
+        reporting.write(roots, file)
+    except ModuleNotFoundError as error:
+        raise RunError(f"a report needs {error.name}: pip install '.[report]'") from None
+    console.OUT.print(f"written to {file}", markup=False)
 
 
 @cli.group("data")

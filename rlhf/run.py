@@ -433,6 +433,7 @@ def _measured(target: recipes.Target, metrics: Mapping[str, float]) -> dict[str,
     within = None if value is None else inside(value, target.limits)
     return {
         "name": target.name,
+        "metric": target.metric,
         "published": list(target.range),
         "limits": list(target.limits),
         "published_mean": list(target.range_of_mean) if target.range_of_mean else None,

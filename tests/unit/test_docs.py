@@ -60,7 +60,7 @@ def test_the_readmes_tree_is_true():
     tree = (ROOT / "README.md").read_text().split("## The tree")[1]
     for module in re.findall(r"^  (\w+\.py|\w+/)", tree, re.M):
         assert (ROOT / "rlhf" / module).exists(), module
-    shown = set(re.findall(r"\w+\.py|\w+/", tree))
+    shown = set(re.findall(r"\w+\.(?:py|html)|\w+/", tree))
     for entry in (ROOT / "rlhf").iterdir():
         name = f"{entry.name}/" if entry.is_dir() else entry.name
         assert entry.name.startswith("__") or name in shown, f"{name} is missing from the README's tree"

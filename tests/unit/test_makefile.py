@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
-    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "chat", "image", "shell", "test-image"),
+    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "chat", "report", "image", "shell", "test-image"),
     *(
         "bench",
         "bench-ablation",
@@ -245,7 +245,7 @@ def test_setup_installs_the_pinned_package_once(fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
     result = make("setup", *variables)
     assert result.returncode == 0, result.stderr
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report]" in log(fake)
     again = make("setup", *variables)
     assert again.returncode == 0
     assert log(fake) == []

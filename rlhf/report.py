@@ -1,0 +1,309 @@
+"""Finished and unfinished runs as one page that can be read without network: figures, curves, samples, provenance."""
+
+import html
+import json
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf import console
+from rlhf.recipe import STAGES
+from rlhf.run import RunError, read_json, read_lines
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+SAMPLES = 200  # shown at most
+LONGEST = 2000  # characters of a text that is shown
+CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
+    "pretrain": (("loss", "loss"),),
+    "sft": (("loss", "loss"),),
+    "rm": (("loss", "loss"), ("accuracy", "accuracy"), ("margin", "margin")),
+    "ppo": (
+        ("objective/scores", "score"),
+        ("objective/kl_per_token", "KL to the reference, nats per token"),
+        ("response/length", "response length, tokens"),
+        ("response/eos_rate", "share that ends"),
+        ("policy/entropy_avg", "entropy, nats per token"),
+        ("val/explained_variance", "explained variance of the critic"),
+        ("loss/value_avg", "value loss"),
+        ("policy/clipfrac_avg", "clipped tokens"),
+    ),
+    "dpo": (("loss", "loss"), ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")),
+}
+COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
+
+
+class Loaded(NamedTuple):
+    """What a run directory of one recipe version holds, by stage."""
+
+    name: str
+    path: Path
+    manifests: dict[str, dict[str, Any]]
+    summaries: dict[str, dict[str, Any]]
+
+
+def write(roots: Sequence[Path], file: Path) -> None:
+    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises RunError where one holds no run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(page([load(root) for root in roots]), encoding="utf-8")
+
+
+def load(root: Path) -> Loaded:
+    def of(name: str) -> dict[str, dict[str, Any]]:
+        found = {stage: read_json(root / stage / name) for stage in STAGES}
+        return {stage: content for stage, content in found.items() if content}
+
+    manifests = of("manifest.json")
+    if not manifests:
+        raise RunError(f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …")
+    return Loaded("/".join(root.resolve().parts[-3:]), root, manifests, of("summary.json"))
+
+
+def page(runs: Sequence[Loaded]) -> str:
+    """The whole page; several runs share its charts."""
+    charts = _Charts()
+    first = next(iter(runs[0].manifests.values()))
+    title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
+    parts = [_verdicts(runs), _findings(runs), _curves(runs, charts), _frontier(runs, charts), _time(runs, charts)]
+    parts += [_memory(runs, charts), _samples(runs), _provenance(runs)]
+    from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
+
+    return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=html.escape(title),
+        body="\n".join(part for part in parts if part),
+        charts=json.dumps(charts.all, allow_nan=False).replace("<", "\\u003c"),
+        library=get_plotlyjs(),
+    )
+
+
+class _Charts:
+    """What the page's script draws; each gets a place of its own."""
+
+    def __init__(self) -> None:
+        self.all: list[dict[str, Any]] = []
+
+    def add(self, title: str, data: list[dict[str, Any]], tall: bool = False, **layout: Any) -> str:
+        name = f"chart-{len(self.all)}"
+        heading = {"title": {"text": title, "font": {"size": 13}}}
+        self.all.append({"id": name, "data": data, "layout": heading | layout})
+        kind = "chart tall" if tall else "chart"
+        return f'<div class="{kind}" id="{name}" role="img" aria-label="{html.escape(title)}"></div>'
+
+
+def _verdicts(runs: Sequence[Loaded]) -> str:
+    rows = []
+    for run in runs:
+        for stage, summary in run.summaries.items():
+            predicted = summary.get("predicted_peak_vram_bytes")
+            for target in summary["targets"]:
+                verdict = {True: "within", False: "outside", None: "not measured"}[target["within"]]
+                expected = f"{predicted / 1e9:.2f}" if predicted and target["unit"] == "GB" else ""
+                published, measured = console.span(*target["published"]), console.number(target["measured"])
+                cells = [run.name, stage, target["name"], f"{published} {target['unit']}", expected, measured]
+                rows.append((*cells, f'<span class="{verdict.split()[0]}">{verdict}</span>'))
+    columns = ("run", "stage", "figure", "published", "predicted", "measured", "")
+    return _section("Published, predicted, measured", _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
+
+
+def _findings(runs: Sequence[Loaded]) -> str:
+    items = []
+    for run in runs:
+        for stage in run.manifests:
+            for row in read_lines(run.path / stage / "findings.jsonl"):
+                tries = ", ".join(f"{key}={value}" for key, value in row["remedies"].items())
+                where = f"{run.name}, {stage}" if len(runs) > 1 else stage
+                text = f"{where}, step {row['step']}: {row['seen']}. {row['cause']}."
+                items.append(f"<li>{_text(text)}{f' Try <code>{_text(tries)}</code>.' if tries else ''}</li>")
+    said = f'<ul class="warn">{"".join(items)}</ul>' if items else "<p>Nothing looked wrong while it trained.</p>"
+    return _section("What looked wrong", said)
+
+
+def _curves(runs: Sequence[Loaded], charts: _Charts) -> str:
+    sections = []
+    for stage, curves in CURVES.items():
+        drawn = []
+        for key, title in curves:
+            lines = []
+            for number, run in enumerate(runs):
+                rows = [row for row in read_lines(run.path / stage / "metrics.jsonl") if row.get(key) is not None]
+                if rows:
+                    lines.append(_line(run.name, [r["step"] for r in rows], [r[key] for r in rows], number, len(runs)))
+            if lines:
+                limits = _published(runs[0], stage, key)
+                drawn.append(charts.add(title, lines, shapes=limits, xaxis={"title": {"text": "step"}}))
+        if drawn:
+            sections.append(_section(f"{stage}: curves", f'<div class="charts">{"".join(drawn)}</div>'))
+    return "\n".join(sections)
+
+
+def _line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dict[str, Any]:
+    colour = COLOURS[number % len(COLOURS)]
+    return {"x": x, "y": y, "name": name, "mode": "lines", "line": {"color": colour}, "showlegend": count > 1}
+
+
+def _published(run: Loaded, stage: str, key: str) -> list[dict[str, Any]]:
+    """Dotted lines at the ends of a published range for the last value of a curve."""
+    found = []
+    for target in run.summaries.get(stage, {}).get("targets", []):
+        if target.get("metric") == f"last.{key}":
+            ends = [end for end in dict.fromkeys(target["published"]) if end is not None]
+            found += [_level(end) for end in ends]
+    return found
+
+
+def _level(y: float) -> dict[str, Any]:
+    line = {"dash": "dot", "color": "#9a6700", "width": 1}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
+
+
+def _frontier(runs: Sequence[Loaded], charts: _Charts) -> str:
+    """Score against divergence of PPO's evaluations; the checkpoint that would be picked is marked."""
+    data = []
+    for number, run in enumerate(runs):
+        rows = [r for r in read_lines(run.path / "ppo" / "metrics.jsonl") if r.get("eval/score") is not None]
+        if not rows:
+            continue
+        x, y = [r["eval/kl_per_token"] for r in rows], [r["eval/score"] for r in rows]
+        colour = COLOURS[number % len(COLOURS)]
+        steps = [f"step {r['step']}" for r in rows]
+        mark = {"color": colour}
+        data.append({"x": x, "y": y, "text": steps, "mode": "lines+markers", "name": run.name, "marker": mark})
+        best = (read_json(run.path / "ppo" / "checkpoints" / "best.json") or {}).get("best_step")
+        for row in rows:
+            if row["step"] == best:
+                star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
+                point = {"x": [row["eval/kl_per_token"]], "y": [row["eval/score"]], "mode": "markers", "marker": star}
+                data.append(point | {"name": f"picked: step {best}"})
+    if not data:
+        return ""
+    axes = {"xaxis": {"title": {"text": "KL to SFT, nats per token"}}, "yaxis": {"title": {"text": "score, held out"}}}
+    return _section("Score against divergence", charts.add("PPO's evaluations, in order", data, tall=True, **axes))
+
+
+def _time(runs: Sequence[Loaded], charts: _Charts) -> str:
+    """Seconds of each stage by its top phases."""
+    names = [f"{run.name} {stage}" if len(runs) > 1 else stage for run in runs for stage in run.summaries]
+    spent = [summary.get("phase_seconds", {}) for run in runs for summary in run.summaries.values()]
+    phases = list(dict.fromkeys(phase for row in spent for phase in row if "/" not in phase))
+    if not phases:
+        return ""
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": names,
+            "x": [row.get(phase, 0) for row in spent],
+            "name": phase,
+            "marker": {"color": COLOURS[i % len(COLOURS)]},
+        }
+        for i, phase in enumerate(phases)
+    ]
+    axes = {"barmode": "stack", "xaxis": {"title": {"text": "seconds"}}, "yaxis": {"autorange": "reversed"}}
+    return _section("Where the time went", charts.add("seconds by phase, measured", data, tall=True, **axes))
+
+
+def _memory(runs: Sequence[Loaded], charts: _Charts) -> str:
+    """Predicted components of every phase, as pinned beside the recipe, under the card's limit; measured peaks."""
+    manifest = next(iter(runs[0].manifests.values()))
+    pinned = read_json(Path("recipes") / manifest["recipe"] / manifest["version"] / "predicted.json")
+    notes, drawn = "", ""
+    if pinned and not manifest["overrides"]:
+        phases = {f"{s} {p}": parts for s, found in pinned["stages"].items() for p, parts in found.items() if p}
+        components = list(dict.fromkeys(name for parts in phases.values() for name in parts))
+        data = [
+            {
+                "type": "bar",
+                "x": list(phases),
+                "y": [parts.get(name, 0) / 1e9 for parts in phases.values()],
+                "name": name,
+                "marker": {"color": COLOURS[i % len(COLOURS)]},
+            }
+            for i, name in enumerate(components)
+        ]
+        card = manifest["settings"]["hardware"].get("memory_gb")
+        layout = {"barmode": "stack", "yaxis": {"title": {"text": "GB"}}, "shapes": [_level(card)] if card else []}
+        drawn = charts.add("predicted peak of each phase by component", data, tall=True, **layout)
+        notes = '<p class="note">Predicted, not measured; the dotted line is the card.</p>'
+    rows = []
+    for run in runs:
+        for stage, summary in run.summaries.items():
+            vram, rss = summary.get("peak_vram_bytes"), summary.get("peak_rss_bytes")
+            shown = [f"{size / 1e9:.2f}" if size else "-" for size in (vram, rss)]
+            rows.append((run.name, stage, *shown))
+    peaks = _table(("run", "stage", "peak VRAM, GB", "peak of the process, GB"), rows, runs, numbers=(2, 3))
+    return _section("Memory", drawn + notes + peaks)
+
+
+def _samples(runs: Sequence[Loaded]) -> str:
+    """Held-out prompts with every policy's answer, from the evaluation or, without one, PPO's last samples."""
+    shown = []
+    for run in runs:
+        rows = read_lines(run.path / "evaluate" / "samples.jsonl") or read_lines(run.path / "ppo" / "samples.jsonl")
+        for row in rows[-SAMPLES:]:
+            answers = {key: value for key, value in row.items() if key not in ("step", "prompt")}
+            cells = []
+            for who, said in answers.items():
+                found = said if isinstance(said, Mapping) else {"response": said}
+                worth = f", score {found['score']:.3f}" if found.get("score") is not None else ""
+                text = _text(str(found.get("response", "")))
+                cells.append(f'<div class="who">{_text(who + worth)}</div><div class="said">{text}</div>')
+            prompt = f'<div class="said prompt">{_text(row.get("prompt", "").strip())}</div>'
+            shown.append(f'<div class="sample">{prompt}{"".join(cells)}</div>')
+    if not shown:
+        return ""
+    field = '<p class="screen"><input id="filter" placeholder="only samples with …" aria-label="filter samples"></p>'
+    count = f'<p class="note"><span id="shown">{len(shown)}</span> of {len(shown)} samples</p>'
+    return _section("Samples", field + count + "".join(shown))
+
+
+def _provenance(runs: Sequence[Loaded]) -> str:
+    rows = []
+    for run in runs:
+        for stage, manifest in run.manifests.items():
+            data = manifest.get("data", {})
+            facts = {
+                "recipe": f"{manifest['recipe']} {manifest['version']}, sha256 {manifest['recipe_sha256'][:12]}",
+                "changed": ", ".join(f"{key}={value}" for key, value in manifest["overrides"].items()) or "nothing",
+                "seed": manifest["seed"],
+                "code": f"{manifest['code']['commit']}{' with changes' if manifest['code']['dirty'] else ''}",
+                "device": manifest["device"]["name"],
+                "data": f"{data.get('pairs', 0):,} pairs, {data.get('examples', 0):,} instructions, "
+                f"{data.get('documents', 0):,} texts, sha256 {str(data.get('sha256'))[:12]}",
+                "packages": ", ".join(f"{name} {version}" for name, version in manifest["packages"].items()),
+                "state": "done" if stage in run.summaries else "not finished",
+            }
+            rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
+    return _section("Provenance", _table(("run", "stage", "what it was made by"), rows, runs))
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2>{content}</section>" if content else ""
+
+
+def _table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    runs: Sequence[Loaded],
+    safe: Sequence[int] = (),
+    numbers: Sequence[int] = (),
+) -> str:
+    """Columns with something in them; the first, which names the run, only where there are several.
+
+    `safe` columns hold HTML of ours, all others text.
+    """
+    if not rows:
+        return ""
+    shown = [i for i in range(len(columns)) if (i or len(runs) > 1) and any(row[i] for row in rows)]
+    head = "".join(f"<th{' class=number' if i in numbers else ''}>{html.escape(columns[i])}</th>" for i in shown)
+    body = []
+    for row in rows:
+        texts = {i: row[i] if i in safe else _text(str(row[i])) for i in shown}
+        cells = [f"<td{' class=number' if i in numbers else ''}>{text}</td>" for i, text in texts.items()]
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def _text(text: str) -> str:
+    """Escaped, without control characters, cut where it is very long."""
+    kept = "".join(c for c in text[:LONGEST] if c in "\n\t" or (ord(c) >= 32 and not 0x7F <= ord(c) < 0xA0))
+    return html.escape(kept) + ("…" if len(text) > LONGEST else "")
