@@ -251,7 +251,7 @@ def test_setup_installs_the_pinned_package_once(fake):
     assert log(fake) == []
 
     assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
-    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,gpu]" in log(fake)
+    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,gpu]" in log(fake)
 
 
 def test_a_failing_stage_stops_the_chain(fake):
