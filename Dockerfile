@@ -43,7 +43,7 @@ RUN if [ "${FLASH_ATTN}" = 1 ]; then \
 FROM python AS runtime
 # Any user of group 0 may write here, so that files that a run leaves belong to the one who started it.
 RUN useradd --uid 10001 --gid 0 --create-home --home-dir /home/rlhf --shell /usr/sbin/nologin rlhf \
-    && mkdir -p /cache /work && chmod -R g=u /cache /work /home/rlhf
+    && mkdir -p /cache/rlhf /work && chmod -R g=u /cache /work /home/rlhf
 COPY --from=attention /opt/venv /opt/venv
 COPY --chmod=0555 bench/ /app/bench/
 COPY --chmod=0555 recipes/ /app/recipes/
@@ -57,7 +57,7 @@ LABEL org.opencontainers.image.title="rlhf-one-gpu" \
 # USER and the caches are named because a container's user need not be in /etc/passwd.
 ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     RLHF_COMMIT=${COMMIT} USER=rlhf HOME=/home/rlhf HF_HOME=/cache/huggingface XDG_CACHE_HOME=/cache \
-    TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor HF_HUB_DISABLE_TELEMETRY=1 \
+    TRITON_CACHE_DIR=/cache/rlhf/triton TORCHINDUCTOR_CACHE_DIR=/cache/rlhf/inductor HF_HUB_DISABLE_TELEMETRY=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /work
 USER 10001:0

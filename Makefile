@@ -65,7 +65,7 @@ export RLHF_VRAM_CAP := $(VRAM_CAP)
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 comma := ,
-on_cpu = $(findstring /cpu,/$(or $(RECIPE),$(HW)))
+on_cpu = $(filter cpu cpu-%,$(if $(RECIPE),$(notdir $(patsubst %/,%,$(dir $(RECIPE:/=)))),$(HW)))
 local  = $(filter local,$(RUNTIME))
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
@@ -99,7 +99,7 @@ merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=
 report: setup       ## one page about a recipe's run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)')
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
-	@$(rlhf) chat $(strip $(recipe) --out '$(OUT)' --stage $(STAGE) $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets))
+	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE))
 all: $(ready) ppo dpo eval merge ## every stage of the recipe
 reproduce: $(ready) ## the recipe once for each of SEEDS, against its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))
@@ -126,13 +126,13 @@ rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
 container = $(engine_name) run --rm --init $$([ -t 0 ] && echo -it) $(gpus) --ipc=host $(user) $(passed) $(mounts) -w '$(CURDIR)'
 gpus      = $(if $(on_cpu),,$(if $(filter podman,$(engine_name)),--device nvidia.com/gpu=all,--gpus all))
 user      = --user "$$(id -u):0"$(if $(filter podman,$(engine_name)), --userns keep-id)
-passed    = -e HF_TOKEN -e HF_HUB_OFFLINE -e RLHF_VRAM_CAP -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
-mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(hub):/cache/huggingface'
+passed    = -e HF_HOME='$(hub)' -e HF_TOKEN -e HF_HUB_OFFLINE -e RLHF_VRAM_CAP -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
+mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(HOME)/.cache/rlhf:/cache/rlhf'
 read_only = $(abspath $(DATA_FILES) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)))
-written   = $(abspath $(OUT) results)
+written   = $(abspath $(OUT) results $(hub))
 hub       = $(or $(HF_HOME),$(HOME)/.cache/huggingface)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
-commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(shell git diff-index --quiet HEAD -- rlhf bench recipes requirements Dockerfile 2>/dev/null || echo -dirty)
+commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(if $(shell git status --porcelain -- rlhf bench recipes requirements Dockerfile 2>/dev/null),-dirty)
 no_engine = RUNTIME=$(engine_name): there is no $(engine_name) on this machine. Install it (and for a GPU the NVIDIA \
             container toolkit), or run without a container: RUNTIME=local
 no_daemon = RUNTIME=$(engine_name): $(engine_name) does not answer; `$(engine_name) info` says why (is its service up, are \
@@ -150,7 +150,7 @@ shell: engine $(if $(filter file,$(origin IMAGE)),image) ## a shell inside it, w
 engine:
 	@command -v $(engine_name) >/dev/null || { echo '$(no_engine)' >&2; exit 1; }
 	@$(engine_name) info >/dev/null 2>&1 || { echo '$(no_daemon)' >&2; exit 1; }
-	@mkdir -p $(foreach d,$(written) $(hub),'$(d)')
+	@mkdir -p $(foreach d,$(written) $(HOME)/.cache/rlhf,'$(d)')
 test-image: setup ## build the image for a CPU and train in it as another user, with docker, podman or buildah
 	@tests/image/test.sh $(VENV)/bin/python
 

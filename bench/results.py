@@ -62,8 +62,7 @@ def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
 
 def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
     told = (
-        f"{stage} {row['ours']['times_faster']:.2f} times as fast with {row['ours']['memory_ratio']:.2f} of its memory"
-        for stage, row in record["stages_beside"].items()
+        f"{stage} {row['ours']['times_faster']:.2f} times as fast" for stage, row in record["stages_beside"].items()
     )
     return f"steps beside {record['peer']}", "; ".join(told)
 

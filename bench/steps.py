@@ -11,7 +11,7 @@ from typing import Any
 from rlhf import recipe as recipes
 from rlhf.memory.rehearse import few_steps
 from rlhf.recipe import Loaded
-from rlhf.run import read_json, read_lines
+from rlhf.run import RunError, read_json, read_lines
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("sft", "rm", "ppo", "dpo")
@@ -80,5 +80,5 @@ def _run(loaded: Loaded, stage: str, out: Path, changes: Mapping[str, Any], pref
     if done.returncode and "out of memory" in done.stderr:
         return "out of memory"
     if done.returncode:
-        raise RuntimeError(f"{stage}: {done.stderr.strip()[-2000:]}")
+        raise RunError(f"{stage}: {done.stderr.strip()[-2000:]}")
     return "done"

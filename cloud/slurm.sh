@@ -25,7 +25,7 @@ fi
 
 stop() { # the time is nearly up: the stage leaves its checkpoints, the next job resumes
     trap - INT
-    kill -INT "$job" 2>/dev/null || true
+    kill -INT -- "-$job" 2>/dev/null || true # make and the stage below it: make alone would only wait
     wait "$job" || true
     if [ -n "${SLURM_JOB_ID:-}" ]; then scontrol requeue "$SLURM_JOB_ID"; fi
     exit 0
@@ -33,7 +33,7 @@ stop() { # the time is nearly up: the stage leaves its checkpoints, the next job
 trap stop INT
 
 export HF_HUB_OFFLINE=1 # compute nodes often have no network; `make fetch` was here before
-set -m                  # or the shell would start it deaf to SIGINT
+set -m                  # a process group of its own, not deaf to SIGINT
 make "$@" RUNTIME=local EXTRAS=gpu RESUME=1 &
 job=$!
 wait "$job"

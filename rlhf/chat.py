@@ -25,14 +25,17 @@ class Speaker:
 
         run = Run(out, loaded, "evaluate")  # samples as evaluation does
         self.options = loaded.recipe.evaluate
-        device = set_up_torch(loaded.recipe)
-        self.codec = load_codec(run)
         try:
+            if loaded.recipe.pretrain:
+                run.parent("pretrain")
             folder = run.parent(stage) if stage != "base" else None
         except ParentMissing as error:
             raise RunError(
-                f"chat {str(error).partition(' ')[2]}: first `rlhf run {stage}` with the same options (make: {stage})"
+                f"chat {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
+                f"(make: {error.parent})"
             ) from None
+        device = set_up_torch(loaded.recipe)
+        self.codec = load_codec(run)
         if stage == "merge":
             self.model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", device_map={"": device})  # type: ignore[operator]
         else:
@@ -62,11 +65,22 @@ class Speaker:
             "top_p": None if temperature == 0 else self.options.top_p,
             **how,
         }
-        thread = Thread(target=self.model.generate, kwargs=settings, daemon=True)
+        failed: list[Exception] = []
+
+        def generate() -> None:
+            try:
+                self.model.generate(**settings)
+            except Exception as error:  # in a thread of its own it would be lost, and the streamer wait for ever
+                failed.append(error)
+                streamer.end()
+
+        thread = Thread(target=generate, daemon=True)
         thread.start()
         for piece in streamer:
             yield harmless(piece)
         thread.join()
+        if failed:
+            raise RunError(f"chat: {' '.join(str(failed[0]).split())[:300]}") from failed[0]
 
 
 def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:

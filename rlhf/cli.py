@@ -23,8 +23,6 @@ from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.run import ParentMissing, RunError, read_json
 
-RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
-
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 
 
@@ -123,10 +121,12 @@ def run(
 def list_recipes() -> None:
     """List the recipes."""
     rows = []
-    for directory in recipe.available(RECIPES):
+    for directory in recipe.available(recipe.RECIPES):
         loaded = recipe.load(directory)
         found = loaded.recipe
-        default = "default" if found.default and recipe.resolve(found.hardware.name, RECIPES) == directory else ""
+        default = (
+            "default" if found.default and recipe.resolve(found.hardware.name, recipe.RECIPES) == directory else ""
+        )
         rows.append((str(directory), found.hardware.name, found.status, default, found.description))
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
@@ -146,26 +146,25 @@ def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> N
 
 
 @cli.command()
-@HARDWARE
-@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key, as the run did.")
-@click.option("--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs.")
-@click.option("--weights", metavar="random|DIR", help="What the run was given.")
+@recipe_options
+@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
 @click.option("--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Whose model.")
 @click.option("--temperature", type=click.FloatRange(min=0), help="0: the likeliest token. [the recipe's]")
 @click.option("--tokens", type=click.IntRange(min=1), help="Of an answer, at most. [the recipe's]")
 def chat(
     hw: str | None,
     directory: Path | None,
-    changes: tuple[str, ...],
-    out: Path,
+    data: tuple[str, ...],
     weights: str | None,
+    out: Path,
+    changes: tuple[str, ...],
+    seed: int | None,
     stage: str,
     temperature: float | None,
     tokens: int | None,
 ) -> None:
-    """Talk with a trained model in the terminal."""
-    loaded = load_recipe(hw, directory, (), weights, changes, None)
+    """Talk with a trained model in the terminal; its recipe is named as it was for the run."""
+    loaded = load_recipe(hw, directory, data, weights, changes, seed)
     options = loaded.recipe.evaluate
     with console.quiet_libraries():
         with console.working(f"loading {stage}"):
@@ -343,7 +342,7 @@ def load_recipe(
     if directory is None:
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        directory = recipe.resolve(hw, RECIPES)
+        directory = recipe.resolve(hw, recipe.RECIPES)
     given = recipe.parse_overrides(changes)
     overrides: dict[str, Any] = {}
     if weights == "random":
@@ -381,7 +380,8 @@ def guarded(command: click.Command) -> None:
         fail(f"{error}: first run `{_same_command(error)}`")
     except (recipe.RecipeError, DataError, RunError, tracking.TrackerMissing) as error:
         fail(str(error))
-    except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`
+    except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
+        print(f"{command.name}: nobody reads the output any more", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:

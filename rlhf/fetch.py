@@ -22,6 +22,7 @@ class Source(NamedTuple):
     name: str
     revision: str
     data_dir: str | None = None
+    weights: bool = False  # of a model, not only its tokenizer
 
 
 class Fetched(NamedTuple):
@@ -36,10 +37,14 @@ class Fetched(NamedTuple):
 def sources(recipe: Recipe) -> list[Source]:
     """What the recipe takes from the hub."""
     found = {}
+    weights = True
     for settings in (recipe.model, recipe.tokenizer):
         if settings.source == "hub":
             assert settings.name and settings.revision
-            found[Source("model", settings.name, settings.revision)] = True
+            source = Source("model", settings.name, settings.revision, weights=weights)
+            if source._replace(weights=True) not in found:
+                found[source] = True
+        weights = False
     if recipe.data.source == "hub":
         assert recipe.data.name and recipe.data.revision
         found[Source("dataset", recipe.data.name, recipe.data.revision, recipe.data.data_dir)] = True
@@ -106,6 +111,8 @@ def _patterns(source: Source, files: list[str]) -> dict[str, list[str]]:
     """Which files of a repository are taken: of weights one layout, of a data set one folder."""
     if source.kind == "dataset":
         return {"allow_patterns": hub.data_patterns(source.data_dir)}
+    if not source.weights:
+        return {"allow_patterns": [pattern for pattern in WEIGHTS if pattern != "*.safetensors"]}
     safe = any(file.endswith(".safetensors") for file in files)
     return {"allow_patterns": [*WEIGHTS, *([] if safe else ["*.bin"])], "ignore_patterns": list(DUPLICATES)}
 

@@ -467,6 +467,9 @@ def as_yaml(value: Any) -> str:
     return json.dumps(value)  # every JSON value is YAML
 
 
+RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
+
+
 def available(root: Path) -> list[Path]:
     """Every recipe directory below `root`, by name, oldest version first."""
     found = [file.parent for file in root.glob("*/v*/recipe.yaml") if re.fullmatch(r"v[0-9]+", file.parent.name)]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf import console
-from rlhf.recipe import STAGES
+from rlhf import recipe as recipes
+from rlhf.recipe import RECIPES, STAGES
 from rlhf.run import RunError, read_json, read_lines
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -44,11 +45,17 @@ class Loaded(NamedTuple):
 
 def write(roots: Sequence[Path], file: Path) -> None:
     """Write the page of the run directories `<out>/<recipe>/<version>`. Raises RunError where one holds no run."""
+    runs = [load(root) for root in roots]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [run._replace(name=str(run.path)) for run in runs]
+    text = page(runs)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(page([load(root) for root in roots]), encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
 
 
 def load(root: Path) -> Loaded:
+    """Raises RunError where there is no run."""
+
     def of(name: str) -> dict[str, dict[str, Any]]:
         found = {stage: read_json(root / stage / name) for stage in STAGES}
         return {stage: content for stage, content in found.items() if content}
@@ -97,7 +104,8 @@ def _verdicts(runs: Sequence[Loaded]) -> str:
             predicted = summary.get("predicted_peak_vram_bytes")
             for target in summary["targets"]:
                 verdict = {True: "within", False: "outside", None: "not measured"}[target["within"]]
-                expected = f"{predicted / 1e9:.2f}" if predicted and target["unit"] == "GB" else ""
+                is_peak = target.get("metric") == "peak_vram_gb"
+                expected = f"{predicted / 1e9:.2f}" if predicted and is_peak else ""
                 published, measured = console.span(*target["published"]), console.number(target["measured"])
                 cells = [run.name, stage, target["name"], f"{published} {target['unit']}", expected, measured]
                 rows.append((*cells, f'<span class="{verdict.split()[0]}">{verdict}</span>'))
@@ -114,7 +122,12 @@ def _findings(runs: Sequence[Loaded]) -> str:
                 where = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 text = f"{where}, step {row['step']}: {row['seen']}. {row['cause']}."
                 items.append(f"<li>{_text(text)}{f' Try <code>{_text(tries)}</code>.' if tries else ''}</li>")
-    said = f'<ul class="warn">{"".join(items)}</ul>' if items else "<p>Nothing looked wrong while it trained.</p>"
+    watched = all("findings" in summary for run in runs for summary in run.summaries.values())
+    done = all(run.summaries.keys() == run.manifests.keys() for run in runs)
+    nothing = (
+        "Nothing looked wrong while it trained." if watched and done else "Nothing was found; not all was watched."
+    )
+    said = f'<ul class="warn">{"".join(items)}</ul>' if items else f"<p>{nothing}</p>"
     return _section("What looked wrong", said)
 
 
@@ -204,10 +217,13 @@ def _time(runs: Sequence[Loaded], charts: _Charts) -> str:
 
 def _memory(runs: Sequence[Loaded], charts: _Charts) -> str:
     """Predicted components of every phase, as pinned beside the recipe, under the card's limit; measured peaks."""
-    manifest = next(iter(runs[0].manifests.values()))
-    pinned = read_json(Path("recipes") / manifest["recipe"] / manifest["version"] / "predicted.json")
+    manifests = [manifest for run in runs for manifest in run.manifests.values()]
+    manifest = manifests[0]
+    folder = RECIPES / manifest["recipe"] / manifest["version"]
+    same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
+    pinned = read_json(folder / "predicted.json") if same and not any(m["overrides"] for m in manifests) else None
     notes, drawn = "", ""
-    if pinned and not manifest["overrides"]:
+    if pinned and recipes.load(folder).sha256 == manifest["recipe_sha256"]:
         phases = {f"{s} {p}": parts for s, found in pinned["stages"].items() for p, parts in found.items() if p}
         components = list(dict.fromkeys(name for parts in phases.values() for name in parts))
         data = [

@@ -51,6 +51,7 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         save_steps=options.save_steps,
         dataloader_pin_memory=recipe.hardware.device == "cuda",
         include_num_input_tokens_seen="non_padding",
+        logging_nan_inf_filter=False,  # it would log a mean in place of a loss that is no number
         report_to="none",
         disable_tqdm=True,
         **more,
@@ -71,8 +72,9 @@ def with_exact_weights(model: PreTrainedModel, build: Callable[[], TrainerT]) ->
 
 
 class LengthBuckets(Sampler[int]):
-    """Rows of similar length share a batch, and the batches come in random order: a function of seed and epoch.
+    """Rows of similar length share an optimizer's batch, and these come in random order: a function of seed and epoch.
 
+    Micro-batches are slices of such a batch, shortest rows first, so that their size changes no result.
     transformers' own grouping goes through each of its large windows from long rows to short ones, so that training
     always ends on the shortest.
     """
@@ -107,7 +109,8 @@ def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[in
     """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row."""
     trainer.remove_callback(PrinterCallback)
     if getattr(run.loaded.recipe, run.stage).group_by_length:
-        sampler = LengthBuckets(lengths, trainer.args.per_device_train_batch_size, run.loaded.recipe.seed)
+        batch = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
+        sampler = LengthBuckets(lengths, batch, run.loaded.recipe.seed)
         trainer._get_train_sampler = lambda dataset=None: sampler
     with Bar(run.stage) as bar:  # its length is known when training begins
         trainer.add_callback(_RunCallback(run, bar, telemetry))

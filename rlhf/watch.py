@@ -203,13 +203,19 @@ def calmer(h: History) -> dict[str, Any]:
     return found
 
 
+def tighter(h: History) -> dict[str, Any]:
+    """More weight on the divergence; where the coefficient follows a target, a smaller target."""
+    if h.options.kl_target is not None:
+        return {"ppo.kl_target": h.options.kl_target / 2}
+    return {"ppo.kl_coef": 2 * h.options.kl_coef or 0.05}
+
+
 def closer(h: History) -> dict[str, Any]:
-    return {"ppo.kl_coef": 2 * h.options.kl_coef or 0.05} | calmer(h)
+    return tighter(h) | calmer(h)
 
 
 def ending(h: History) -> dict[str, Any]:
-    penalty = 2 * (h.options.missing_eos_penalty or 0.5)
-    return {"ppo.missing_eos_penalty": penalty, "ppo.kl_coef": 2 * h.options.kl_coef or 0.05}
+    return {"ppo.missing_eos_penalty": 2 * (h.options.missing_eos_penalty or 0.5)} | tighter(h)
 
 
 def better_rewards(h: History) -> dict[str, Any]:
@@ -221,7 +227,7 @@ def humbler(h: History) -> dict[str, Any]:
 
 
 def lively(h: History) -> dict[str, Any]:
-    return {"ppo.kl_coef": 2 * h.options.kl_coef or 0.05, "ppo.entropy_coef": 2 * h.options.entropy_coef or 0.01}
+    return tighter(h) | {"ppo.entropy_coef": 2 * h.options.entropy_coef or 0.01}
 
 
 CHECKS = (
@@ -275,14 +281,14 @@ class Watch:
         """Take a logged row. Raises RunError for a finding on which the run is to stop."""
         self.history.rows.append(values)
         for finding in findings(self.history, step):
-            if finding.check in self.told:
-                continue
-            self.told.add(finding.check)
-            self.run.log_finding(step, {"check": finding.check, **finding._asdict()})
-            print(f"{self.run.stage}, {finding}", file=sys.stderr)
+            if finding.check not in self.told:
+                self.told.add(finding.check)
+                self.run.log_finding(step, finding._asdict())
+                print(f"{self.run.stage}, {finding}", file=sys.stderr)
             if finding.check in self.stop_on:
                 raise RunError(
-                    f"{self.run.stage}: stopped on {finding.check}; --resume goes on from the last checkpoint"
+                    f"{self.run.stage}: stopped on {finding.check}; with another setting it begins anew (--set, and "
+                    "--out elsewhere), with --resume and without --stop-on it goes on from its checkpoint"
                 )
 
     def read(self, responses: Sequence[str]) -> None:

@@ -54,33 +54,44 @@ def main(
         }
         about = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
         packages = {name: version(name) for name in ("torch", "transformers", "trl", "peft")}
-        device = loaded.recipe.hardware.device
+        with console.quiet_libraries():
+            from rlhf.models.loading import device_of
+            from rlhf.telemetry import device_facts
+        device = device_facts(device_of(loaded.recipe))
         record = facts | about | {"overrides": loaded.overrides, "device": device, "packages": packages}
         write_json(save, record | {"repeats": repeats, "stages_beside": figures})
 
 
 def compare(loaded: Loaded, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Medians over all repeats of both sides, and TRL's as multiples of ours."""
+    """Medians over all repeats of both sides, and the ratios of ours to TRL's."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
             out = Path(folder)
-            runs["ours"].append(steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)[stage])
+            ours = steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)
+            if stage not in ours or ours[stage].get("out_of_memory"):
+                raise click.ClickException(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
+            runs["ours"].append(ours[stage])
             runs["trl"].append(_trl(loaded, stage, out, count))
     found = {name: summary(parts) for name, parts in runs.items()}
-    for key, ratio in (("tokens_per_second", "times_faster"), ("peak_bytes", "memory_ratio")):
-        found["ours"][ratio] = found["ours"][key] / found["trl"][key]
+    found["ours"]["times_faster"] = found["ours"]["tokens_per_second"] / found["trl"]["tokens_per_second"]
+    if found["ours"]["peak_bytes"]:
+        found["ours"]["memory_ratio"] = found["ours"]["peak_bytes"] / found["trl"]["peak_bytes"]
     return found
 
 
 def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median of the repeats' medians; the peak is the device's, or without one the process's."""
+    """Median of the repeats' medians; the peak is a GPU's while it trains; a whole process has more in it."""
     return {
         "step_seconds": statistics.median(part["step_seconds"]["median"] for part in parts),
         "tokens_per_second": statistics.median(part["tokens_per_second"] for part in parts),
-        "peak_bytes": statistics.median(part["peak_vram_bytes"] or part["peak_rss_bytes"] for part in parts),
+        "peak_bytes": statistics.median(peaks) if (peaks := [p for part in parts if (p := _peak(part))]) else None,
         "clock": parts[0]["clock"],
     }
+
+
+def _peak(part: dict[str, Any]) -> int | None:
+    return (part["phase_peak_bytes"] or {}).get("train")
 
 
 def _trl(loaded: Loaded, stage: str, out: Path, count: int) -> dict[str, Any]:
@@ -96,7 +107,8 @@ def _trl(loaded: Loaded, stage: str, out: Path, count: int) -> dict[str, Any]:
 
 def _row(stage: str, name: str, row: dict[str, Any]) -> tuple[str, ...]:
     ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("times_faster", "memory_ratio")]
-    shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", f"{row['peak_bytes'] / 1e9:.2f}"
+    peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
+    shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak
     return (stage if name == "ours" else "", name, *shown, *ratios)
 
 

@@ -16,7 +16,6 @@ from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
 from rlhf.run import Run
-from rlhf.telemetry import peak_rss_bytes
 
 
 class Clock(TrainerCallback):
@@ -66,6 +65,8 @@ def main() -> None:
         peft_config=lora_config(run, "CAUSAL_LM"),
         callbacks=[clock],
     )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     clock.ends = [clock.now()]
     made.train()
     seconds = [b - a for a, b in zip(clock.ends, clock.ends[1:], strict=False)]
@@ -75,8 +76,7 @@ def main() -> None:
         "clock": "cpu" if device.type == "cpu" else "wall",
         "step_seconds": spread(measured),
         "tokens_per_second": tokens * len(measured) / sum(measured),
-        "peak_vram_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
-        "peak_rss_bytes": peak_rss_bytes(),
+        "phase_peak_bytes": {"train": torch.cuda.max_memory_allocated()} if device.type == "cuda" else None,
     }
     print(json.dumps(found))
 

@@ -1,5 +1,7 @@
 """Files of the hub at one commit, why it gave nothing, and the way out."""
 
+import re
+
 
 def snapshot(name: str, revision: str, data_dir: str | None) -> str:
     """The folder of a data set at a commit, in the hub's cache; what is missing there is downloaded."""
@@ -15,12 +17,18 @@ def data_patterns(data_dir: str | None) -> list[str]:
 
 def reason(error: BaseException, page: str, revision: str | None, offline: str) -> str:
     """One line: the error with what to do about it. `page`: the repository's; `offline`: what helps without network."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    kinds = {type(cause).__name__ for cause in causes}
     text = " ".join(f"{error} {error.__cause__ or ''}".split())
     found = text[:300]
-    if "OfflineMode" in text or "HF_HUB_OFFLINE" in text or "LocalEntryNotFound" in type(error).__name__:
+    words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words that are looked for
+    if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
         return f"{found}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
-    if "gated" in text.lower() or "401" in text or "403" in text:
+    refused = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"
+    if "GatedRepoError" in kinds or re.search(refused, words):
         return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({found})"
-    if "revision" in text.lower() or "is not a valid git identifier" in text:
+    if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
         return f"revision {revision} is not there: copy a commit from {page}/commits ({found})"
     return f"{found}; {offline}"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -206,14 +207,15 @@ def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
             "max_prompt_length, response_length"
         )
     if not as_json:
-        console.OUT.print("for every stage alike, so that they build on each other:")
+        chain = "for every stage alike, so that they build on each other" if len(found.stages) > 1 else "to be set"
+        console.OUT.print(f"{chain}:")
         console.OUT.print(_assignments(loaded.overrides | found.changes), soft_wrap=True, markup=False)
 
 
 def _assignments(changes: Mapping[str, Any]) -> str:
     """Changes as they are given to make and to rlhf."""
-    pairs = [f"{key}={as_yaml(value)}" for key, value in changes.items()]
-    options = " ".join(f"--set {pair}" for pair in pairs)
+    pairs = [f"{key}={as_yaml(value).replace(', ', ',')}" for key, value in changes.items()]
+    options = " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
     return f"  make: SET='{' '.join(pairs)}'\n  rlhf: {options}"
 
 

@@ -107,7 +107,10 @@ def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
         return sum(prompts) / len(prompts) + options.response_length
     longest = options.max_length
-    return longest * padded_share(recipe, longest, options.max_prompt_length, micro, options.group_by_length)
+    batch = (
+        options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
+    )
+    return longest * padded_share(recipe, longest, options.max_prompt_length, micro, batch)
 
 
 def _weights(phase: Phase) -> int:
@@ -116,15 +119,19 @@ def _weights(phase: Phase) -> int:
     return parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
 
 
-def padded_share(recipe: Recipe, longest: int, longest_prompt: int, batch: int, grouped: bool) -> float:
-    """Tokens of a batch with its padding, over those of rows that are all as long as the stage admits."""
+def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None) -> float:
+    """Tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
+
+    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/trainer.py).
+    """
     if not lengths_are_known(recipe):
         return 1.0
     table = [min(min(p, longest_prompt) + max(c, r) + 1, longest) for p, c, r in lengths_of_hh()]
-    rows = random.Random(0).choices(table, k=batch * WINDOW * 16)
-    windows = [rows[at : at + batch * WINDOW] for at in range(0, len(rows), batch * WINDOW)]
+    size = (grouped or micro) * WINDOW
+    rows = random.Random(0).choices(table, k=size * 16)
+    windows = [rows[at : at + size] for at in range(0, len(rows), size)]
     ordered = [row for window in windows for row in (sorted(window) if grouped else window)]
-    padded = sum(batch * max(ordered[at : at + batch]) for at in range(0, len(ordered), batch))
+    padded = sum(micro * max(ordered[at : at + micro]) for at in range(0, len(ordered), micro))
     return padded / (len(rows) * longest)
 
 

@@ -270,6 +270,7 @@ def _quantized(module: nn.Module, weight: torch.Tensor) -> nn.Parameter:
 @torch.no_grad()
 def round_to_nf4(model: PreTrainedModel) -> None:
     """Round the weights that NF4 would pack to the values that they had in training, in place."""
+    _import("bitsandbytes", "merge.base: dequantized", "pip install '.[gpu]'")
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     for module in model.modules():

@@ -70,9 +70,8 @@ def _run(run: Run, device: Any) -> Result:
         if shutil.disk_usage(run.path).free < FULL_DISK_BYTES:  # libraries report it in many ways
             raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
-            place = f"--recipe {run.loaded.directory} --stage {run.stage}"
             raise RunError(
-                f"{run.stage}: out of memory on the GPU; `rlhf plan {place} --fastest` looks for settings that fit, "
-                "and nvidia-smi shows who else is on the card"
+                f"{run.stage}: out of memory on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with "
+                "the same --set, looks for settings that fit, and nvidia-smi shows who else is on the card"
             ) from error
         raise

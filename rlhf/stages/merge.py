@@ -1,5 +1,6 @@
 """Merge an adapter into its base: a plain checkpoint that transformers loads without peft."""
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -42,6 +43,12 @@ def run_stage(run: Run, device: torch.device) -> Result:
             raise RunError(
                 f"merging lost the adapter: KL of the merged model to base and adapter is {lost:.2g} nats per token, "
                 f"that of the base alone {effect:.2g}"
+            )
+        if effect < ROUNDING[recipe.model.dtype]:
+            print(
+                f"merge: the adapter changes the base by {effect:.2g} nats per token, which rounding may hide: "
+                "whether the merged model has it cannot be told from that",
+                file=sys.stderr,
             )
         merged.save_pretrained(run.path / "model")
         codec.tokenizer.save_pretrained(run.path / "model")

@@ -299,6 +299,7 @@ def test_recipes_for_a_gpu_run_in_a_container_and_those_for_a_cpu_do_not():
     for where in ("HW=4090", "HW=h100", "RECIPE=recipes/4090-llama2-7b/v1"):
         assert [words[0] for words in containers("ppo", where)] == ["docker"] * 4
         assert containers("ppo", where, "RUNTIME=local") == []
+    assert len(containers("sft", "RECIPE=/scratch/cpu01/recipes/h100-mistral-7b/v1")) == 2, "not by any folder's name"
     assert [words[0] for words in containers("sft", "HW=cpu", "RUNTIME=podman")] == ["podman"] * 2
 
 
@@ -316,7 +317,8 @@ def test_what_a_container_sees(engine, files):
     assert f"{ROOT}/recipes:{ROOT}/recipes:ro" in mounts
     assert f"{files[0]}:{files[0]}:ro" in mounts, "data are read-only, at the same path"
     assert f"{ROOT}/x:{ROOT}/x" in mounts
-    assert [mount for mount in mounts if mount.endswith(":/cache/huggingface")]
+    (hub,) = (value.partition("=")[2] for value in option(words, "-e") if value.startswith("HF_HOME="))
+    assert f"{hub}:{hub}" in mounts
     assert option(words, "-w") == [str(ROOT)]
     assert "HF_TOKEN" in option(words, "-e"), "by name: its value is in no command line"
     assert ("--gpus" in words) == (engine == "docker")

@@ -577,7 +577,7 @@ def hh(**more) -> recipe.Recipe:
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("longest", [128, 512, 2048])
 def test_padding_is_less_where_rows_are_grouped(batch, longest):
-    grouped, mixed = (projection.padded_share(hh(), longest, longest - 32, batch, way) for way in (True, False))
+    grouped, mixed = (projection.padded_share(hh(), longest, longest - 32, batch, way) for way in (batch, None))
     assert 0 < grouped <= mixed <= 1
     assert (grouped == mixed) == (batch == 1)
 
@@ -586,16 +586,16 @@ def test_padding_of_rows_whose_length_is_not_known():
     toy = recipe.load(RECIPE).recipe
     longest = recipe.load(RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "longest"}})
     for found in (toy, longest.recipe):
-        assert projection.padded_share(found, 512, 384, 8, True) == 1.0
-        assert projection.padded_share(found, 512, 384, 8, False) == 1.0
+        assert projection.padded_share(found, 512, 384, 8, 16) == 1.0
+        assert projection.padded_share(found, 512, 384, 8, None) == 1.0
 
 
 def test_padding_by_hand(monkeypatch):
     """Rows of 3 + 4 + 1 = 8 and 3 + 8 + 1 = 12 tokens, in equal numbers; nothing is longer than 10."""
     monkeypatch.setattr(projection, "lengths_of_hh", lambda: [(5, 4, 2), (3, 1, 8)])
-    assert projection.padded_share(hh(), 10, 3, 1, False) == pytest.approx(0.9, abs=0.06)
-    assert projection.padded_share(hh(), 8, 3, 4, False) == 1.0
-    assert projection.padded_share(hh(), 10, 3, 64, False) == 1.0, "every batch has a long row"
+    assert projection.padded_share(hh(), 10, 3, 1, None) == pytest.approx(0.9, abs=0.06)
+    assert projection.padded_share(hh(), 8, 3, 4, None) == 1.0
+    assert projection.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
 
 
 # -- questions that do not go together ---------------------------------------------------------------------------------

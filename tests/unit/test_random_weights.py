@@ -260,6 +260,24 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
 
 
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("503 Server Error for url: https://huggingface.co/api/models/x/revision/0123", "use a local folder"),
+        ("request 40123 timed out after 403 ms", "use a local folder"),
+        ("Cannot send a request: offline mode is enabled", "`rlhf fetch` (make: fetch)"),
+    ],
+)
+def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, said, advice):
+    def refuse(name, **options):
+        raise OSError(said)
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(RunError) as caught:
+        load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
+    assert advice in str(caught.value)
+
+
 def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch):
     def refuse(*what, **options):
         raise OSError("You are trying to access a gated repo.")
