@@ -37,3 +37,15 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert list(first) != list(same)
     first.set_epoch(1)
     assert list(first) == list(same)
+
+
+def test_the_micro_batch_decides_nothing():
+    """16 rows of an optimizer's step are the same 16, whether they go through in twos or eights."""
+    lengths = [1 + (7 * i) % 50 for i in range(320)]
+    order = list(LengthBuckets(lengths, 16, seed=3))
+    for micro in (2, 8, 16):
+        cut = [order[at : at + micro] for at in range(0, len(order), micro)]
+        steps = [sorted(sum(cut[at : at + 16 // micro], [])) for at in range(0, len(cut), 16 // micro)]
+        assert steps == [sorted(order[at : at + 16]) for at in range(0, len(order), 16)]
+    within = [order[at : at + 16] for at in range(0, len(order), 16)]
+    assert all([lengths[row] for row in batch] == sorted(lengths[row] for row in batch) for batch in within)
