@@ -49,7 +49,7 @@ VENV ?= .venv
 EXTRAS ?= dev,tracking,report$(if $(on_cpu),,$(comma)gpu)
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
-## BENCH_ARGS more arguments for the benchmark: "--repeats 5", or "--size 7b --device cuda"
+## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 9m" for bench-gpu
 BENCH_ARGS ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
@@ -67,6 +67,8 @@ SHELL := bash
 comma := ,
 on_cpu = $(filter cpu cpu-%,$(if $(RECIPE),$(notdir $(patsubst %/,%,$(dir $(RECIPE:/=)))),$(HW)))
 local  = $(filter local,$(RUNTIME))
+$(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
+$(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
 # A mistyped target gets a clear answer, also where a folder has that name (make would call it up to date).

@@ -106,7 +106,8 @@ def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int
 def typed() -> Iterator[str]:
     """Lines from the keyboard, or from a pipe."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        for line in sys.stdin:
+            yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are no text arrive as surrogates
         return
     while True:
         try:

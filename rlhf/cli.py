@@ -164,6 +164,8 @@ def chat(
     tokens: int | None,
 ) -> None:
     """Talk with a trained model in the terminal; its recipe is named as it was for the run."""
+    if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 100):
+        raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
     loaded = load_recipe(hw, directory, data, weights, changes, seed)
     options = loaded.recipe.evaluate
     with console.quiet_libraries():
@@ -339,6 +341,8 @@ def load_recipe(
     seed: int | None,
 ) -> recipe.Loaded:
     """The recipe that the options name, with their changes."""
+    if directory is not None and hw is not None:
+        raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
     if directory is None:
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
@@ -355,8 +359,11 @@ def load_recipe(
             raise recipe.RecipeError(
                 f"--weights {weights}: no config.json there; name a checkpoint's folder, or random"
             )
-        overrides |= {"model.source": "local", "model.name": folder, "model.revision": None}
+        overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
         overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
+    absent = [file for file in data if not Path(file).exists()]
+    if absent:
+        raise DataError(f"--data {absent[0]}: there is no such file")
     if data:
         files = [str(Path(file).resolve()) for file in data]
         overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
@@ -401,9 +408,8 @@ def fail(message: str) -> None:
 def _same_command(missing: ParentMissing) -> str:
     """The command line that was given, for the stage that is missing."""
     arguments = list(sys.argv[1:])
-    place = next(
-        i for i, word in enumerate(arguments) if word == missing.stage and not arguments[i - 1].startswith("--")
-    )
+    valued = {f"--{name}" for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on")}
+    place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
     arguments[place] = missing.parent
     return shlex.join(["rlhf", *(word for word in arguments if word != "--resume" or missing.begun)])
 

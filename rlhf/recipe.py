@@ -102,6 +102,8 @@ class Tokenizer(Section):
         made_here = self.source in ("train", "words")
         if made_here and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
+        if self.source == "words" and self.vocab_size and self.vocab_size < 8:
+            raise ValueError(f"vocab_size: {self.vocab_size} is too small for the marks of a dialogue; 8 or more")
         if made_here and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
         if not made_here and not self.name:

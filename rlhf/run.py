@@ -366,11 +366,14 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     rows = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_bytes().split(b"\n"):  # text knows other ends of lines, which samples may hold
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except ValueError:  # a character that was cut in two is one too
             break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
     return rows
 
 

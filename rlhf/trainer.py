@@ -51,7 +51,6 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         save_steps=options.save_steps,
         dataloader_pin_memory=recipe.hardware.device == "cuda",
         include_num_input_tokens_seen="non_padding",
-        logging_nan_inf_filter=False,  # it would log a mean in place of a loss that is no number
         report_to="none",
         disable_tqdm=True,
         **more,

@@ -180,7 +180,8 @@ def see_value_explosion(h: History) -> str | None:
     if len(found) < 2 * FEW:
         return None
     usual, last = min(found[0], statistics.median(found[:FEW])), statistics.fmean(found[-FEW:])
-    return f"the value loss has grown from {usual:.3g} to {last:.3g}" if last > max(1.0, 10 * usual) else None
+    grown = last > max(1.0, 10 * usual) or last > 1000  # some explode in the first step
+    return f"the value loss has gone from {usual:.3g} to {last:.3g}" if grown else None
 
 
 def slower(h: History) -> dict[str, Any]:

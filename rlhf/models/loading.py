@@ -89,7 +89,7 @@ def load_codec(run: Run) -> Codec:
     name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
     try:
         codec = tokenize.load(name, settings.revision, settings.template)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # a damaged file may mean any of these
         if isinstance(error, DataError):
             raise
         raise RunError(f"cannot load the tokenizer {name}: {_reason(error, settings)}") from error

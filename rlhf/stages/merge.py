@@ -44,7 +44,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 f"merging lost the adapter: KL of the merged model to base and adapter is {lost:.2g} nats per token, "
                 f"that of the base alone {effect:.2g}"
             )
-        if effect < ROUNDING[recipe.model.dtype]:
+        if effect.item() < ROUNDING[recipe.model.dtype]:
             print(
                 f"merge: the adapter changes the base by {effect:.2g} nats per token, which rounding may hide: "
                 "whether the merged model has it cannot be told from that",

@@ -161,3 +161,18 @@ def test_the_manifest_says_what_ran(tmp_path):
     assert manifest["packages"]["torch"]
     assert manifest["data"] == {"pairs": 3}
     assert {"code", "device", "argv", "seed", "settings", "python"} <= set(manifest)
+
+
+def test_ends_of_lines_that_only_text_knows_end_no_line(tmp_path):
+    """U+2028 and its like stand in what models say; a character that was cut in two ends the file."""
+    file = tmp_path / "samples.jsonl"
+    said = ["one\u2028two", "a\u0085b\u2029c", "plain"]
+    file.write_text(
+        "".join(json.dumps({"step": i, "response": s}, ensure_ascii=False) + "\n" for i, s in enumerate(said))
+    )
+    assert [row["response"] for row in read_lines(file)] == said
+    with open(file, "ab") as handle:
+        handle.write(b'{"step": 3, "response": "caf' + b"\xc3")
+    assert len(read_lines(file)) == 3
+    file.write_text('{"step": 1}\n[1, 2]\n')
+    assert read_lines(file) == [{"step": 1}]
