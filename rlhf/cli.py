@@ -29,15 +29,16 @@ RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 HARDWARE = click.option(
     "--hw", metavar="NAME", help="Hardware: its default recipe, newest released version (a draft if none is)."
 )
+FOLDER = click.option(
+    "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
+)
 
 
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options by which a command finds its recipe and its run directory."""
     options = (
         HARDWARE,
-        click.option(
-            "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
-        ),
+        FOLDER,
         click.option(
             "--data", multiple=True, metavar="FILE", help="Train on these files instead of the recipe's data."
         ),
@@ -133,7 +134,7 @@ def list_recipes() -> None:
 
 @cli.command()
 @HARDWARE
-@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
+@FOLDER
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> None:
     """Download the pinned model and data into the hub's cache and check them; stages then need no network."""
@@ -180,7 +181,7 @@ def chat(
 @cli.command()
 @click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
 @HARDWARE
-@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
+@FOLDER
 @click.option("--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs.")
 @click.option("--to", type=click.Path(path_type=Path), help="The page. [report.html in the first run]")
 def report(roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None) -> None:
@@ -252,7 +253,7 @@ def reproduce(
 
 @cli.command()
 @HARDWARE
-@click.option("--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder.")
+@FOLDER
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of the card, per hour.")
