@@ -1,6 +1,7 @@
 """A chain small enough for tests: the released CPU recipe with its sizes turned down."""
 
 import os
+import sys
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlhf import recipe, stages
+from rlhf import cli, recipe, stages
 from rlhf.recipe import Loaded
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
@@ -66,6 +67,18 @@ def run_stages(loaded: Loaded, out: Path, *names: str, **options: Any) -> dict[s
     for name in names:
         summary, _, _ = stages.execute(name, loaded, out, **options)
     return summary
+
+
+def rlhf(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of `rlhf <arguments>`."""
+    monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def beside(trained: Path, out: Path, *stages: str) -> Path:

@@ -2,27 +2,14 @@
 
 import gzip
 import json
-import sys
 
 import pytest
 
-from rlhf import cli, console, recipe, reproduce
-from tests.conftest import RECIPE, SMALL
+from rlhf import console, recipe, reproduce
+from tests.conftest import RECIPE, SMALL, rlhf
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
 LINE = json.dumps(ROW) + "\n"
-
-
-def rlhf(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr of `rlhf <arguments>`."""
-    monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.fixture

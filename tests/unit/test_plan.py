@@ -3,21 +3,20 @@
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from rlhf import cli, recipe
+from rlhf import recipe
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, reserved
 from rlhf.recipe import Loaded
 from rlhf.run import RunError
 from rlhf.strict import Yaml
-from tests.conftest import RECIPE
+from tests.conftest import RECIPE, rlhf
 
 LEARNING = strategies.STAGES
 LENGTHS = {"max_length": 64, "max_prompt_length": 40, "max_eval_samples": 4, "max_samples": 64, "logging_steps": 1}
@@ -96,17 +95,7 @@ def command(monkeypatch, capsys, tmp_path):
     """`rlhf <arguments>` in an empty directory: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return lambda *arguments: rlhf(monkeypatch, capsys, *arguments)
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
