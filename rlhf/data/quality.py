@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
-from statistics import NormalDist
 
 from rlhf.data.formats import Message, PreferencePair, Rows
+from rlhf.stats import wilson
 
 NEAR_IDENTICAL = 0.95  # least share of words, in order, that two answers have in common
 COMPARED_WORDS = 300  # the in-order comparison costs their product; words beyond count as different
@@ -26,7 +26,7 @@ Line = tuple[str, str, str]  # name, value, hint
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`count` of `total`, with the 95 % Wilson interval of the share (Wilson 1927); None of it when total is 0."""
+    """`count` of `total`, with the 95 % Wilson interval of the share; None of it when total is 0."""
 
     count: int
     total: int
@@ -221,14 +221,10 @@ def _common_start(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def share(count: int, total: int) -> Share:
-    """Share with its 95 % Wilson interval: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)."""
+    """Share with its 95 % Wilson interval."""
     if not total:
         return Share(count, total, None, None, None)
-    z = NormalDist().inv_cdf(0.975)
-    p, spread = count / total, z * z / total
-    middle = (p + spread / 2) / (1 + spread)
-    half = z * math.sqrt(p * (1 - p) / total + spread / (4 * total)) / (1 + spread)
-    return Share(count, total, p, max(0.0, middle - half), min(1.0, middle + half))
+    return Share(count, total, *wilson(count, total))
 
 
 def _contradictory(pairs: Sequence[PreferencePair]) -> list[str]:

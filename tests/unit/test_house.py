@@ -19,7 +19,7 @@ LAYERS = (
     ("data",),
     ("run", "telemetry", "tracking", "console", "watch"),
     ("recipe",),
-    ("strict",),
+    ("strict", "stats"),
     ("objectives",),
 )
 

@@ -1,0 +1,107 @@
+"""Statistics of comparisons and scores, against textbook values and worlds whose truth is known."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf import stats
+
+
+def test_wilson_interval_of_a_textbook_share():
+    assert stats.wilson(5, 10) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
+    assert stats.wilson(0, 10) == pytest.approx((0, 0, 0.2775), abs=1e-4)
+    with pytest.raises(ValueError):
+        stats.wilson(0, 0)
+
+
+def world(seed: int, a: float, b: float, rows: int = 4000) -> tuple[list[float], list[float]]:
+    """Outcomes that a true preference `a` and a liking `b` for length decide, where one side writes more."""
+    rng = random.Random(seed)
+    longer = [rng.gauss(10, 20) for _ in range(rows)]
+    mean = sum(longer) / rows
+    scale = math.sqrt(sum((d - mean) ** 2 for d in longer) / rows)
+    chance = [1 / (1 + math.exp(-(a + b * math.tanh(d / scale)))) for d in longer]
+    return [float(rng.random() < p) for p in chance], longer
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.0, 0.0), (0.0, 2.0), (0.5, 2.0), (-0.7, 1.0)])
+def test_length_control_finds_the_preference_behind_the_length(a, b):
+    outcomes, longer = world(3, a, b)
+    found = stats.length_controlled_win_rate(outcomes, longer)
+    assert found.low < 1 / (1 + math.exp(-a)) < found.high
+    assert found.high - found.low < 0.05
+    if b >= 2:  # the plain win rate does not
+        assert sum(outcomes) / len(outcomes) > found.high
+
+
+def test_without_a_length_difference_it_is_the_win_rate():
+    outcomes = [1.0] * 60 + [0.5] * 20 + [0.0] * 20
+    found = stats.length_controlled_win_rate(outcomes, [0.0] * 100)
+    assert found.value == pytest.approx(0.7, abs=1e-3)
+    assert found == pytest.approx(stats.wilson(70, 100), abs=0.006)
+
+
+def test_length_control_is_finite_where_length_decides_all():
+    found = stats.length_controlled_win_rate([1, 1, 1, 0, 0, 0], [1, 2, 3, -1, -2, -3])
+    assert found.value == pytest.approx(0.5) and found.high - found.low > 0.9
+    assert stats.length_controlled_win_rate([], []) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(-500, 500)), min_size=1, max_size=40))
+def test_length_control_is_symmetric(rows):
+    outcomes, longer = [y for y, _ in rows], [d for _, d in rows]
+    one = stats.length_controlled_win_rate(outcomes, longer)
+    other = stats.length_controlled_win_rate([1 - y for y in outcomes], [-d for d in longer])
+    assert 0 < one.low <= one.value <= one.high < 1
+    assert one.value + other.value == pytest.approx(1)
+
+
+def test_alpha_of_krippendorffs_own_example():
+    raters = (
+        (1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None),
+        (1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3),
+        (None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None),
+        (1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None),
+    )
+    units = [[value for value in unit if value] for unit in zip(*raters, strict=True)]
+    assert stats.krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
+
+
+def test_alpha_of_simple_cases():
+    assert stats.krippendorff_alpha([("a", "a"), ("b", "b")]) == 1
+    assert stats.krippendorff_alpha([("a", "b"), ("b", "a")]) == pytest.approx(-0.5)
+    assert stats.krippendorff_alpha([("a",), ("b",)]) is None
+    assert stats.krippendorff_alpha([("a", "a"), ("a", "a")]) is None
+
+
+def test_distinct_counts_n_grams_over_all_texts():
+    assert stats.distinct(["a b a b", "a b"], 1) == pytest.approx(2 / 6)
+    assert stats.distinct(["a b a b", "a b"], 2) == pytest.approx(2 / 4)
+    assert stats.distinct(["a", ""], 2) == 0
+
+
+def test_calibration_by_hand():
+    curve, error = stats.calibration([1.0, -1.0, 0.0, 3.0])
+    assert [(b.pairs, b.accuracy) for b in curve] == [(1, 0.5), (2, 0.5), (1, 1.0)]
+    sure = [1 / (1 + math.exp(-x)) for x in (0.0, 1.0, 3.0)]
+    assert [b.confidence for b in curve] == pytest.approx(sure)
+    assert error == pytest.approx((2 * (sure[1] - 0.5) + (1 - sure[2])) / 4)
+
+
+def test_a_model_that_knows_the_noise_is_calibrated():
+    rng = random.Random(0)
+    margins = []
+    for _ in range(20_000):
+        margin = rng.gauss(0, 2)
+        margins.append(margin if rng.random() < 1 / (1 + math.exp(-margin)) else -margin)
+    assert stats.calibration(margins)[1] < 0.01
+    assert stats.calibration([3 * m for m in margins])[1] > 0.1  # over-confident
+    assert stats.calibration([1e4, -1e4])[1] == pytest.approx(0.5)
+
+
+def test_histogram_keeps_what_lies_outside():
+    assert stats.histogram([0.0, 0.5, 1.0, 5.0, -3.0], [0.0, 0.5, 1.0]) == [2, 3]
+    assert stats.histogram([0.1, 0.2, 0.9], [0.0, 0.25, 0.5, 0.75, 1.0]) == [2, 0, 0, 1]
