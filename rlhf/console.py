@@ -87,8 +87,9 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         verdict = {True: "[green]within", False: "[red]outside", None: "not measured"}[target["within"]]
         table.add_row(escape(target["name"]), span(*target["published"]), f"{number(target['measured'])}", verdict)
     shown = {t["name"] for t in summary["targets"]}
+    compared = summary["stage"] == "evaluate"  # several policies, and the reward model: a table of their own
     for name, value in summary["metrics"].items():
-        if name not in shown:
+        if name not in shown and not compared:
             table.add_row(escape(name), "", number(value), "")
     speed = summary["tokens_per_second"]
     table.add_row("wall time", "", f"{summary['wall_seconds']:.0f} s", "")
@@ -97,9 +98,26 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         table.add_row("peak VRAM", "", f"{summary['peak_vram_bytes'] / 1e9:.2f} GB", "")
     table.add_row("peak memory of the process", "", f"{summary['peak_rss_bytes'] / 1e9:.2f} GB", "")
     OUT.print(table)
+    if compared:
+        _side_by_side(summary["metrics"])
     if summary.get("findings"):
         OUT.print(f"looked wrong: {', '.join(summary['findings'])} (findings.jsonl has what to try)", markup=False)
     OUT.print(f"written to {where}", style="dim", markup=False)
+
+
+def _side_by_side(metrics: Mapping[str, Any]) -> None:
+    """Metrics named `<who>/<what>`, a column for each who and a row for each what; the reward model's by themselves."""
+    columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
+    whats = list(dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/")))
+    policies = [column for column in columns if column != "rm"]
+    rows = [(what, *(number(metrics.get(f"{who}/{what}")) for who in policies)) for what in whats]
+    rows_table("on held-out prompts", ("", *policies), rows, numbers=True)
+    rows_table(
+        "reward model on held-out pairs",
+        ("", "rm"),
+        [(name.partition("/")[2], number(value)) for name, value in metrics.items() if name.startswith("rm/")],
+        numbers=True,
+    )
 
 
 def targets_table(summaries: Iterable[Mapping[str, Any]]) -> None:
@@ -126,10 +144,11 @@ def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
         OUT.print(f"{name:>8}: {answer}", markup=False)
 
 
-def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> None:
+    """`numbers`: all columns but the first hold some and are aligned at the right."""
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if numbers and i else "left")
     for row in rows:
         table.add_row(*map(escape, row))
     OUT.print(table)

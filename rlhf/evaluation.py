@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import correlation, fmean, quantiles
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +16,10 @@ from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Evaluate
 from rlhf.rollout import Rollout, Sampling, sample
+from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, sigmoid
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time
+HEALTHY = (0.3, 0.7)  # where a published guide wants a reward model's scores to lie after a sigmoid
 EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves the training stream alone
 
 
@@ -113,6 +117,74 @@ def compare(before: Measured, after: Measured) -> dict[str, float]:
     if before.scores is not None and after.scores is not None:
         metrics |= win_rate(after.scores - before.scores)
     return metrics
+
+
+def closer_look(before: Measured, after: Measured) -> dict[str, float]:
+    """What the evaluation adds to `compare`: variety, the win rate without the length, and proxy against truth."""
+    metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
+    if before is after:
+        return metrics
+    if before.scores is not None and after.scores is not None:
+        difference = (after.scores - before.scores).tolist()
+        wins = [float(d > 0) + 0.5 * (d == 0) for d in difference]
+        controlled = length_controlled_win_rate(wins, (after.lengths - before.lengths).tolist())
+        assert controlled is not None
+        metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
+        metrics["lc_win_rate_vs_sft"] = controlled.value
+        metrics["lc_win_rate_vs_sft_ci95"] = (controlled.high - controlled.low) / 2
+    gains = compare(before, after)
+    if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
+        metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
+    return metrics
+
+
+def judged(
+    chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """How far a reward model can be believed, from its scores on held-out pairs; and the curves behind the numbers.
+
+    `longer`: tokens of the chosen answer less those of the rejected one.
+    """
+    margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
+    curve, error = calibration(margins)
+    squashed = [sigmoid(x) for x in (*chosen, *rejected)]
+    sure = [sigmoid(abs(m)) for m in margins]
+    right = [float(m > 0) + 0.5 * (m == 0) for m in margins]
+    ends = quantiles(squashed, n=20)
+    metrics = {
+        "accuracy": fmean(right),
+        "margin": fmean(margins),
+        "calibration_error": error,
+        "expected_noise": 1 - fmean(sure),
+        "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, sure, strict=True)),
+        "sigmoid_p5": ends[0],
+        "sigmoid_p95": ends[-1],
+        "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in squashed),
+    }
+    for name, side in (("longer", 1), ("shorter", -1)):
+        rows = [r for r, d in zip(right, longer, strict=True) if d * side > 0]
+        if rows:
+            metrics[f"accuracy_chosen_{name}"] = fmean(rows)
+    if len(set(longer)) > 1 and len(set(margins)) > 1:
+        metrics["margin_length_correlation"] = correlation(margins, longer)
+    reach = max(map(abs, margins)) or 1.0
+    edges = [reach * (i / 20 - 1) for i in range(41)]
+    curves = {
+        "calibration": [bin._asdict() for bin in curve],
+        "margins": {"edges": edges, "counts": histogram(margins, edges)},
+        "sigmoid_scores": {"edges": (tenths := [i / 20 for i in range(21)]), "counts": histogram(squashed, tenths)},
+    }
+    return metrics, curves
+
+
+def score_histograms(measured: dict[str, Measured]) -> dict[str, Any] | None:
+    """The scores of every policy's samples over common ranges; None without scores."""
+    scores = {name: found.scores.tolist() for name, found in measured.items() if found.scores is not None}
+    if not scores:
+        return None
+    low, high = min(map(min, scores.values())), max(map(max, scores.values()))
+    edges = [low + (high - low or 1.0) * i / 30 for i in range(31)]
+    return {"edges": edges, "counts": {name: histogram(values, edges) for name, values in scores.items()}}
 
 
 def win_rate(differences: Tensor) -> dict[str, float]:

@@ -307,6 +307,7 @@ class Evaluate(Section):
     max_prompt_length: PositiveInt
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens that hold this much probability
+    bertscore_model: str | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 
 class Merge(Section):

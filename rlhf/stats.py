@@ -48,7 +48,7 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
     for _ in range(100):  # Newton's method on a strictly convex function; a few steps are enough
         ga, gb, haa, hab, hbb = ridge * a, ridge * b, ridge, 0.0, ridge
         for x, y in rows:
-            p = _sigmoid(a + b * x)
+            p = sigmoid(a + b * x)
             weight = p * (1 - p)
             ga, gb = ga + p - y, gb + (p - y) * x
             haa, hab, hbb = haa + weight, hab + weight * x, hbb + weight * x * x
@@ -59,7 +59,7 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
         if max(abs(step_a), abs(step_b)) < 1e-10:
             break
     error = Z95 * math.sqrt(hbb / determinant)
-    return Estimate(_sigmoid(a), _sigmoid(a - error), _sigmoid(a + error))
+    return Estimate(sigmoid(a), sigmoid(a - error), sigmoid(a + error))
 
 
 def krippendorff_alpha(units: Sequence[Sequence[Hashable]]) -> float | None:
@@ -106,7 +106,7 @@ def calibration(margins: Sequence[float], bins: int = 10) -> tuple[list[Bin], fl
     width = 0.5 / bins
     held: list[list[tuple[float, float]]] = [[] for _ in range(bins)]
     for margin in margins:
-        sure = _sigmoid(abs(margin))
+        sure = sigmoid(abs(margin))
         right = 1.0 if margin > 0 else 0.5 if margin == 0 else 0.0
         held[min(bins - 1, int((sure - 0.5) / width))].append((sure, right))
     curve = [
@@ -127,5 +127,6 @@ def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:
     return counts
 
 
-def _sigmoid(x: float) -> float:
+def sigmoid(x: float) -> float:
+    """1 / (1 + e^−x), for any x."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rlhf.recipe import Recipe, as_yaml
 from rlhf.run import Run, RunError, read_lines
+from rlhf.stats import sigmoid
 
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
 FEW = 5  # logged rows whose mean is looked at, and that a check waits for
@@ -121,9 +122,9 @@ def see_chance(h: History) -> str | None:
 def see_overconfident(h: History) -> str | None:
     """The guide: scores between 0.3 and 0.7 after a sigmoid, not at 0 and 1."""
     low, high = h.last("min_reward"), h.last("max_reward")
-    if low is None or high is None or not (_sigmoid(low) < 0.01 and _sigmoid(high) > 0.99):
+    if low is None or high is None or not (sigmoid(low) < 0.01 and sigmoid(high) > 0.99):
         return None
-    return f"scores reach from {_sigmoid(low):.4f} to {_sigmoid(high):.4f} after a sigmoid"
+    return f"scores reach from {sigmoid(low):.4f} to {sigmoid(high):.4f} after a sigmoid"
 
 
 def see_high_kl(h: History) -> str | None:
@@ -310,7 +311,3 @@ def repeated(text: str) -> float | None:
     """Share of a text's runs of six characters that have stood in it before; None for a text of fewer than twenty."""
     runs = [text[at : at + 6] for at in range(len(text) - 5)]
     return 1 - len(set(runs)) / len(runs) if len(text) >= 20 else None
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-max(-700.0, min(700.0, x))))

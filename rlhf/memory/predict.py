@@ -175,7 +175,8 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
-    deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | ({"sft"} if stage == "merge" else set())
+    beside = {"merge": {"sft"}, "evaluate": {"rm"}}.get(stage, set())  # what else a stage takes sizes from
+    deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     device = loaded.recipe.hardware.device
     key = recipes.content_hash([recipe, device, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])

@@ -133,14 +133,18 @@ class SharedBase:
         with torch.autocast(hidden.device.type, enabled=False):  # sampling may ask for them in mixed precision
             return self.value_head(hidden.float()).squeeze(-1)
 
-    @torch.no_grad()
     def scores(self, rollout: Rollout) -> Tensor:
-        """The reward model's raw scores (B,) float32: its head at each sequence's last real token."""
+        """The reward model's raw scores (B,) float32 of prompts with their responses."""
+        return self.score(rollout.ids, rollout.last)
+
+    @torch.no_grad()
+    def score(self, ids: Tensor, last: Tensor) -> Tensor:
+        """The reward model's head (B,) float32 at the last real token (B,) of each right-padded sequence (B, T)."""
         assert self.score_head is not None
         self.activate("reward")
-        hidden = self.hidden(rollout.ids)
-        last = hidden[torch.arange(len(hidden), device=hidden.device), rollout.last]
-        return self.score_head(last.float()).squeeze(-1)
+        hidden = self.hidden(ids.to(self.device))
+        at_end = hidden[torch.arange(len(hidden), device=hidden.device), last.to(hidden.device)]
+        return self.score_head(at_end.float()).squeeze(-1)
 
     def _add_frozen(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """A classification adapter of the same shape as a causal one; its head is kept apart."""

@@ -5,15 +5,20 @@ from typing import Any
 import torch
 
 from rlhf.data import load
-from rlhf.evaluation import Measured, compare, measure, sampling
+from rlhf.data.formats import PreferencePair
+from rlhf.data.tokenize import Codec
+from rlhf.evaluation import Measured, closer_look, compare, judged, measure, sampling, score_histograms
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.run import Run, trained_policies
+from rlhf.references import Overlap, answers
+from rlhf.run import Run, trained_policies, write_json
 from rlhf.stages import Result
+from rlhf.stages.rm import encode_pairs, scores_of
 from rlhf.telemetry import Telemetry
 from rlhf.trainer import perplexity
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they stand under sft/ already
+CONTRADICTED = 10  # pairs that are listed
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -33,24 +38,56 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     scored = [(row.prompt + row.response, len(row.prompt)) for row in rows if row]
 
+    encoded, _, pairs = encode_pairs(codec, corpus.pairs.heldout[: recipe.rm.max_eval_samples], recipe.rm)
+
     trained = trained_policies(run.root)
     with telemetry.phase("load"):
         shared = SharedBase(load_base(run, device), {name: run.root / stage for name, stage in _roles(trained).items()})
         shared.add_reward(run.root / "rm")
-    metrics: dict[str, float] = {}
+        overlap = Overlap(answers(corpus, prompts), options.bertscore_model, device)
     measured: dict[str, Measured] = {}
+    perplexities: dict[str, float] = {}
     with telemetry.phase("evaluate"):
         for name in ("base", "sft", *trained):
             role = "reference" if name == "sft" else name
             truth = recipe.data.source == "toy"
-            found = measured[name] = measure(shared, role, codec, prompts, how, seed=recipe.seed, truth=truth)
-            values = compare(measured["sft"], found) if name in trained else found.metrics()
+            measured[name] = measure(shared, role, codec, prompts, how, seed=recipe.seed, truth=truth)
             shared.activate(role)
-            values["perplexity"] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
-            metrics |= {f"{name}/{key}": value for key, value in values.items() if key not in REPEATED}
+            perplexities[name] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
+        micro = 2 * recipe.rm.per_device_train_batch_size
+        chosen, rejected = (scores_of([p[side] for p in encoded], shared.score, codec.pad_id, micro) for side in (0, 1))
+
+    metrics: dict[str, float] = {}
+    sft = measured["sft"]
+    for name, found in measured.items():
+        values = found.metrics() if name == "sft" else compare(sft, found)
+        values |= {"perplexity": perplexities[name]} | closer_look(sft, found) | overlap.metrics(found.texts)
+        metrics |= {f"{name}/{key}": value for key, value in values.items() if key not in REPEATED}
+    details: dict[str, Any] = {"scores": score_histograms(measured)}
+    longer = [len(c.response) - len(r.response) for c, r in encoded]
+    found_rm, details["reward_model"] = judged(chosen.tolist(), rejected.tolist(), longer)
+    metrics |= {f"rm/{key}": value for key, value in found_rm.items()}
+    details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
+    write_json(run.path / "details.json", details)
     run.log_samples(0, _rows(codec, prompts, measured))
-    answers = {name: found.texts[0] for name, found in measured.items()}
-    return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), answers))
+    texts = {name: found.texts[0] for name, found in measured.items()}
+    return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
+
+
+def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]) -> list[dict[str, Any]]:
+    """The held-out pairs whose label the reward model contradicts most: its mistakes, or the annotators'."""
+    worst = sorted(range(len(pairs)), key=lambda i: margins[i])[:CONTRADICTED]
+    return [
+        {
+            "margin": margins[i],
+            "prompt": codec.prompt_text(pairs[i].prompt),
+            "chosen": pairs[i].chosen,
+            "rejected": pairs[i].rejected,
+            "source": pairs[i].source,
+        }
+        for i in worst
+        if margins[i] < 0
+    ]
 
 
 def _roles(trained: list[str]) -> dict[str, str]:
@@ -58,7 +95,7 @@ def _roles(trained: list[str]) -> dict[str, str]:
     return {"reference": "sft"} | {stage: stage for stage in trained}
 
 
-def _rows(codec: Any, prompts: Any, measured: dict[str, Measured]) -> list[dict[str, Any]]:
+def _rows(codec: Codec, prompts: Any, measured: dict[str, Measured]) -> list[dict[str, Any]]:
     rows = []
     for i, prompt in enumerate(prompts):
         row: dict[str, Any] = {"prompt": codec.prompt_text(prompt)}

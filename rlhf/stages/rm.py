@@ -5,6 +5,7 @@ option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRanking
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     pairs = load.load(run).preferences("rm")
     codec = load_codec(run)
-    training, counts = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
+    heldout, heldout_counts, known = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
@@ -63,10 +64,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
 
     save_adapter(model, run, run.path / "adapter")
+    batch = 2 * options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
-        batch = 2 * options.per_device_train_batch_size
-        chosen = score(model, [c.prompt + c.response for c, _ in heldout], codec.pad_id, batch)
-        rejected = score(model, [r.prompt + r.response for _, r in heldout], codec.pad_id, batch)
+        chosen, rejected = (
+            scores_of([pair[side] for pair in heldout], _scorer(model), codec.pad_id, batch) for side in (0, 1)
+        )
     metrics = {
         "accuracy": accuracy(chosen - rejected),
         "margin": (chosen - rejected).mean().item(),
@@ -78,17 +80,17 @@ def run_stage(run: Run, device: torch.device) -> Result:
     }
     if recipe.data.source == "toy":
         assert recipe.data.toy
-        known = pairs.heldout[: options.max_eval_samples]
         metrics |= _against_ceiling(codec, known, metrics["accuracy"], recipe.data.toy.bayes_accuracy)
-    rows = zip(pairs.heldout, chosen.tolist(), rejected.tolist(), strict=False)
+    rows = zip(known, chosen.tolist(), rejected.tolist(), strict=True)
     run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
 
 
 def encode_pairs(
     codec: Codec, pairs: list[PreferencePair], options: Rm | Dpo
-) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int]]:
-    """Both sides of each pair; a pair is dropped, and counted, when either side loses its whole response."""
+) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int], list[PreferencePair]]:
+    """Both sides of each pair, what was cut, and the pairs that are left: one is dropped, and counted, when either side
+    loses its whole response."""
     limits = options.max_prompt_length, options.max_length
     with working("encoding pairs"):
         chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
@@ -101,7 +103,7 @@ def encode_pairs(
         "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],
         "pairs_dropped": len(pairs) - len(whole),
     }
-    return whole, counts
+    return whole, counts, [p for p, c, r in zip(pairs, chosen, rejected, strict=True) if c and r]
 
 
 def longest(chosen: Encoded, rejected: Encoded) -> int:
@@ -109,19 +111,33 @@ def longest(chosen: Encoded, rejected: Encoded) -> int:
     return len(chosen.prompt) + max(len(chosen.response), len(rejected.response))
 
 
-@torch.no_grad()
-def score(model: PreTrainedModel, sequences: list[list[int]], pad_id: int, batch_size: int) -> torch.Tensor:
-    """Scores (N,) float32 on the CPU, in the order given; batches are made by length."""
-    model.eval()
-    device = next(model.parameters()).device
+def scores_of(
+    sides: list[Encoded], score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], pad_id: int, batch_size: int
+) -> torch.Tensor:
+    """Scores (N,) float32 on the CPU, in the order given; batches are made by length.
+
+    `score` takes right-padded ids (B, T) and the place of the last real token (B,), on the CPU, and returns (B,).
+    """
+    sequences = [side.prompt + side.response for side in sides]
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     scores = torch.empty(len(sequences))
     for at in range(0, len(order), batch_size):
         rows = order[at : at + batch_size]
-        ids = pad_right([sequences[i] for i in rows], pad_id).to(device)
-        with mixed_precision(model):
-            scores[rows] = model(input_ids=ids, use_cache=False).logits.squeeze(-1).float().cpu()
+        last = torch.tensor([len(sequences[i]) - 1 for i in rows])
+        scores[rows] = score(pad_right([sequences[i] for i in rows], pad_id), last).float().cpu()
     return scores
+
+
+def _scorer(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The trained model as `scores_of` calls it; it finds the last real token by itself."""
+    model.eval()
+
+    @torch.no_grad()
+    def score(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        with mixed_precision(model):
+            return model(input_ids=ids.to(model.device), use_cache=False).logits.squeeze(-1)
+
+    return score
 
 
 def accuracy(differences: torch.Tensor) -> float:

@@ -245,7 +245,7 @@ def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
     assert lengths[1] > lengths[0] + 8
 
     def encoded(prompt: int, whole: int) -> tuple[Any, dict[str, int]]:
-        return encode_pairs(codec, pairs, SimpleNamespace(max_prompt_length=prompt, max_length=whole))
+        return encode_pairs(codec, pairs, SimpleNamespace(max_prompt_length=prompt, max_length=whole))[:2]
 
     kept, counts = encoded(999, 999)
     assert len(kept) == 3
@@ -255,6 +255,7 @@ def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
     limit = lengths[1] - 2  # the second pair's prompt fills the whole room
     kept, counts = encoded(limit, limit)
     assert len(kept) == 2
+    assert encode_pairs(codec, pairs, SimpleNamespace(max_prompt_length=limit, max_length=limit))[2] == pairs[::2]
     assert counts["pairs_dropped"] == 1
     assert counts["prompts_cut"] == 1
 

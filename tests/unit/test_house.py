@@ -14,7 +14,7 @@ LAYERS = (
     ("reproduce", "fetch", "chat", "report"),
     ("memory",),
     ("stages",),
-    ("evaluation", "vllm"),
+    ("evaluation", "references", "vllm"),
     ("models", "rollout", "trainer"),
     ("data",),
     ("run", "telemetry", "tracking", "console", "watch"),

@@ -1,0 +1,145 @@
+"""What the evaluation says beyond a win rate: variety, length, the gap to the truth, and the reward model's worth."""
+
+import math
+import random
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from rlhf.data.formats import Example, Message, PreferencePair
+from rlhf.data.load import Corpus, Divided
+from rlhf.evaluation import Measured, closer_look, judged, score_histograms
+from rlhf.references import Overlap, answers
+from rlhf.run import RunError
+
+
+def measured(scores: list[float], lengths: list[int], truths: list[float] | None = None, **more) -> Measured:
+    return Measured(
+        texts=more.get("texts", ["a b"] * len(scores)),
+        lengths=torch.tensor(lengths),
+        ended=torch.ones(len(scores), dtype=torch.bool),
+        kl=0.0,
+        scores=torch.tensor(scores),
+        truths=None if truths is None else torch.tensor(truths),
+    )
+
+
+def test_a_policy_that_only_writes_more_loses_its_win_rate():
+    """The score is the length, but for noise: 9 of 10 comparisons are won, by length alone."""
+    rng = random.Random(0)
+    lengths = [rng.randint(5, 40) for _ in range(400)]
+    more = [length + rng.randint(-8, 22) for length in lengths]
+    before = measured([x + rng.gauss(0, 1) for x in lengths], lengths)
+    after = measured([x + rng.gauss(0, 1) for x in more], more)
+    found = closer_look(before, after)
+    plain = (after.scores > before.scores).float().mean().item()
+    assert plain > 0.65
+    assert found["lc_win_rate_vs_sft"] < plain - 0.15
+    assert abs(found["lc_win_rate_vs_sft"] - 0.5) < 2 * found["lc_win_rate_vs_sft_ci95"]
+
+
+def test_gap_between_proxy_and_truth_ties_and_variety():
+    before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
+    after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
+    found = closer_look(before, after)
+    sd = math.sqrt(2)
+    assert found["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
+    assert found["ties_vs_sft"] == 0.5
+    assert (found["distinct_1"], found["distinct_2"]) == (2 / 5, 1 / 3)
+    assert closer_look(before, before) == {"distinct_1": 0.5, "distinct_2": 0.5}
+
+
+def test_a_reward_model_judged_by_hand():
+    chosen, rejected = [3.0, -1.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.0]
+    found, curves = judged(chosen, rejected, [4, -2, 1, -1])
+    sigmoid = [1 / (1 + math.exp(-m)) for m in (3.0, 3.0, 0.0, 0.5)]
+    assert found["accuracy"] == 2.5 / 4
+    assert found["margin"] == pytest.approx(0.125)
+    assert found["expected_noise"] == pytest.approx(1 - sum(sigmoid) / 4)
+    assert found["confident_disagreement"] == 0.25
+    assert (found["accuracy_chosen_longer"], found["accuracy_chosen_shorter"]) == (0.75, 0.5)
+    assert found["sigmoid_in_range"] == 5 / 8
+    assert sum(curves["margins"]["counts"]) == 4 and sum(curves["sigmoid_scores"]["counts"]) == 8
+    assert sum(row["pairs"] for row in curves["calibration"]) == 4
+
+
+def test_a_length_bias_shows():
+    rng = random.Random(1)
+    longer = [rng.randint(-20, 20) for _ in range(500)]
+    found, _ = judged([0.1 * d + rng.gauss(0, 0.5) for d in longer], [0.0] * 500, longer)
+    assert found["margin_length_correlation"] > 0.8
+    assert found["accuracy_chosen_longer"] > 0.8 > 0.2 > found["accuracy_chosen_shorter"]
+
+
+def test_scores_of_all_policies_share_their_ranges():
+    found = score_histograms({"sft": measured([0.0, 1.0], [1, 1]), "ppo": measured([3.0, 3.0], [1, 1])})
+    assert (found["edges"][0], found["edges"][-1]) == (0.0, 3.0)
+    assert found["counts"]["ppo"][-1] == 2 and sum(found["counts"]["sft"]) == 2
+    assert score_histograms({"sft": measured([1.0, 1.0], [1, 1])})["edges"][0] == 1.0
+
+
+# -- against reference answers ----------------------------------------------------------------------------------------
+
+
+def prompt(text: str) -> tuple[Message, ...]:
+    return (Message("user", text),)
+
+
+def test_references_are_those_of_the_prompt():
+    pairs = [PreferencePair(prompt("p"), "yes", "no", "1"), PreferencePair(prompt("p"), "later", "x", "2")]
+    examples = [Example(prompt("q"), "right", "3"), Example(prompt("p"), "unused", "4")]
+    corpus = Corpus(Divided([], []), Divided([], examples), Divided([], pairs))
+    assert answers(corpus, [prompt("q"), prompt("p"), prompt("r")]) == [("right", None), ("yes", "no"), None]
+
+
+def test_bleu_and_rouge_by_hand(capsys):
+    overlap = Overlap([("the cat sat here", "a dog"), None, ("one two three four", None)], None, torch.device("cpu"))
+    found = overlap.metrics(["the cat sat here", "ignored", "one three"])
+    assert found["rouge_l"] == pytest.approx((1 + 2 * (1 * 0.5) / 1.5) / 2)
+    assert found["rouge_l_rejected"] == 0
+    assert set(found) == {"bleu", "rouge_l", "bleu_rejected", "rouge_l_rejected"}
+    assert "BERTScore is skipped" in capsys.readouterr().err
+    assert overlap.metrics(["the cat sat here", "", "one two three four"])["bleu"] == pytest.approx(100)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(50))]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    marks = [("[CLS]", 2), ("[SEP]", 3)]
+    raw.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=marks)
+    tokens = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=raw, **tokens).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(known), max_position_embeddings=32, **shape)).save_pretrained(folder)
+    return folder
+
+
+def test_bertscore_against_its_formula(encoder):
+    said, reference = "w1 w2 w3", "w3 w4 w1 w9 w7"
+    overlap = Overlap([(reference, said)], str(encoder), torch.device("cpu"))
+    found = overlap.metrics([said])
+    assert found["bertscore_rejected"] == pytest.approx(1, abs=1e-5)
+    model = BertModel.from_pretrained(encoder).eval()
+
+    def embed(ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            hidden = model(torch.tensor([[2, *ids, 3]])).last_hidden_state[0, 1:-1]
+        return hidden / hidden.norm(dim=-1, keepdim=True)
+
+    a, b = embed([5, 6, 7]), embed([7, 8, 5, 13, 11])
+    best_a = sum(max((x @ y).item() for y in b) for x in a) / 3
+    best_b = sum(max((x @ y).item() for x in a) for y in b) / 5
+    assert found["bertscore"] == pytest.approx(2 * best_a * best_b / (best_a + best_b), abs=1e-5)
+    assert overlap.metrics([""])["bertscore"] == 0
+    assert overlap.metrics(["w1 " * 100])["bertscore"] > 0  # longer than the encoder reads
+
+
+def test_an_encoder_that_is_not_there(tmp_path):
+    with pytest.raises(RunError, match=r"evaluate.bertscore_model: .* is no folder with a model"):
+        Overlap([("a", None)], str(tmp_path / "none"), torch.device("cpu"))
