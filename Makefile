@@ -29,6 +29,8 @@ FLASH_ATTN ?= 0
 VRAM_CAP ?=
 ## STAGE      whose model `make chat` loads: base, sft, ppo, dpo or merge [ppo]
 STAGE ?= ppo
+## PORT       where `make serve` listens [8000]
+PORT ?= 8000
 ## SEED       seed, instead of the recipe's
 SEED ?=
 ## SEEDS      seeds for `make reproduce` ["0 1 2"]
@@ -45,8 +47,8 @@ REPORT_TO ?=
 PYTHON ?= python3
 ## VENV       where the packages are installed [.venv]
 VENV ?= .venv
-## EXTRAS     optional parts to install [dev,tracking,report; also gpu unless the recipe is for cpu]
-EXTRAS ?= dev,tracking,report$(if $(on_cpu),,$(comma)gpu)
+## EXTRAS     optional parts to install [dev,tracking,report,serve; also gpu unless the recipe is for cpu]
+EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 9m" for bench-gpu
@@ -56,7 +58,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat report data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat serve report data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
@@ -102,6 +104,8 @@ report: setup       ## one page about a recipe's run: figures, curves, samples, 
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)')
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE))
+serve: $(ready) merge ## the merged model behind an OpenAI-compatible address (PORT=8000)
+	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 all: $(ready) ppo dpo eval merge ## every stage of the recipe
 reproduce: $(ready) ## the recipe once for each of SEEDS, against its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))
@@ -125,8 +129,9 @@ DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 # The container sees the same paths as the caller: what is read is read-only, what is written belongs to the caller.
 engine_name = $(if $(local),docker,$(RUNTIME))
 rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
-container = $(engine_name) run --rm --init $$([ -t 0 ] && echo -it) $(gpus) --ipc=host $(user) $(passed) $(mounts) -w '$(CURDIR)'
+container = $(engine_name) run --rm --init $$([ -t 0 ] && echo -it) $(gpus) --ipc=host $(ports) $(user) $(passed) $(mounts) -w '$(CURDIR)'
 gpus      = $(if $(on_cpu),,$(if $(filter podman,$(engine_name)),--device nvidia.com/gpu=all,--gpus all))
+ports     = $(if $(filter serve,$(MAKECMDGOALS)),-p 127.0.0.1:$(PORT):$(PORT))
 user      = --user "$$(id -u):0"$(if $(filter podman,$(engine_name)), --userns keep-id)
 passed    = -e HF_HOME='$(hub)' -e HF_TOKEN -e HF_HUB_OFFLINE -e RLHF_VRAM_CAP -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
 mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(HOME)/.cache/rlhf:/cache/rlhf'

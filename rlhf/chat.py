@@ -25,15 +25,9 @@ class Speaker:
 
         run = Run(out, loaded, "evaluate")  # samples as evaluation does
         self.options = loaded.recipe.evaluate
-        try:
-            if loaded.recipe.pretrain:
-                run.parent("pretrain")
-            folder = run.parent(stage) if stage != "base" else None
-        except ParentMissing as error:
-            raise RunError(
-                f"chat {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
-                f"(make: {error.parent})"
-            ) from None
+        if loaded.recipe.pretrain:
+            finished(run, "pretrain", "chat")
+        folder = finished(run, stage, "chat") if stage != "base" else None
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
         if stage == "merge":
@@ -81,6 +75,17 @@ class Speaker:
         thread.join()
         if failed:
             raise RunError(f"chat: {' '.join(str(failed[0]).split())[:300]}") from failed[0]
+
+
+def finished(run: Run, stage: str, command: str) -> Path:
+    """The directory of a finished stage for a command that is no stage. Raises RunError with what to run first."""
+    try:
+        return run.parent(stage)
+    except ParentMissing as error:
+        raise RunError(
+            f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
+            f"(make: {error.parent})"
+        ) from None
 
 
 def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:

@@ -16,6 +16,7 @@ from rlhf import chat as chatting
 from rlhf import fetch as fetching
 from rlhf import report as reporting
 from rlhf import reproduce as reproducing
+from rlhf import serve as serving
 from rlhf.data.formats import DataError
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
@@ -176,6 +177,30 @@ def chat(
             console.OUT.print(chatting.HELP, style="dim", markup=False)
         warmth = options.temperature if temperature is None else temperature
         chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
+
+
+@cli.command()
+@recipe_options
+@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option(
+    "--engine", default="auto", show_default=True, type=click.Choice(serving.ENGINES), help="auto: vLLM if there."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; nobody is asked for a key.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
+def serve(
+    hw: str | None,
+    directory: Path | None,
+    data: tuple[str, ...],
+    weights: str | None,
+    out: Path,
+    changes: tuple[str, ...],
+    seed: int | None,
+    engine: str,
+    host: str,
+    port: int,
+) -> None:
+    """Serve the merged model to OpenAI's clients; its recipe is named as it was for the run."""
+    serving.become(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
 
 
 @cli.command()

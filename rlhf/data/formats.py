@@ -209,6 +209,15 @@ def render_hh(messages: Sequence[Message]) -> str:
     return text + "\n\nAssistant:"
 
 
+# What `render_hh` writes, for those who use a trained model with a chat interface: servers, transformers' pipelines.
+HH_CHAT_TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}"
+    "{% if m.role != 'system' %}{{ '\\n\\n' + ('Human' if m.role == 'user' else 'Assistant') + ': ' + m.content }}"
+    "{% elif loop.first %}{{ m.content }}"
+    "{% else %}{{ raise_exception('only the first message can be a system message') }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
+)
+
 # One row
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from rlhf.data import load
-from rlhf.data.formats import Example
+from rlhf.data.formats import HH_CHAT_TEMPLATE, Example
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4
 from rlhf.recipe import Sft
@@ -50,7 +51,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 "whether the merged model has it cannot be told from that",
                 file=sys.stderr,
             )
+        ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
+        merged.generation_config = GenerationConfig(do_sample=True, top_k=0, **ids)  # as it was trained to be sampled
         merged.save_pretrained(run.path / "model")
+        if codec.template == "hh":
+            codec.tokenizer.chat_template = HH_CHAT_TEMPLATE
         codec.tokenizer.save_pretrained(run.path / "model")
     size = sum(f.stat().st_size for f in (run.path / "model").glob("*.safetensors"))
     metrics = {

@@ -15,7 +15,20 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
-    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "chat", "report", "image", "shell", "test-image"),
+    *(
+        "all",
+        "reproduce",
+        "recipes",
+        "plan",
+        "data-check",
+        "fetch",
+        "chat",
+        "serve",
+        "report",
+        "image",
+        "shell",
+        "test-image",
+    ),
     *(
         "bench",
         "bench-ablation",
@@ -245,13 +258,13 @@ def test_setup_installs_the_pinned_package_once(fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
     result = make("setup", *variables)
     assert result.returncode == 0, result.stderr
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
     again = make("setup", *variables)
     assert again.returncode == 0
     assert log(fake) == []
 
     assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
-    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,gpu]" in log(fake)
+    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
 
 
 def test_a_failing_stage_stops_the_chain(fake):

@@ -1,0 +1,114 @@
+"""`rlhf serve`: the real openai client against the merged model of a small chain."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlhf import serve
+from rlhf.data.formats import Message, render_hh
+from rlhf.recipe import as_yaml
+from rlhf.run import RunError
+from tests.conftest import RECIPE, SMALL, rlhf, run_stages, small
+
+openai = pytest.importorskip("openai", reason="the server needs transformers[serving]")
+ROOT = Path(__file__).parents[2]
+OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={as_yaml(value)}")]
+OPTIONS += ["--recipe", str(RECIPE), "--set", "merge.stage=sft"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("serve")
+    run_stages(small(merge__stage="sft"), out, "pretrain", "sft", "merge")
+    return out
+
+
+@pytest.fixture(scope="module")
+def client(done):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "rlhf.cli", "serve", *OPTIONS, "--out", str(done), "--port", str(port)]
+    command += ["--engine", "transformers"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(done / "hub")}
+    with open(done / "log", "w") as log:
+        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    for _ in range(240):
+        try:
+            client.models.list()
+            break
+        except openai.APIConnectionError:
+            assert server.poll() is None, (done / "log").read_text()
+            time.sleep(0.5)
+    yield client
+    server.terminate()
+    server.wait(20)
+
+
+NAME = "cpu-tiny/v1/merge/model"
+SAID = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello there"}]
+
+
+def expected(done: Path, tokens: int) -> tuple[str, int]:
+    """The merged model's likeliest answer to SAID, and the tokens of the prompt."""
+    folder = done / NAME
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = render_hh([Message(row["role"], row["content"]) for row in SAID])
+    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]])
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for _ in range(tokens):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], -1)
+    return tokenizer.decode(ids[0, -tokens:], skip_special_tokens=True), ids.shape[1] - tokens
+
+
+def test_the_likeliest_answer_is_the_models_own(done, client):
+    text, prompt_tokens = expected(done, 6)
+    answer = client.chat.completions.create(model=NAME, messages=SAID, max_tokens=6, temperature=0)
+    assert answer.choices[0].message.content == text
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt_tokens, 6)
+
+
+def test_answers_stream_and_a_seed_repeats_them(client):
+    def stream() -> str:
+        parts = client.chat.completions.create(model=NAME, messages=SAID, max_tokens=6, seed=3, stream=True)
+        return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+
+    assert stream() == stream() != ""
+
+
+def test_a_template_writes_what_training_wrote(done):
+    tokenizer = AutoTokenizer.from_pretrained(done / NAME)
+    for said in (SAID, SAID[1:], [*SAID, {"role": "assistant", "content": "Hi.\n"}, SAID[1]]):
+        written = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        assert written == tokenizer.bos_token + render_hh([Message(row["role"], row["content"]) for row in said])
+    with pytest.raises(Exception, match="only the first message"):
+        tokenizer.apply_chat_template([*SAID, SAID[0]], tokenize=False)
+
+
+def test_what_is_missing_is_said(done, tmp_path, monkeypatch, capsys):
+    code, _, err = rlhf(monkeypatch, capsys, "serve", "--hw", "cpu", "--out", str(tmp_path))
+    assert code == 1 and "serve needs merge, which has not been run" in err and "first `rlhf run merge`" in err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RunError, match="vllm is not installed here"):
+        serve.command("model", "vllm", "cpu", "127.0.0.1", 8000)
+
+
+def test_vllm_serves_where_it_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "vllm").write_text("#!/bin/sh\n")
+    (tmp_path / "vllm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = serve.command("a/model", "auto", "cuda", "127.0.0.1", 8001)
+    assert words == [
+        f"{tmp_path}/vllm",
+        *["serve", "a/model", "--served-model-name", "a/model", "--host", "127.0.0.1", "--port", "8001"],
+    ]
+    assert serve.command("a/model", "transformers", "cuda", "127.0.0.1", 8001)[0] == sys.executable
