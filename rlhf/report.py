@@ -1,6 +1,7 @@
 """Finished and unfinished runs as one page that can be read without network: figures, curves, samples, provenance."""
 
 import html
+import itertools
 import json
 import string
 from collections.abc import Mapping, Sequence
@@ -71,8 +72,9 @@ def page(runs: Sequence[Loaded]) -> str:
     charts = _Charts()
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
-    parts = [_verdicts(runs), _findings(runs), _curves(runs, charts), _frontier(runs, charts), _time(runs, charts)]
-    parts += [_memory(runs, charts), _samples(runs), _provenance(runs)]
+    parts = [_verdicts(runs), _findings(runs), _curves(runs, charts), _frontier(runs, charts)]
+    parts += [_policies(runs, charts), _reward_model(runs, charts), _time(runs, charts), _memory(runs, charts)]
+    parts += [_samples(runs), _provenance(runs)]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -142,8 +144,9 @@ def _curves(runs: Sequence[Loaded], charts: _Charts) -> str:
                 if rows:
                     lines.append(_line(run.name, [r["step"] for r in rows], [r[key] for r in rows], number, len(runs)))
             if lines:
-                limits = _published(runs[0], stage, key)
-                drawn.append(charts.add(title, lines, shapes=limits, xaxis={"title": {"text": "step"}}))
+                band = _timeline(runs[0], stage, key, max(line["x"][-1] for line in lines))
+                drawn.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
+        drawn += _memory_over_time(runs, stage, charts)
         if drawn:
             sections.append(_section(f"{stage}: curves", f'<div class="charts">{"".join(drawn)}</div>'))
     return "\n".join(sections)
@@ -154,14 +157,34 @@ def _line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dic
     return {"x": x, "y": y, "name": name, "mode": "lines", "line": {"color": colour}, "showlegend": count > 1}
 
 
-def _published(run: Loaded, stage: str, key: str) -> list[dict[str, Any]]:
-    """Dotted lines at the ends of a published range for the last value of a curve."""
-    found = []
-    for target in run.summaries.get(stage, {}).get("targets", []):
-        if target.get("metric") == f"last.{key}":
-            ends = [end for end in dict.fromkeys(target["published"]) if end is not None]
-            found += [_level(end) for end in ends]
-    return found
+def _timeline(run: Loaded, stage: str, key: str, last: float) -> list[dict[str, Any]]:
+    """The published course of a curve, from the range of its first value to that of its last; none without both."""
+    ranges = {t["metric"]: t["published"] for t in run.summaries.get(stage, {}).get("targets", [])}
+    start, end = ranges.get(f"first.{key}"), ranges.get(f"last.{key}")
+    if not start or not end or None in (*start, *end):
+        return []
+    first = 1 if stage == "ppo" else 0
+    ends = {"x": [first, last, last, first], "y": [start[0], end[0], end[1], start[1]]}
+    style = {"fill": "toself", "mode": "lines", "line": {"dash": "dot", "color": "#9a6700", "width": 1}}
+    return [ends | style | {"name": "published", "fillcolor": "rgba(154,103,0,.15)", "showlegend": True}]
+
+
+def _memory_over_time(runs: Sequence[Loaded], stage: str, charts: _Charts) -> list[str]:
+    lines = []
+    for number, run in enumerate(runs):
+        rows = [row for row in read_lines(run.path / stage / "telemetry.jsonl") if "memory_bytes" in row]
+        if rows:
+            size = [row["memory_bytes"] / 1e9 for row in rows]
+            lines.append(_line(run.name, [row["step"] for row in rows], size, number, len(runs)))
+    if not lines:
+        return []
+    manifest = runs[0].manifests.get(stage, {})
+    card = manifest.get("settings", {}).get("hardware", {}).get("memory_gb")
+    measured = (
+        "peak of the GPU's memory" if manifest.get("device", {}).get("type") == "cuda" else "the process's memory"
+    )
+    axes: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"rangemode": "tozero"}}
+    return [charts.add(f"{measured}, measured, GB", lines, shapes=[_level(card)] if card else [], **axes)]
 
 
 def _level(y: float) -> dict[str, Any]:
@@ -171,7 +194,8 @@ def _level(y: float) -> dict[str, Any]:
 
 def _frontier(runs: Sequence[Loaded], charts: _Charts) -> str:
     """Score against divergence of PPO's evaluations; the checkpoint that would be picked is marked."""
-    data = []
+    data: list[dict[str, Any]] = []
+    known: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
         rows = [r for r in read_lines(run.path / "ppo" / "metrics.jsonl") if r.get("eval/score") is not None]
         if not rows:
@@ -181,6 +205,11 @@ def _frontier(runs: Sequence[Loaded], charts: _Charts) -> str:
         steps = [f"step {r['step']}" for r in rows]
         mark = {"color": colour}
         data.append({"x": x, "y": y, "text": steps, "mode": "lines+markers", "name": run.name, "marker": mark})
+        for key, name, dash in (("score", "score", "solid"), ("true_reward", "true reward", "dash")):
+            gains = [row.get(f"eval/{key}_gain_sd") for row in rows]
+            if rows[0].get("eval/true_reward_gain_sd") is not None:  # who knows no truth has no gap to show
+                line = {"color": colour, "dash": dash}
+                known.append({"x": [0, *x], "y": [0, *gains], "name": f"{name}{_of(run, runs)}", "line": line})
         best = (read_json(run.path / "ppo" / "checkpoints" / "best.json") or {}).get("best_step")
         for row in rows:
             if row["step"] == best:
@@ -189,8 +218,79 @@ def _frontier(runs: Sequence[Loaded], charts: _Charts) -> str:
                 data.append(point | {"name": f"picked: step {best}"})
     if not data:
         return ""
-    axes = {"xaxis": {"title": {"text": "KL to SFT, nats per token"}}, "yaxis": {"title": {"text": "score, held out"}}}
-    return _section("Score against divergence", charts.add("PPO's evaluations, in order", data, tall=True, **axes))
+    across = {"title": {"text": "KL to SFT, nats per token"}}
+    axes: dict[str, Any] = {"xaxis": across, "yaxis": {"title": {"text": "score, held out"}}}
+    drawn = charts.add("PPO's evaluations, in order", data, tall=True, **axes)
+    if known:
+        gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}
+        drawn += charts.add("what the reward model says, and what is true", known, tall=True, **gain)
+    return _section("Score against divergence", drawn)
+
+
+def _policies(runs: Sequence[Loaded], charts: _Charts) -> str:
+    """Every policy on the same held-out prompts: the evaluation's numbers side by side, and where the scores lie."""
+    parts = []
+    for run in runs:
+        metrics = run.summaries.get("evaluate", {}).get("metrics", {})
+        names = [name.split("/") for name in metrics if not name.startswith("rm/")]
+        if not names:
+            continue
+        policies = list(dict.fromkeys(who for who, _ in names))
+        rows = []
+        for what in dict.fromkeys(what for _, what in names):
+            values = [metrics.get(f"{who}/{what}") for who in policies]
+            rows.append((run.name, what, *("" if value is None else console.number(value) for value in values)))
+        numbers = tuple(range(2, 2 + len(policies)))
+        parts.append(_table(("run", "", *policies), rows, runs, numbers=numbers))
+        details = read_json(run.path / "evaluate" / "details.json") or {}
+        if scores := details.get("scores"):
+            middle = _middles(scores["edges"])
+            lines = [
+                _line(who, middle, counts, number, 2) | {"line": {"shape": "hvh", "color": COLOURS[number]}}
+                for number, (who, counts) in enumerate(scores["counts"].items())
+            ]
+            axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
+            parts.append(charts.add(f"scores of every policy's answers{_of(run, runs)}", lines, tall=True, **axes))
+    return _section("The policies on held-out prompts", "".join(parts))
+
+
+def _reward_model(runs: Sequence[Loaded], charts: _Charts) -> str:
+    """Whether the reward model can be believed: how sure it is, how often it is right, and what it contradicts."""
+    drawn, said = [], []
+    for run in runs:
+        details = read_json(run.path / "evaluate" / "details.json") or {}
+        found = details.get("reward_model")
+        if not found:
+            continue
+        sure = [row["confidence"] for row in found["calibration"]]
+        right = [row["accuracy"] for row in found["calibration"]]
+        pairs = [f"{row['pairs']} pairs" for row in found["calibration"]]
+        ideal = {"x": [0.5, 1], "y": [0.5, 1], "mode": "lines", "showlegend": False, "line": {"dash": "dot"}}
+        model = {"x": sure, "y": right, "text": pairs, "mode": "lines+markers", "showlegend": False}
+        axes: dict[str, Any] = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
+        drawn.append(charts.add(f"calibration (dotted: perfect){_of(run, runs)}", [ideal, model], **axes))
+        for key, title in (("margins", "margin, chosen less rejected"), ("sigmoid_scores", "score after a sigmoid")):
+            bars = {"type": "bar", "x": _middles(found[key]["edges"]), "y": found[key]["counts"], "showlegend": False}
+            drawn.append(charts.add(f"{title}{_of(run, runs)}", [bars], bargap=0))
+        for row in details.get("contradicted", []):
+            cells = f'<div class="said prompt">{_text(row["prompt"].strip())}</div>'
+            for who in ("chosen", "rejected"):
+                cells += f'<div class="who">{who}</div><div class="said">{_text(row[who])}</div>'
+            said.append(f'<div class="pair">{cells}<div class="who">margin {row["margin"]:.2f}</div></div>')
+    if not drawn:
+        return ""
+    title = f"Held-out labels that it contradicts most: its mistakes, or the annotators' ({len(said)})"
+    listed = f"<details><summary>{title}</summary>{''.join(said)}</details>"
+    return _section("The reward model on held-out pairs", f'<div class="charts">{"".join(drawn)}</div>{listed}')
+
+
+def _middles(edges: Sequence[float]) -> list[float]:
+    return [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+
+
+def _of(run: Loaded, runs: Sequence[Loaded]) -> str:
+    """The run's name in a title, where there are several."""
+    return f": {run.name}" if len(runs) > 1 else ""
 
 
 def _time(runs: Sequence[Loaded], charts: _Charts) -> str:
@@ -224,22 +324,41 @@ def _memory(runs: Sequence[Loaded], charts: _Charts) -> str:
     pinned = read_json(folder / "predicted.json") if same and not any(m["overrides"] for m in manifests) else None
     notes, drawn = "", ""
     if pinned and recipes.load(folder).sha256 == manifest["recipe_sha256"]:
-        phases = {f"{s} {p}": parts for s, found in pinned["stages"].items() for p, parts in found.items() if p}
+        phases = {
+            (stage, phase): parts
+            for stage, found in pinned["stages"].items()
+            for phase, parts in found.items()
+            if phase and "/" not in phase and stage != "merge"  # which is done in the host's memory
+        }
+        seconds = [runs[0].summaries.get(s, {}).get("phase_seconds", {}).get(p) for s, p in phases]
+        known = [spent for spent in seconds if spent]
+        widths = [spent or 0.0 for spent in seconds] if len(known) == len(seconds) else [1.0] * len(seconds)
+        starts = [sum(widths[:i]) for i in range(len(widths))]
         components = list(dict.fromkeys(name for parts in phases.values() for name in parts))
         data = [
             {
                 "type": "bar",
-                "x": list(phases),
+                "x": [start + width / 2 for start, width in zip(starts, widths, strict=True)],
+                "width": widths,
                 "y": [parts.get(name, 0) / 1e9 for parts in phases.values()],
+                "customdata": [f"{stage} {phase}" for stage, phase in phases],
+                "hovertemplate": "%{customdata}: %{y:.2f} GB",
                 "name": name,
                 "marker": {"color": COLOURS[i % len(COLOURS)]},
             }
             for i, name in enumerate(components)
         ]
         card = manifest["settings"]["hardware"].get("memory_gb")
-        layout = {"barmode": "stack", "yaxis": {"title": {"text": "GB"}}, "shapes": [_level(card)] if card else []}
-        drawn = charts.add("predicted peak of each phase by component", data, tall=True, **layout)
-        notes = '<p class="note">Predicted, not measured; the dotted line is the card.</p>'
+        ticks = {
+            "tickvals": data[0]["x"],
+            "ticktext": [f"{stage} {phase}" for stage, phase in phases],
+            "tickangle": -45,
+        }
+        layout = {"barmode": "stack", "xaxis": ticks, "yaxis": {"title": {"text": "GB"}}}
+        limit = {"shapes": [_level(card)] if card else []}
+        drawn = charts.add("predicted peak of each phase by component, in order", data, tall=True, **layout, **limit)
+        wide = "each as wide as the seconds it took" if len(known) == len(seconds) else "all equally wide"
+        notes = f'<p class="note">Predicted, not measured; {wide}; the dotted line is the card.</p>'
     rows = []
     for run in runs:
         for stage, summary in run.summaries.items():

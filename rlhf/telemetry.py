@@ -32,6 +32,7 @@ class Telemetry:
         self._loaded: int | None = None
         self._peaks: dict[str, int] = {"": 0}  # bytes, per phase on CUDA; "" is all of the time
         self._peak_since_loaded = 0
+        self._peak_since_asked = 0
         self._reserved = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -72,6 +73,14 @@ class Telemetry:
         self._lap = totals
         return spent
 
+    def memory(self) -> int:
+        """Bytes: on CUDA the peak since the last call, elsewhere what the process holds now."""
+        if self.device.type != "cuda":
+            return _resident_bytes() or peak_rss_bytes()
+        self._note_peak()
+        peak, self._peak_since_asked = self._peak_since_asked, 0
+        return peak
+
     def count(self, tokens: int) -> None:
         """Real tokens, padding left out."""
         self.tokens += tokens
@@ -105,6 +114,7 @@ class Telemetry:
             name = "/".join(self._open[:depth])
             self._peaks[name] = max(self._peaks.get(name, 0), peak)
         self._peak_since_loaded = max(self._peak_since_loaded, peak)
+        self._peak_since_asked = max(self._peak_since_asked, peak)
         self._reserved = max(self._reserved, torch.cuda.max_memory_reserved(self.device))  # the reset forgets it too
         torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -155,6 +165,14 @@ def _forget_peak_rss() -> int | None:
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:
             handle.write("5")  # man 5 proc: resets VmHWM
+    except OSError:
+        return None
+    return _resident_bytes()
+
+
+def _resident_bytes() -> int | None:
+    """Memory that this process holds now; None where the operating system does not say it this way."""
+    try:
         with open("/proc/self/statm", encoding="ascii") as handle:
             return int(handle.read().split()[1]) * resource.getpagesize()
     except OSError:

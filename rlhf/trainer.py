@@ -138,7 +138,7 @@ class _RunCallback(TrainerCallback):
         seen = state.num_input_tokens_seen - self.tokens
         self.telemetry.count(seen)
         spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": seen}
-        self.run.log_telemetry(state.global_step, spent)
+        self.run.log_telemetry(state.global_step, {**spent, "memory_bytes": self.telemetry.memory()})
         self.tokens, self.time, self.cpu = state.num_input_tokens_seen, now, cpu
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 

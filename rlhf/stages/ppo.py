@@ -124,7 +124,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 run.log_samples(step + 1, [{"prompt": codec.prompt_text(p), "response": text} for p, text in rows])
             if last or (step + 1) % options.logging_steps == 0:
                 run.log(step + 1, values)
-                run.log_telemetry(step + 1, {**telemetry.lap(), "tokens": tokens})
+                run.log_telemetry(step + 1, {**telemetry.lap(), "tokens": tokens, "memory_bytes": telemetry.memory()})
             if save:
                 run.save_checkpoint(step + 1, lambda folder: trained.save(run, folder))
                 choose_checkpoints(run, options)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import report
+from rlhf import recipe, report
 from rlhf.run import RunError
-from tests.conftest import run_stages, small
+from tests.conftest import RECIPE, run_stages, small
 
 pytest.importorskip("plotly", reason="a report needs plotly")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
@@ -40,6 +40,22 @@ def run(tmp_path_factory) -> Path:
     (root / "ppo" / "findings.jsonl").write_text(json.dumps(finding) + "\n")
     report.write([root], out / "report.html")
     return root
+
+
+@pytest.fixture(scope="module")
+def evaluated(run) -> Path:
+    """The same chain with an evaluation of its own."""
+    root = run.parents[1] / "evaluated" / "cpu-tiny" / "v1"
+    shutil.copytree(run, root)
+    shutil.rmtree(root / "evaluate")
+    run_stages(small(), root.parents[1], "evaluate")
+    return root
+
+
+def charts_of(page: str) -> dict[str, dict]:
+    """The charts by their titles."""
+    charts = json.loads(re.search(r'id="charts">(.*?)</script>', page, re.S)[1])
+    return {chart["layout"]["title"]["text"]: chart for chart in charts}
 
 
 def text_of(root: Path) -> str:
@@ -96,6 +112,53 @@ def test_in_a_browser_samples_are_filtered(run):
     found = dom(run, "#filter=needle")
     assert re.search(r'<span id="shown">1</span> of 7 samples', found)
     assert found.count('<div class="sample" hidden') == 6
+
+
+def test_the_evaluation_is_shown_side_by_side(evaluated):
+    page = report.page([report.load(evaluated)])
+    summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
+    row = re.search(r"<tr><td>lc_win_rate_vs_sft</td>(.*?)</tr>", page)[1]
+    cells = re.findall(r'<td class=.?number.?>(.*?)</td>', row)
+    metrics = summary["metrics"]
+    wanted = [metrics[f"{who}/lc_win_rate_vs_sft"] for who in ("base", "ppo")]
+    assert [float(cell) for cell in cells if cell] == pytest.approx(wanted, rel=1e-3) and cells[1] == ""
+    charts = charts_of(page)
+    assert {"calibration (dotted: perfect)", "margin, chosen less rejected", "score after a sigmoid"} <= charts.keys()
+    scores = charts["scores of every policy's answers"]["data"]
+    assert [line["name"] for line in scores] == ["base", "sft", "ppo"]
+    assert all(sum(line["y"]) == small().recipe.evaluate.max_samples for line in scores)
+    gains = charts["what the reward model says, and what is true"]["data"]
+    rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    truth = [row["eval/true_reward_gain_sd"] for row in rows if "eval/true_reward_gain_sd" in row]
+    assert gains[1]["y"] == [0, *truth]
+    assert charts["the process's memory, measured, GB"]["data"][0]["y"][0] > 0.01
+
+
+def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_path):
+    """A run of a recipe for a GPU, as far as the page reads one."""
+    loaded = recipe.load(RECIPE.parents[1] / "4090-llama2-7b" / "v1")
+    root = tmp_path / loaded.name / loaded.version / "rm"
+    root.mkdir(parents=True)
+    manifest = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256, "overrides": {}}
+    manifest |= {"settings": {"hardware": {"memory_gb": 24}}, "seed": 0, "code": {"commit": "c", "dirty": False}}
+    manifest |= {"device": {"name": "card", "type": "cuda"}, "packages": {}, "stage": "rm"}
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    ends = [("first.loss", [0.6, 0.7]), ("last.loss", [0.3, 0.4])]
+    targets = [{"name": m, "metric": m, "published": r, "unit": "", "measured": 1, "within": False} for m, r in ends]
+    summary = {"targets": targets, "phase_seconds": {"train": 1.0}, "metrics": {}, "findings": []}
+    (root / "summary.json").write_text(json.dumps(summary))
+    (root / "metrics.jsonl").write_text('{"step": 10, "loss": 0.5}\n{"step": 50, "loss": 0.4}\n')
+    (root / "telemetry.jsonl").write_text('{"step": 10, "memory_bytes": 5000000000}\n')
+    charts = charts_of(report.page([report.load(root.parent)]))
+    band, line = charts["loss"]["data"]
+    assert (band["x"], band["y"]) == ([0, 50, 50, 0], [0.6, 0.3, 0.4, 0.7]) and line["y"] == [0.5, 0.4]
+    assert charts["peak of the GPU's memory, measured, GB"]["layout"]["shapes"][0]["y0"] == 24
+    memory = charts["predicted peak of each phase by component, in order"]
+    pinned = json.loads((RECIPE.parents[1] / "4090-llama2-7b/v1/predicted.json").read_text())["stages"]
+    at = memory["layout"]["xaxis"]["ticktext"].index("ppo update")
+    assert sum(bars["y"][at] for bars in memory["data"]) == pytest.approx(sum(pinned["ppo"]["update"].values()) / 1e9)
+    assert memory["layout"]["xaxis"]["ticktext"][:3] == ["sft load", "sft evaluate", "sft train"]
+    assert memory["data"][0]["x"] == sorted(memory["data"][0]["x"])
 
 
 def test_several_runs_share_the_charts(run):
