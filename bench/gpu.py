@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+import torch
 
 from rlhf.cli import guarded
 
@@ -50,6 +51,8 @@ def items() -> list[Item]:
 def main(box: str, out: Path, only: str | None) -> None:
     """Run the items one after another until the box is used up; exit code 1 if one failed."""
     end = time.monotonic() + seconds(box)
+    if not torch.cuda.is_available():
+        raise click.ClickException("bench.gpu measures a CUDA device, and torch sees none here")
     out.mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, dict[str, object]] = {}
     for item in items():

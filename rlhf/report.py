@@ -35,7 +35,7 @@ CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.j
 COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
 
 
-class Loaded(NamedTuple):
+class Recorded(NamedTuple):
     """What a run directory of one recipe version holds, by stage."""
 
     name: str
@@ -54,7 +54,7 @@ def write(roots: Sequence[Path], file: Path) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def load(root: Path) -> Loaded:
+def load(root: Path) -> Recorded:
     """Raises RunError where there is no run."""
 
     def of(name: str) -> dict[str, dict[str, Any]]:
@@ -64,10 +64,10 @@ def load(root: Path) -> Loaded:
     manifests = of("manifest.json")
     if not manifests:
         raise RunError(f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …")
-    return Loaded("/".join(root.resolve().parts[-3:]), root, manifests, of("summary.json"))
+    return Recorded("/".join(root.resolve().parts[-3:]), root, manifests, of("summary.json"))
 
 
-def page(runs: Sequence[Loaded]) -> str:
+def page(runs: Sequence[Recorded]) -> str:
     """The whole page; several runs share its charts."""
     charts = _Charts()
     first = next(iter(runs[0].manifests.values()))
@@ -99,7 +99,7 @@ class _Charts:
         return f'<div class="{kind}" id="{name}" role="img" aria-label="{html.escape(title)}"></div>'
 
 
-def _verdicts(runs: Sequence[Loaded]) -> str:
+def _verdicts(runs: Sequence[Recorded]) -> str:
     rows = []
     for run in runs:
         for stage, summary in run.summaries.items():
@@ -115,7 +115,7 @@ def _verdicts(runs: Sequence[Loaded]) -> str:
     return _section("Published, predicted, measured", _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
 
 
-def _findings(runs: Sequence[Loaded]) -> str:
+def _findings(runs: Sequence[Recorded]) -> str:
     items = []
     for run in runs:
         for stage in run.manifests:
@@ -133,7 +133,7 @@ def _findings(runs: Sequence[Loaded]) -> str:
     return _section("What looked wrong", said)
 
 
-def _curves(runs: Sequence[Loaded], charts: _Charts) -> str:
+def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
     sections = []
     for stage, curves in CURVES.items():
         drawn = []
@@ -157,7 +157,7 @@ def _line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dic
     return {"x": x, "y": y, "name": name, "mode": "lines", "line": {"color": colour}, "showlegend": count > 1}
 
 
-def _timeline(run: Loaded, stage: str, key: str, last: float) -> list[dict[str, Any]]:
+def _timeline(run: Recorded, stage: str, key: str, last: float) -> list[dict[str, Any]]:
     """The published course of a curve, from the range of its first value to that of its last; none without both."""
     ranges = {t["metric"]: t["published"] for t in run.summaries.get(stage, {}).get("targets", [])}
     start, end = ranges.get(f"first.{key}"), ranges.get(f"last.{key}")
@@ -169,7 +169,7 @@ def _timeline(run: Loaded, stage: str, key: str, last: float) -> list[dict[str, 
     return [ends | style | {"name": "published", "fillcolor": "rgba(154,103,0,.15)", "showlegend": True}]
 
 
-def _memory_over_time(runs: Sequence[Loaded], stage: str, charts: _Charts) -> list[str]:
+def _memory_over_time(runs: Sequence[Recorded], stage: str, charts: _Charts) -> list[str]:
     lines = []
     for number, run in enumerate(runs):
         rows = [row for row in read_lines(run.path / stage / "telemetry.jsonl") if "memory_bytes" in row]
@@ -192,7 +192,7 @@ def _level(y: float) -> dict[str, Any]:
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
 
 
-def _frontier(runs: Sequence[Loaded], charts: _Charts) -> str:
+def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Score against divergence of PPO's evaluations; the checkpoint that would be picked is marked."""
     data: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = []
@@ -227,7 +227,7 @@ def _frontier(runs: Sequence[Loaded], charts: _Charts) -> str:
     return _section("Score against divergence", drawn)
 
 
-def _policies(runs: Sequence[Loaded], charts: _Charts) -> str:
+def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Every policy on the same held-out prompts: the evaluation's numbers side by side, and where the scores lie."""
     parts = []
     for run in runs:
@@ -254,7 +254,7 @@ def _policies(runs: Sequence[Loaded], charts: _Charts) -> str:
     return _section("The policies on held-out prompts", "".join(parts))
 
 
-def _reward_model(runs: Sequence[Loaded], charts: _Charts) -> str:
+def _reward_model(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Whether the reward model can be believed: how sure it is, how often it is right, and what it contradicts."""
     drawn, said = [], []
     for run in runs:
@@ -288,12 +288,12 @@ def _middles(edges: Sequence[float]) -> list[float]:
     return [(low + high) / 2 for low, high in itertools.pairwise(edges)]
 
 
-def _of(run: Loaded, runs: Sequence[Loaded]) -> str:
+def _of(run: Recorded, runs: Sequence[Recorded]) -> str:
     """The run's name in a title, where there are several."""
     return f": {run.name}" if len(runs) > 1 else ""
 
 
-def _time(runs: Sequence[Loaded], charts: _Charts) -> str:
+def _time(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Seconds of each stage by its top phases."""
     names = [f"{run.name} {stage}" if len(runs) > 1 else stage for run in runs for stage in run.summaries]
     spent = [summary.get("phase_seconds", {}) for run in runs for summary in run.summaries.values()]
@@ -315,7 +315,7 @@ def _time(runs: Sequence[Loaded], charts: _Charts) -> str:
     return _section("Where the time went", charts.add("seconds by phase, measured", data, tall=True, **axes))
 
 
-def _memory(runs: Sequence[Loaded], charts: _Charts) -> str:
+def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Predicted components of every phase, as pinned beside the recipe, under the card's limit; measured peaks."""
     manifests = [manifest for run in runs for manifest in run.manifests.values()]
     manifest = manifests[0]
@@ -369,7 +369,7 @@ def _memory(runs: Sequence[Loaded], charts: _Charts) -> str:
     return _section("Memory", drawn + notes + peaks)
 
 
-def _samples(runs: Sequence[Loaded]) -> str:
+def _samples(runs: Sequence[Recorded]) -> str:
     """Held-out prompts with every policy's answer, from the evaluation or, without one, PPO's last samples."""
     shown = []
     for run in runs:
@@ -391,7 +391,7 @@ def _samples(runs: Sequence[Loaded]) -> str:
     return _section("Samples", field + count + "".join(shown))
 
 
-def _provenance(runs: Sequence[Loaded]) -> str:
+def _provenance(runs: Sequence[Recorded]) -> str:
     rows = []
     for run in runs:
         for stage, manifest in run.manifests.items():
@@ -418,7 +418,7 @@ def _section(title: str, content: str) -> str:
 def _table(
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
-    runs: Sequence[Loaded],
+    runs: Sequence[Recorded],
     safe: Sequence[int] = (),
     numbers: Sequence[int] = (),
 ) -> str:

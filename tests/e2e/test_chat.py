@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 
-from rlhf import chat, cli
+from rlhf import chat
 from rlhf.data.formats import Message
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import as_yaml
 from rlhf.rollout import Sampling, sample
 from rlhf.run import Run
-from tests.conftest import RECIPE, SMALL, run_stages, small
+from tests.conftest import RECIPE, SMALL, rlhf, run_stages, small
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +26,8 @@ def done(tmp_path_factory):
 def said(done, monkeypatch, capsys, text: str, *options: str) -> tuple[int, str, str]:
     changes = [part for key, value in SMALL.items() for part in ("--set", f"{key}={as_yaml(value)}")]
     changes += ["--set", "merge.stage=sft", "--out", str(done), *options]
-    monkeypatch.setattr(sys, "argv", ["rlhf", "chat", "--recipe", str(RECIPE), *changes])
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return rlhf(monkeypatch, capsys, "chat", "--recipe", RECIPE, *changes)
 
 
 @pytest.mark.parametrize("stage", ["sft", "merge"])
