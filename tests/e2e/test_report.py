@@ -118,7 +118,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     page = report.page([report.load(evaluated)])
     summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
     row = re.search(r"<tr><td>lc_win_rate_vs_sft</td>(.*?)</tr>", page)[1]
-    cells = re.findall(r'<td class=.?number.?>(.*?)</td>', row)
+    cells = re.findall(r"<td class=.?number.?>(.*?)</td>", row)
     metrics = summary["metrics"]
     wanted = [metrics[f"{who}/lc_win_rate_vs_sft"] for who in ("base", "ppo")]
     assert [float(cell) for cell in cells if cell] == pytest.approx(wanted, rel=1e-3) and cells[1] == ""
