@@ -131,7 +131,7 @@ def standing(file: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             key = (row["rater"], row["item"], row["sha256"])
-            known = row["verdict"] in VERDICTS and row["shown"] in ("ab", "ba")
+            known = [*map(type, key)] == [str, int, str] and row["verdict"] in VERDICTS and row["shown"] in ("ab", "ba")
         except (ValueError, TypeError, KeyError):
             known = False
         if not known:
@@ -211,25 +211,24 @@ def show(found: Mapping[str, Any], file: Path) -> None:
     if not found["raters"]:
         console.OUT.print(f"{found['a']} against {found['b']}: {found['pairs']} pairs, nothing rated yet")
         return
-    b = found["b"]
     columns = {
         "rater": lambda name, row: name,
-        f"{b} wins": lambda name, row: str(row["wins"]),
-        "loses": lambda name, row: str(row["losses"]),
-        "ties": lambda name, row: str(row["ties"]),
-        "skips": lambda name, row: str(row["skips"]),
-        f"{b}'s win rate": lambda name, row: _interval(row["win_rate"]),
+        "won": lambda name, row: str(row["wins"]),
+        "lost": lambda name, row: str(row["losses"]),
+        "tied": lambda name, row: str(row["ties"]),
+        "skipped": lambda name, row: str(row["skips"]),
+        "win rate": lambda name, row: _interval(row["win_rate"]),
         "at equal length": lambda name, row: _interval(row["length_controlled_win_rate"]),
-        "agrees with score": lambda name, row: _share(row["agrees_with_score"]),
-        "with true reward": lambda name, row: _share(row["agrees_with_true_reward"]),
-        "order decided": lambda name, row: f"{row['order_decided']:.0%}" if row["order_decided"] is not None else "",
+        "agrees with score": lambda name, row: _percent((row["agrees_with_score"] or {}).get("share")),
+        "with true reward": lambda name, row: _percent((row["agrees_with_true_reward"] or {}).get("share")),
+        "order decided": lambda name, row: _percent(row["order_decided"]),
         "alpha": lambda name, row: f"{row['alpha']:.2f}" if row["alpha"] is not None else "",
     }
-    rows = [
-        [cell(name, row) for cell in columns.values()] for name, row in {**found["raters"], **found["groups"]}.items()
-    ]
+    of = [*found["raters"].items(), *found["groups"].items()]
+    rows = [[cell(name, row) for cell in columns.values()] for name, row in of]
     used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    title = f"{b} against {found['a']}: {found['pairs']} pairs, {found['equal']} more with equal answers left out"
+    equal = f", {found['equal']} more with equal answers left out" if found["equal"] else ""
+    title = f"{found['b']} against {found['a']}: {found['pairs']} pairs{equal}"
     console.rows_table(title, [list(columns)[i] for i in used], [[row[i] for i in used] for row in rows])
     if found["of_other_answers"]:
         console.OUT.print(f"{found['of_other_answers']} ratings are of answers that are not there any more")
@@ -237,11 +236,11 @@ def show(found: Mapping[str, Any], file: Path) -> None:
 
 
 def _interval(found: Mapping[str, float] | None) -> str:
-    return f"{found['value']:.1%} ({found['low']:.1%} – {found['high']:.1%})" if found else ""
+    return f"{found['value']:.0%} ({100 * found['low']:.0f}–{100 * found['high']:.0f})" if found else ""
 
 
-def _share(found: Mapping[str, float] | None) -> str:
-    return f"{found['share']:.0%} of {found['of']}" if found else ""
+def _percent(share: float | None) -> str:
+    return f"{share:.0%}" if share is not None else ""
 
 
 # ---- the page ----

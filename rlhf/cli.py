@@ -219,7 +219,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @cli.command("ab")
 @pair_options
 @click.option("--rater", metavar="NAME", default="", help="Who rates. [the page asks]")
-@click.option("--seed", default=0, help="Of the order in which answers are shown.")
+@click.option("--seed", default=0, show_default=True, help="Of the order in which answers are shown.")
 @click.option("--port", default=rating.PORT, type=click.IntRange(0, 65535), show_default=True, help="0: a free one.")
 @click.option("--summary", is_flag=True, help="What the ratings say so far, instead of the page.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object.")

@@ -119,13 +119,16 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def letter(reply: str) -> str | None:
-    """A, B or C as a model says it: alone, before a reason, or after words such as `answer:`; None if not just one."""
+    """A, B or C as a model says it: before a reason, alone on a line or at the end of one after words such as `answer
+    is`; None where that is not just one letter. A letter within a sentence says nothing: `answer B is too long`."""
     text = re.sub(r"<think>.*?</think>", "", reply, flags=re.S).strip()
-    alone = re.match(r"[\W_]*([ABC]|tie)(?:[\W_]*(?:\n|$)|[.,:;)\]*])", text, re.I)
-    if alone:
-        return alone[1].upper().replace("TIE", "C")
-    named = re.findall(r"\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?[\W_]*([ABC])\b", text, re.I)
-    return named[0].upper() if len(set(named)) == 1 else None
+    found = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*]", text, re.I))
+    for line in text.splitlines():
+        said = re.fullmatch(r"(.*\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?)?[\W_]*([ABC]|tie)[\W_]*", line, re.I)
+        if said and not re.search(r"\b[ABC]\b", said[1] or ""):
+            found.add(said[2])
+    letters = {one.upper().replace("TIE", "C") for one in found}
+    return letters.pop() if len(letters) == 1 else None
 
 
 def _line(text: bytes) -> str:

@@ -229,6 +229,12 @@ def test_people_and_judges_are_compared(root, asked, stub):
         *(("B, because it is short", "B"), ("A\nIt says more.", "A"), ("A: it says more", "A"), ("Answer: B", "B")),
         *(("The better answer is **A**.", "A"), ("Verdict: C", "C"), ("<think>A? No, B.</think>\n\nA", "A")),
         *(("A better one is hard to find", None), ("answer A or answer B", None), ("A and B", None), ("A/B", None)),
+        *(
+            ("Answer B repeats itself.\n\nA", "A"),
+            ("Answer B repeats itself, so A it is", None),
+            ("Answer: A\nB", None),
+        ),
+        *(("I prefer answer B.", "B"), ("Neither A nor B", None), ("A: longer.\n\nVerdict: B", None)),
         *(("", None), ("D", None), ("Because", None), ("<think>A", None)),
     ],
 )
