@@ -118,7 +118,7 @@ def append(file: Path, row: Mapping[str, Any]) -> None:
         handle.seek(0)
         whole = handle.read().rfind(b"\n") + 1
         handle.truncate(whole)  # what follows was cut by a crash and never acknowledged
-        handle.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        handle.write(json.dumps(row).encode() + b"\n")
         handle.flush()
         os.fsync(handle.fileno())
 

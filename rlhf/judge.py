@@ -137,15 +137,14 @@ def _line(text: bytes) -> str:
 
 def judged(judge: Judge, pair: ab.Pair) -> dict[str, Any]:
     """The line for the file: what was said in each order, and the verdict that follows."""
-    said: dict[str, str | None] = {}
+    said: dict[str, str | None] = {"ab": None, "ba": None}
     replies = {}
-    for order in ("ab", "ba"):
+    for order in said:
         try:
             replies[order] = judge.reply(pair, order)
+            said[order] = {"A": order[0], "B": order[1], "C": "tie"}.get(letter(replies[order]) or "")
         except Refused as error:
             replies[order] = str(error)
-        found = letter(replies[order])
-        said[order] = {"A": order[0], "B": order[1], "C": "tie", None: None}[found]
     first, second = said.values()
     verdict = "skip" if first is None or second is None else first if first == second else "tie"
     kept = {order: reply[:KEPT] for order, reply in replies.items()}

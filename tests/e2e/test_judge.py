@@ -129,7 +129,9 @@ def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     assert figures["order_decided"] == 1 and figures["win_rate"]["value"] == 0.5
 
 
-@pytest.mark.parametrize("reply", ["I cannot compare these.", "", None, "A and B are both fine", "🤷" * 1000])
+@pytest.mark.parametrize(
+    "reply", ["I cannot compare these.", "", None, "A and B are both fine", "🤷" * 1000, "half a \ud83e"]
+)
 def test_refusals_and_nonsense_are_skips(root, asked, stub, reply):
     assert asked(stub(lambda question, times: reply).url)[0] == 0
     assert {r["verdict"] for r in rows(root)} == {"skip"}
@@ -138,7 +140,7 @@ def test_refusals_and_nonsense_are_skips(root, asked, stub, reply):
 
 def test_a_question_that_the_endpoint_refuses_is_a_skip(root, asked, stub):
     def mind(question, times):
-        return (400, "maximum context length") if "question 3" in question else honest(question, times)
+        return (400, "too long: answer: A") if "question 3" in question else honest(question, times)
 
     assert asked(stub(mind).url)[0] == 0
     assert {r["item"]: r["verdict"] for r in rows(root)}[3] == "skip"
