@@ -31,6 +31,14 @@ VRAM_CAP ?=
 STAGE ?= ppo
 ## PORT       where `make serve` listens [8000]
 PORT ?= 8000
+## URL        an OpenAI-compatible endpoint, up to /v1, for `make judge`; its key is in OPENAI_API_KEY
+URL ?=
+## MODEL      the model that `make judge` asks there
+MODEL ?=
+## SUMMARY    1: `make ab` prints what the ratings say so far, instead of the page to rate on
+SUMMARY ?=
+## AB_ARGS    more arguments for `make ab` and `make judge`: "--a sft --b dpo --limit 50"
+AB_ARGS ?=
 ## SEED       seed, instead of the recipe's
 SEED ?=
 ## SEEDS      seeds for `make reproduce` ["0 1 2"]
@@ -58,7 +66,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat serve report data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat serve report ab judge data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 .PHONY: $(TARGETS)
@@ -102,6 +110,10 @@ eval: $(ready) ppo  ## evaluate the trained models
 merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 report: setup       ## one page about a recipe's run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)')
+ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
+	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
+judge: setup        ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
+	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE))
 serve: $(ready) merge ## the merged model behind an OpenAI-compatible address (PORT=8000)

@@ -12,8 +12,10 @@ from typing import Any
 import click
 
 from rlhf import __version__, console, recipe, stages, tracking, watch
+from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
+from rlhf import judge as judging
 from rlhf import report as reporting
 from rlhf import reproduce as reproducing
 from rlhf import serve as serving
@@ -220,6 +222,80 @@ def report(roots: tuple[Path, ...], hw: str | None, directory: Path | None, out:
     except ModuleNotFoundError as error:
         raise RunError(f"a report needs {error.name}: pip install '.[report]'") from None
     console.OUT.print(f"written to {file}", markup=False)
+
+
+def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that name a finished evaluation and two policies in it."""
+    options = (
+        HARDWARE,
+        FOLDER,
+        click.option(
+            "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
+        ),
+        click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
+        click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]"),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N pairs."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@cli.command("ab")
+@pair_options
+@click.option("--rater", metavar="NAME", default="", help="Who rates. [the page asks]")
+@click.option("--seed", default=0, show_default=True, help="Of the order in which answers are shown.")
+@click.option("--port", default=rating.PORT, type=click.IntRange(0, 65535), show_default=True, help="0: a free one.")
+@click.option("--summary", is_flag=True, help="What the ratings say so far, instead of the page.")
+@click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object.")
+def rate(
+    hw: str | None,
+    directory: Path | None,
+    out: Path,
+    a: str | None,
+    b: str | None,
+    limit: int | None,
+    rater: str,
+    seed: int,
+    port: int,
+    summary: bool,
+    as_json: bool,
+) -> None:
+    """Rate answers of two policies blind, on a page that this machine alone can open."""
+    if rater and not rating.RATER.fullmatch(rater):
+        raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
+    loaded = load_recipe(hw, directory, (), None, (), None)
+    found = rating.compare(out / loaded.name / loaded.version, a, b)
+    if as_json:
+        click.echo(json.dumps(rating.summary(found), indent=2))
+    elif summary:
+        rating.show(rating.summary(found), found.file)
+    else:
+        rating.serve(rating.Server(found, port, rater=rater, seed=seed, limit=limit))
+
+
+@cli.command()
+@pair_options
+@click.option("--url", required=True, help="Of an OpenAI-compatible endpoint, up to /v1; its key: OPENAI_API_KEY.")
+@click.option("--model", required=True, metavar="NAME", help="As the endpoint calls it.")
+@click.option("--parallel", default=4, type=click.IntRange(1, 64), show_default=True, help="Pairs asked at once.")
+def judge(
+    hw: str | None,
+    directory: Path | None,
+    out: Path,
+    a: str | None,
+    b: str | None,
+    limit: int | None,
+    url: str,
+    model: str,
+    parallel: int,
+) -> None:
+    """Let a model rate the same pairs, each in both orders."""
+    loaded = load_recipe(hw, directory, (), None, (), None)
+    found = rating.compare(out / loaded.name / loaded.version, a, b)
+    asked = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
+    judging.run(asked, found, limit=limit, at_once=parallel)
+    rating.show(rating.summary(found), found.file)
 
 
 @cli.group("data")

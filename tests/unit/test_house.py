@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 # Each layer may import itself and those to its right: cli -> stages -> models, rollout -> data, run -> objectives.
 LAYERS = (
     ("cli",),
-    ("reproduce", "fetch", "serve", "chat", "report"),
+    ("reproduce", "fetch", "serve", "chat", "report", "ab", "judge"),
     ("memory",),
     ("stages",),
     ("evaluation", "references", "vllm"),
@@ -53,7 +53,10 @@ def test_imports_point_down(file):
         assert name not in level or level[name] >= level[part(file)], f"{file.name} imports {name}, which is above it"
 
 
-@pytest.mark.parametrize("arguments", [["recipes"], ["data", "check", "rows.jsonl"], ["run", "ppo", "--hw", "cpu"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["recipes"], ["data", "check", "rows.jsonl"], ["run", "ppo", "--hw", "cpu"], ["ab", "--hw", "cpu", "--summary"]],
+)
 def test_what_needs_no_model_starts_without_torch(tmp_path, arguments):
     (tmp_path / "rows.jsonl").write_text('{"instruction": "Add 2 and 3.", "output": "5"}\n')
     code = f"import sys; from rlhf import cli; sys.argv = {['rlhf', *arguments]!r}\n"

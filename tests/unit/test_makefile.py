@@ -15,32 +15,10 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
-    *(
-        "all",
-        "reproduce",
-        "recipes",
-        "plan",
-        "data-check",
-        "fetch",
-        "chat",
-        "serve",
-        "report",
-        "image",
-        "shell",
-        "test-image",
-    ),
-    *(
-        "bench",
-        "bench-ablation",
-        "bench-micro",
-        "bench-gpu",
-        "bench-peer",
-        "bench-defaults",
-        "bench-memory",
-        "budgets",
-        "results",
-    ),
-    *("test", "lint", "lock", "clean"),
+    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "image", "shell", "test-image"),
+    *("chat", "serve", "report", "ab", "judge"),
+    *("bench", "bench-ablation", "bench-micro", "bench-gpu", "bench-peer", "bench-defaults", "bench-memory"),
+    *("budgets", "results", "test", "lint", "lock", "clean"),
 ]
 TARGETS = ["help", "setup", *STAGES, *OTHERS]
 VARIABLES = re.findall(r"^([A-Z_]+) \?=", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -155,6 +133,15 @@ def test_reproduce_is_one_call():
     assert calls("reproduce") == [["reproduce", "--hw", "cpu", "--seeds", "0 1 2", "--out", "runs"]]
     (words,) = calls("reproduce", "SEEDS=5 6", "RECIPE=recipes/cpu-tiny/v1", "OUT=elsewhere")
     assert words == ["reproduce", "--recipe", "recipes/cpu-tiny/v1", "--seeds", "5 6", "--out", "elsewhere"]
+
+
+def test_ratings_are_of_the_recipe_s_run():
+    (words,) = calls("ab", "SEED=3", "AB_ARGS=--a sft --b dpo")
+    assert words == ["ab", "--hw", "cpu", "--out", "runs/seed-3", "--a", "sft", "--b", "dpo"]
+    assert calls("ab", "HW=4090", "SUMMARY=1") == [["ab", "--hw", "4090", "--out", "runs", "--summary"]]
+    (words,) = calls("judge", "URL=http://127.0.0.1:8000/v1", "MODEL=some/model", "AB_ARGS=--limit 5")
+    assert words[3:5] == ["--out", "runs"]
+    assert words[5:] == ["--url", "http://127.0.0.1:8000/v1", "--model", "some/model", "--limit", "5"]
 
 
 # ---- data and the root of the run directories ----

@@ -1,0 +1,244 @@
+"""`rlhf judge`, against endpoints whose faults are known: biased, honest, busy, broken, talking nonsense."""
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rlhf import ab, judge
+from tests.conftest import RECIPE, rlhf
+from tests.e2e.test_ab import evaluation, row
+
+PROBE = "What is 2 + 2?"
+
+
+class Stub(ThreadingHTTPServer):
+    """Answers with what `mind(question, times asked)` gives: a reply, or a status with or without a body."""
+
+    daemon_threads = True
+
+    def __init__(self, mind):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.mind, self.asked = mind, []
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def about_pairs(self) -> list[str]:
+        return [q for q in self.asked if PROBE not in q]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Stub
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert content["temperature"] == 0
+        question = content["messages"][0]["content"]
+        self.server.asked.append(question)
+        self.server.headers = dict(self.headers)
+        found = (404, '{"error": "no such path"}')
+        if self.path == "/v1/chat/completions":
+            found = self.server.mind(question, self.server.asked.count(question))
+        if isinstance(found, str | None):
+            found = 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": found}}]})
+        self.send_response(found[0])
+        for name, value in (*found[2:], ("Content-Length", str(len(found[1])))):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(found[1].encode())
+
+
+def parts(question: str) -> list[str]:
+    """Conversation, answer A and answer B, as the lines between them mark them."""
+    return [text.strip() for text in re.split(r"^---- .*$", question, flags=re.M)[1:4]]
+
+
+def honest(question: str, times: int) -> str:
+    _, first, second = parts(question)
+    return "C" if ("good" in first) == ("good" in second) else "A" if "good" in first else "**B**"
+
+
+@pytest.fixture
+def stub():
+    stubs = []
+
+    def start(mind) -> Stub:
+        stubs.append(Stub(mind))
+        return stubs[-1]
+
+    yield start
+    for one in stubs:
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(judge.time, "sleep", lambda seconds: None)
+    return evaluation(tmp_path, [row(i, *(["same x", "same y"] if i == 9 else [])) for i in range(10)])
+
+
+@pytest.fixture
+def asked(root, monkeypatch, capsys):
+    """Exit code, stdout and stderr of `rlhf judge` with this endpoint."""
+    where = ("--recipe", RECIPE, "--out", root.parents[1], "--model", "some/model")
+    return lambda url, *options: rlhf(monkeypatch, capsys, "judge", *where, "--url", url, *options)
+
+
+def rows(root: Path) -> list[dict]:
+    return ab.standing(root / "ab" / "sft-vs-ppo.jsonl")
+
+
+def test_an_honest_judge_is_asked_twice_and_never_again(root, asked, stub):
+    server = stub(honest)
+    code, out, _ = asked(server.url)
+    assert code == 0 and len(server.about_pairs()) == 20
+    assert [r["verdict"] for r in sorted(rows(root), key=lambda r: r["item"])] == ["b"] * 9 + ["tie"]
+    assert {r["rater"] for r in rows(root)} == {"judge:some/model"}
+    assert rows(root)[0]["said"] == {"ab": "b", "ba": "b"} and rows(root)[0]["replies"] == {"ab": "**B**", "ba": "A"}
+    assert "judge:some/model" in out and "0%" in out
+    assert asked(server.url)[0] == 0 and len(server.about_pairs()) == 20
+
+
+def test_the_question_holds_what_a_person_would_see(root, asked, stub):
+    server = stub(honest)
+    asked(server.url, "--limit", "1")
+    texts = [parts(question) for question in server.about_pairs()]
+    conversation = "Human: question 0\n\nAssistant:"
+    assert sorted(texts) == [
+        [conversation, "a good answer", "a poor answer"],
+        [conversation, "a poor answer", "a good answer"],
+    ]
+    assert not re.search(r"\b(sft|ppo)\b", "".join(server.asked))
+
+
+def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
+    asked(stub(lambda question, times: "A").url)
+    assert {r["verdict"] for r in rows(root)} == {"tie"}
+    figures = ab.summary(ab.compare(root))["raters"]["judge:some/model"]
+    assert figures["order_decided"] == 1 and figures["win_rate"]["value"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "reply", ["I cannot compare these.", "", None, "A and B are both fine", "🤷" * 1000, "half a \ud83e"]
+)
+def test_refusals_and_nonsense_are_skips(root, asked, stub, reply):
+    assert asked(stub(lambda question, times: reply).url)[0] == 0
+    assert {r["verdict"] for r in rows(root)} == {"skip"}
+    assert all(len(text) <= judge.KEPT for r in rows(root) for text in r["replies"].values())
+
+
+def test_a_question_that_the_endpoint_refuses_is_a_skip(root, asked, stub):
+    def mind(question, times):
+        return (400, "too long: answer: A") if "question 3" in question else honest(question, times)
+
+    assert asked(stub(mind).url)[0] == 0
+    assert {r["item"]: r["verdict"] for r in rows(root)}[3] == "skip"
+    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 8 + ["skip", "tie"]
+
+
+def test_a_busy_and_broken_endpoint_is_asked_again(root, asked, stub, monkeypatch):
+    waited = []
+    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    faults = {1: (429, "slow down", ("Retry-After", "7")), 2: (500, "oops"), 3: (503, "")}
+    server = stub(lambda question, times: faults.get(times) or honest(question, times))
+    assert asked(server.url, "--parallel", "1")[0] == 0
+    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 9 + ["tie"]
+    assert len(server.about_pairs()) == 4 * 20
+    assert 7 <= waited[0] <= 8.4 and 2 <= waited[1] <= 2.4 and 4 <= waited[2] <= 4.8
+
+
+def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, stub):
+    server = stub(lambda question, times: (500, "oops") if "question 4" in question else honest(question, times))
+    code, _, err = asked(server.url, "--parallel", "1")
+    assert code == 1 and err.startswith(f"error: {server.url} failed 7 times (500: oops); what was judged is kept")
+    kept, before = {r["item"] for r in rows(root)}, len(server.about_pairs())
+    assert kept >= {0, 1, 2, 3} and 4 not in kept and len(kept) < 9
+    server.mind = honest
+    assert asked(server.url)[0] == 0 and len(server.about_pairs()) - before == 2 * (10 - len(kept))
+    assert len(rows(root)) == 10
+
+
+@pytest.mark.parametrize(
+    ("found", "key", "message"),
+    [
+        ((401, "no key"), "", "wants a key in OPENAI_API_KEY, which is not set (401: no key)"),
+        ((401, "bad key"), "sk-1", "which does not hold one that is accepted (401: bad key)"),
+        (
+            (404, "no such model"),
+            "",
+            "knows no model 'some/model', or is not an address up to /v1 (404: no such model)",
+        ),
+        ((400, "no temperature"), "", "refused the question (400: no temperature)"),
+        ((302, "", ("Location", "http://127.0.0.1:9/")), "sk-1", "refused the question (302: )"),
+        ((200, "<html>a\x1b[31m page"), "", "does not answer as a chat completion: <html>a[31m page"),
+        ((200, '{"choices": []}'), "", 'does not answer as a chat completion: {"choices": []}'),
+    ],
+)
+def test_what_is_wrong_with_an_endpoint_is_one_line(root, asked, stub, monkeypatch, found, key, message):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    server = stub(lambda question, times: found)
+    code, _, err = asked(server.url)
+    assert code == 1 and message in err and len(err.splitlines()) == 1
+    assert server.headers.get("Authorization") == (f"Bearer {key}" if key else None)
+    assert len(server.asked) == 1 and not (root / "ab").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:9/v1", "no endpoint answers at http://127.0.0.1:9/v1 ([Errno 111] Connection refused)"),
+        ("http://[nowhere/v1", "no endpoint answers at http://[nowhere/v1"),
+        ("file:///etc/passwd", "--url file:///etc/passwd: an endpoint's address is, for example,"),
+    ],
+)
+def test_an_address_without_an_endpoint_is_one_line(asked, url, message):
+    code, _, err = asked(url)
+    assert code == 1 and message in err and len(err.splitlines()) == 1
+
+
+def test_a_key_is_never_shown(asked, monkeypatch, stub):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\nsecret")
+    code, out, err = asked(stub(honest).url)
+    assert code == 1 and "OPENAI_API_KEY holds characters that no key has" in err and "secret" not in out + err
+
+
+def test_people_and_judges_are_compared(root, asked, stub):
+    found = ab.compare(root)
+    for rater in ("ann", "ben"):
+        for pair in found.pairs:
+            ab.append(found.file, ab.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
+    _, out, _ = asked(stub(honest).url)
+    groups = ab.summary(found)["groups"]
+    assert groups["people"]["alpha"] == 1 and groups["all"]["alpha"] < 0.5
+    assert "people" in out and out.index("ann") < out.index("judge:some/model")
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        *(("A", "A"), ("b", "B"), (" C.\n", "C"), ("**B**", "B"), ("(A)", "A"), ("[[C]]", "C"), ("tie", "C")),
+        *(("B, because it is short", "B"), ("A\nIt says more.", "A"), ("A: it says more", "A"), ("Answer: B", "B")),
+        *(("The better answer is **A**.", "A"), ("Verdict: C", "C"), ("<think>A? No, B.</think>\n\nA", "A")),
+        *(("A better one is hard to find", None), ("answer A or answer B", None), ("A and B", None), ("A/B", None)),
+        *(
+            ("Answer B repeats itself.\n\nA", "A"),
+            ("Answer B repeats itself, so A it is", None),
+            ("Answer: A\nB", None),
+        ),
+        *(("I prefer answer B.", "B"), ("Neither A nor B", None), ("A: longer.\n\nVerdict: B", None)),
+        *(("", None), ("D", None), ("Because", None), ("<think>A", None)),
+    ],
+)
+def test_letters_are_found_where_there_is_just_one(reply, found):
+    assert judge.letter(reply) == found
