@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import console
+from rlhf import ab, console
 from rlhf import recipe as recipes
 from rlhf.recipe import RECIPES, STAGES
 from rlhf.run import RunError, read_json, read_lines
@@ -73,7 +73,13 @@ def page(runs: Sequence[Recorded]) -> str:
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
     parts = [_verdicts(runs), _findings(runs), _curves(runs, charts), _frontier(runs, charts)]
-    parts += [_policies(runs, charts), _reward_model(runs, charts), _time(runs, charts), _memory(runs, charts)]
+    parts += [
+        _policies(runs, charts),
+        _ratings(runs),
+        _reward_model(runs, charts),
+        _time(runs, charts),
+        _memory(runs, charts),
+    ]
     parts += [_samples(runs), _provenance(runs)]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
@@ -252,6 +258,22 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
             axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
             parts.append(charts.add(f"scores of every policy's answers{_of(run, runs)}", lines, tall=True, **axes))
     return _section("The policies on held-out prompts", "".join(parts))
+
+
+def _ratings(runs: Sequence[Recorded]) -> str:
+    """What people and models said of two policies' answers, blind."""
+    rows = []
+    for run in runs:
+        for file in sorted((run.path / "ab").glob("*-vs-*.jsonl")):
+            a, _, b = file.stem.partition("-vs-")
+            found = ab.summary(ab.compare(run.path, a, b))
+            for rater, figures in [*found["raters"].items(), *found["groups"].items()]:
+                rates = [figures["win_rate"], figures["length_controlled_win_rate"]]
+                shown = [f"{r['value']:.0%} ({r['low']:.0%} to {r['high']:.0%})" if r else "" for r in rates]
+                alpha = "" if figures["alpha"] is None else f"{figures['alpha']:.2f}"
+                rows.append((run.name, f"{b} against {a}", rater, figures["pairs"], *shown, alpha))
+    columns = ("run", "", "rater", "pairs", "win rate", "at equal length", "agreement (alpha)")
+    return _section("Rated blind", _table(columns, rows, runs, numbers=(3, 4, 5, 6)))
 
 
 def _reward_model(runs: Sequence[Recorded], charts: _Charts) -> str:

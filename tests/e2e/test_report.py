@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import recipe, report
+from rlhf import ab, recipe, report
 from rlhf.run import RunError
+from tests.browser import CHROMIUM, Browser, needs_browser
 from tests.conftest import RECIPE, run_stages, small
 
 pytest.importorskip("plotly", reason="a report needs plotly")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 HOSTILE = [
     "<script>document.title = 'taken over'</script>",
     '"><img src=x onerror="document.title = 1">',
@@ -99,7 +98,7 @@ def test_what_a_model_says_is_text(run):
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", body)
 
 
-@browser
+@needs_browser
 def test_in_a_browser_the_charts_are_drawn_and_nothing_takes_over(run):
     found = dom(run)
     assert "<title>cpu-tiny v1</title>" in found
@@ -107,7 +106,7 @@ def test_in_a_browser_the_charts_are_drawn_and_nothing_takes_over(run):
     assert re.search(r'<span id="shown">7</span> of 7 samples', found)
 
 
-@browser
+@needs_browser
 def test_in_a_browser_samples_are_filtered(run):
     found = dom(run, "#filter=needle")
     assert re.search(r'<span id="shown">1</span> of 7 samples', found)
@@ -132,6 +131,15 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     truth = [row["eval/true_reward_gain_sd"] for row in rows if "eval/true_reward_gain_sd" in row]
     assert gains[1]["y"] == [0, *truth]
     assert charts["the process's memory, measured, GB"]["data"][0]["y"][0] > 0.01
+
+
+def test_ratings_are_counted(evaluated):
+    found = ab.compare(evaluated, "sft", "ppo")
+    for pair in found.pairs[:3]:
+        ab.append(found.file, ab.rating(pair, "<b>ann</b>", "b", "ab"))
+    page = report.page([report.load(evaluated)])
+    assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
+    assert re.search(r"&lt;b&gt;ann&lt;/b&gt;</td><td class=number>3</td><td class=number>100% ", page)
 
 
 def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_path):
@@ -159,6 +167,21 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
     assert sum(bars["y"][at] for bars in memory["data"]) == pytest.approx(sum(pinned["ppo"]["update"].values()) / 1e9)
     assert memory["layout"]["xaxis"]["ticktext"][:3] == ["sft load", "sft evaluate", "sft train"]
     assert memory["data"][0]["x"] == sorted(memory["data"][0]["x"])
+
+
+@needs_browser
+def test_in_a_browser_typing_filters_the_samples(run, tmp_path):
+    browser = Browser(tmp_path / "profile")
+    try:
+        page = browser.open((run.parents[1] / "report.html").as_uri())
+        shown = "[...document.querySelectorAll('.sample')].filter(s => s.offsetParent).length"
+        assert page.value(shown) == 7
+        page.value("document.getElementById('filter').focus()")
+        page.type("NEEDLE")
+        assert page.value(shown) == 1 and page.text("shown") == "1"
+        assert not page.complaints()
+    finally:
+        browser.close()
 
 
 def test_several_runs_share_the_charts(run):
