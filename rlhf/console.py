@@ -129,7 +129,7 @@ def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
 def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     OUT.print(table)
