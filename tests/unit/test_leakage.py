@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rlhf.data.formats import Document, Example, Message, PreferencePair, Row
-from rlhf.data.leakage import BOILERPLATE, leaks
+from rlhf.data.leakage import leaks
 
 RNG = random.Random(0)
 
@@ -79,6 +79,12 @@ def test_a_copy_must_be_in_one_row():
 
 def test_a_template_is_no_copy():
     template = prose(60)
-    heldout: list[Row] = [pair(f"{template} h{n}", f"it is h{n}") for n in range(BOILERPLATE + 1)]
+    heldout: list[Row] = [pair(f"{template} h{n}", f"it is h{n}") for n in range(11)]
     training: list[Row] = [pair(f"{template} t{n}", f"it is t{n}") for n in range(100)]
     assert found(training, heldout) == {}
+    assert found(training, heldout[:10]) == {"near_copies": 10}  # too few to tell a template from copies
+
+
+def test_shingles_run_from_the_question_into_its_answer():
+    asked, answer = prose(10), prose(12)
+    assert found([pair(" ".join(["x", *asked.split()[1:]]), "no", answer)], [pair(asked, answer)]) == {"near_copies": 1}
