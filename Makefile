@@ -61,6 +61,8 @@ EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 9m" for bench-gpu
 BENCH_ARGS ?=
+## CHECK_ARGS more arguments for `make data-check`: "--heldout test.jsonl --tokenizer DIR --to report.json"
+CHECK_ARGS ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
@@ -97,8 +99,8 @@ fetch: $(ready) ## download the pinned model and data of a recipe and check them
 	@$(rlhf) fetch $(strip $(recipe) $(sets))
 plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(if $(PRICE),--price '$(PRICE)') $(fit))
-data-check: setup ## read the files in DATA and report what is wrong with them
-	@$(VENV)/bin/rlhf data check $(if $(DATA),$(foreach f,$(DATA_FILES),'$(f)'),$(error data-check needs DATA="file ..."))
+data-check: setup ## read the files in DATA and report what is wrong with them; Error 3: warnings, Error 1: errors
+	@$(VENV)/bin/rlhf data check $(if $(DATA),$(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-check needs DATA="file ..."))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
 pretrain: $(ready)  ## a small base model from nothing, for recipes that do not start from a published one

@@ -305,19 +305,50 @@ def data_group() -> None:
 
 @data_group.command("check")
 @click.argument("files", nargs=-1, required=True)
+@click.option("--heldout", multiple=True, metavar="FILE", help="Look for leakage into this file, not within FILES.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the split, as in training.")
+@click.option(
+    "--heldout-fraction",
+    "fraction",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Of the split, as in training.",
+)
+@click.option("--tokenizer", metavar="DIR", help="Count lengths in the tokens of this local tokenizer, not in words.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def check_data(files: tuple[str, ...], as_json: bool) -> None:
-    """Read FILES as training would and report on their quality. Exit code 1 when a row is malformed."""
-    from rlhf.data import formats, quality
+@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Write that JSON object to FILE as well.")
+def check_data(
+    files: tuple[str, ...],
+    heldout: tuple[str, ...],
+    seed: int,
+    fraction: float,
+    tokenizer: str | None,
+    as_json: bool,
+    to: Path | None,
+) -> None:
+    """Read FILES as training would and report on their quality.
 
-    rows = formats.read(list(files), on_bad_row="skip")
-    report = quality.check(rows)
+    Exit code 0: notes at most. 3: warnings. 1: errors, such as malformed rows. 2: a mistake in the command.
+    """
+    from rlhf.data import formats, quality, spread
+
+    count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
+    with console.working("reading and checking"):
+        rows = formats.read(list(files), on_bad_row="skip")
+        other = formats.read(list(heldout), on_bad_row="skip") if heldout else None
+        report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
+    content = json.dumps(report.to_dict(), indent=2)
+    if to:
+        to.write_text(content + "\n", encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        click.echo(content)
     else:
-        console.rows_table("data", ("what", "value", "hint"), report.table())
+        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in report.table()]
+        console.rows_table("data", ("what", "value", "hint"), lines)
     if rows.report.malformed:
         raise DataError("; ".join(f"{source}: {reason}" for source, reason in rows.report.malformed[:3]))
+    sys.exit({"error": 1, "warning": 3}.get(report.severity, 0))
 
 
 @cli.command()

@@ -148,7 +148,7 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     """`numbers`: all columns but the first hold some and are aligned at the right."""
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if numbers and i else "left")
+        table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     OUT.print(table)

@@ -126,6 +126,23 @@ class Lengths(Section):
     shape: Literal["hh", "longest"]  # as long as dialogues of HH-RLHF are, or each as long as every stage admits
 
 
+# What `rlhf data check` counts by these names, and data.drop can leave out.
+Flaw = Literal[
+    "near_identical",
+    "contradictory",
+    "duplicates",
+    "one_word",
+    "unfinished",
+    "other_script",
+    "replaced",
+    "mojibake",
+    "control",
+    "invisible",
+    "html",
+    "leaked",
+]
+
+
 class Data(Section):
     source: Literal["toy", "files", "hub", "lengths"]
     files: Annotated[tuple[str, ...], _AsTuple] = ()
@@ -135,6 +152,7 @@ class Data(Section):
     format: Literal["auto", "text", "hh", "instruction", "preference"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
+    drop: Annotated[tuple[Flaw, ...] | None, _AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     lengths: Lengths | None = None
 

@@ -1,7 +1,6 @@
 """The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -9,13 +8,13 @@ from typing import Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.console import working
-from rlhf.data import formats, lengths, toy
+from rlhf.data import flaws, formats, lengths, toy
 from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
-from rlhf.data.split import conversation_key, document_key, shuffled, split
+from rlhf.data.leakage import leaks
+from rlhf.data.split import row_key, shuffled, split
 from rlhf.run import Run, RunError, read_json, sha256
 
 T = TypeVar("T")
-RowT = TypeVar("RowT", Document, Example, PreferencePair)
 Prompt = tuple[Message, ...]
 
 
@@ -92,7 +91,10 @@ def load(run: Run) -> Corpus:
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"):
         rows = _read(recipe, run.root / "data")
-    facts = _fingerprint(rows)
+        corpus, dropped = _divided(rows, recipe)
+    facts = _fingerprint(rows.report, corpus)
+    if recipe.data.drop is not None:
+        facts["dropped"] = dropped
     if facts["left_out"]:
         first = ", ".join(facts["left_out"][:3])
         print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)
@@ -103,13 +105,27 @@ def load(run: Run) -> Corpus:
         if seen and seen["sha256"] != facts["sha256"]:
             raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
     run.describe(data=facts)
-    seed, fraction = recipe.seed, recipe.data.heldout_fraction
+    return corpus
 
-    def divided(items: Iterable[RowT]) -> Divided[RowT]:
-        train, heldout = split(items, _key, seed=seed, fraction=fraction)
-        return Divided(shuffled(train, seed), shuffled(heldout, seed))
 
-    return Corpus(divided(rows.documents), divided(rows.examples), divided(rows.pairs))
+def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[str, int]]:
+    """Training and held-out rows without those that `data.drop` leaves out, and how many each reason took.
+
+    Leaked rows go from the training side: what is held out stays the same, and comparable.
+    """
+    seed, fraction, reasons = recipe.seed, recipe.data.heldout_fraction, recipe.data.drop or ()
+    kept, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
+    kinds: list[Any] = [kept.documents, kept.examples, kept.pairs]
+    sides = [split(items, row_key, seed=seed, fraction=fraction) for items in kinds]
+    if "leaked" in reasons:
+        training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
+        gone = {id(row) for row in leaks(training, heldout).training}
+        dropped["leaked"] = len(gone)
+        sides = [([row for row in train if id(row) not in gone], heldout) for train, heldout in sides]
+    if reasons and not any(train for train, _ in sides):
+        counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
+        raise DataError(f"data.drop leaves nothing to train on ({counts}); leave a reason out of it")
+    return Corpus(*(Divided(shuffled(train, seed), shuffled(heldout, seed)) for train, heldout in sides)), dropped
 
 
 def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
@@ -146,18 +162,14 @@ def _made(folder: Path, kind: str, options: dict[str, Any], maker: ModuleType) -
     return made
 
 
-def _key(row: Document | Example | PreferencePair) -> str:
-    return document_key(row) if isinstance(row, Document) else conversation_key(row.prompt)
-
-
-def _fingerprint(rows: formats.Rows) -> dict[str, Any]:
-    report = rows.report
+def _fingerprint(report: formats.ReadReport, corpus: Corpus) -> dict[str, Any]:
+    """What was read and what of it is used, for manifest.json."""
     return {
         "sha256": recipes.content_hash([file.sha256 for file in report.files]),
         "files": [{"name": f.name, "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
-        "documents": len(rows.documents),
-        "examples": len(rows.examples),
-        "pairs": len(rows.pairs),
+        "documents": len(corpus.documents.train) + len(corpus.documents.heldout),
+        "examples": len(corpus.examples.train) + len(corpus.examples.heldout),
+        "pairs": len(corpus.pairs.train) + len(corpus.pairs.heldout),
         "malformed": len(report.malformed),
         "prompts_differ": len(report.prompts_differ),
         "identical": len(report.identical),

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from rlhf.data.formats import Document, Message, parse_hh
+from rlhf.data.formats import Document, Message, Row, parse_hh
 
 T = TypeVar("T")
 
@@ -40,6 +40,10 @@ def document_key(document: Document) -> str:
         return conversation_key(parse_hh(document.text))
     except ValueError:
         return document.text
+
+
+def row_key(row: Row) -> str:
+    return document_key(row) if isinstance(row, Document) else conversation_key(row.prompt)
 
 
 def split(rows: Iterable[T], key: Callable[[T], str], *, seed: int, fraction: float) -> tuple[list[T], list[T]]:

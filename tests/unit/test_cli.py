@@ -111,12 +111,33 @@ def test_damaged_data_is_one_line_with_file_and_place(command, tmp_path, name, w
 
 def test_good_data_is_described(command, tmp_path):
     file = tmp_path / "good.jsonl"
-    file.write_text(LINE * 3)
+    file.write_text(LINE)
     code, out, err = command("data", "check", file)
     assert (code, err) == (0, "")
     assert "pairs" in out
-    code, out, _ = command("data", "check", "--json", file)
-    assert json.loads(out)["pairs"] == 3
+    code, out, _ = command("data", "check", "--json", "--to", tmp_path / "report.json", file)
+    assert json.loads(out)["pairs"] == 1
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(out)
+
+
+def test_the_exit_code_of_a_data_check_says_how_bad_it_is(command, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    for content, expected in ((LINE, 0), (LINE * 3, 3), (LINE * 3 + '{"chosen": 1}\n', 1)):
+        file.write_text(content)
+        assert command("data", "check", file)[0] == expected
+    assert command("data", "check", "--heldout-fraction", "2", file)[0] == 2
+    assert command("data", "check", "--heldout", tmp_path / "none.jsonl", file)[0] == 1
+    code, _, err = command("data", "check", "--tokenizer", tmp_path / "none", file)
+    assert code == 1 and "there is no such folder" in err
+
+
+def test_a_data_check_looks_for_leakage_into_another_file(command, tmp_path):
+    (tmp_path / "train.jsonl").write_text(LINE)
+    (tmp_path / "test.jsonl").write_text(LINE)
+    where = ("--heldout", tmp_path / "test.jsonl", tmp_path / "train.jsonl")
+    code, out, _ = command("data", "check", "--json", *where)
+    leakage = json.loads(out)["leakage"]
+    assert (code, leakage["heldout"], leakage["training"], leakage["same_start"]) == (3, 1, 1, 1)
 
 
 def test_rows_may_hold_what_looks_like_markup(command, tmp_path):

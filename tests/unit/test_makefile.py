@@ -192,7 +192,18 @@ def test_missing_data_stops_at_once(tmp_path):
 
 def test_data_check(files):
     assert calls("data-check", f"DATA={files[0]} {files[1]}") == [["data", "check", *map(str, files)]]
+    (words,) = calls("data-check", f"DATA={files[0]}", "CHECK_ARGS=--heldout test.jsonl")
+    assert words == ["data", "check", "--heldout", "test.jsonl", str(files[0])]
     assert "needs DATA=" in make("-n", "data-check").stderr
+
+
+def test_data_check_fails_where_the_check_does(files, tmp_path):
+    """With the exit code that a stand-in for the command gives, which make prints."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rlhf").write_text("#!/bin/bash\nexit 3\n")
+    (tmp_path / "bin/rlhf").chmod(0o755)
+    result = make("data-check", f"DATA={files[0]}", f"VENV={tmp_path}", "-o", "setup")
+    assert result.returncode and "data-check] Error 3" in result.stderr
 
 
 # ---- targets ----

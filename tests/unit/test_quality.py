@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import time
 from difflib import SequenceMatcher
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf.data.flaws import NEAR_IDENTICAL, nearly_identical
 from rlhf.data.formats import Document, Example, FileReport, Message, PreferencePair, ReadReport, Rows
-from rlhf.data.quality import NEAR_IDENTICAL, check, nearly_identical, share
+from rlhf.data.quality import check, label_noise, share
 
 
 def pair(prompt: str, chosen: str, rejected: str, n: int = 0) -> PreferencePair:
@@ -25,7 +27,11 @@ def rows(documents=(), examples=(), pairs=(), malformed=(), prompts_differ=(), i
 
 
 def hints(report) -> dict[str, str]:
-    return {name: hint for name, _, hint in report.table() if hint}
+    return {line.name: line.hint for line in report.table() if line.hint}
+
+
+def severities(report) -> dict[str, str]:
+    return {line.name: line.severity for line in report.verdicts()}
 
 
 def distinct(n: int) -> list[PreferencePair]:
@@ -45,10 +51,13 @@ def test_left_out_rows_are_counted_and_listed():
     assert (report.rows, report.malformed, report.prompts_differ, report.identical) == (100, 12, 1, 7)
     assert len(report.listed["malformed"]) == 10
     table = report.table()
-    assert ("malformed", "12 (12.0 %)", "Left out; repair them or take them out of the file.") in table
-    assert ("", "a.jsonl:3: 'text' is null; it must be text", "") in table
-    assert ("prompts differ", "1 (1.0 %), as a.jsonl:90", "Left out; their answers cannot be compared.") in table
-    assert ("identical", "7 (7.0 %), as b:1, b:1, b:1", "Left out; equal answers carry no preference.") in table
+    assert ("malformed", "12 (12.0 %)", "Left out; repair them or take them out of the file.", "error") in table
+    assert ("", "a.jsonl:3: 'text' is null; it must be text", "", "") in table
+    identical = ("identical", "7 (7.0 %), as b:1, b:1, b:1", "Left out; equal answers carry no preference.", "warning")
+    assert identical in table
+    differ = ("prompts differ", "1 (1.0 %), as a.jsonl:90", "Left out; their answers cannot be compared.", "note")
+    assert differ in table
+    assert report.severity == "error"
 
 
 def test_near_identical_contradictory_duplicate_and_repeated():
@@ -63,7 +72,9 @@ def test_near_identical_contradictory_duplicate_and_repeated():
     assert report.listed["contradictory"] == ("a.jsonl:2", "a.jsonl:3")
     assert {"near identical", "contradictory", "duplicates", "pairs"} <= set(hints(report))
     assert "repeated prompts" not in hints(report)
-    assert any(line.startswith("contradictory: 2 (28.6 %), as a.jsonl:2, a.jsonl:3. The") for line in report.verdicts())
+    both = next(line for line in report.verdicts() if line.name == "contradictory")
+    assert (both.value, both.severity) == ("2 (28.6 %), as a.jsonl:2, a.jsonl:3", "warning")
+    assert report.severity == "warning"
 
 
 def test_few_prompts_and_few_pairs():
@@ -131,8 +142,11 @@ def test_lengths_and_turns():
     assert report.lengths["prompt"].longest == 6 and report.lengths["prompt"].p50 == 6
     assert report.lengths["text"].p50 == 3 and report.lengths["response"].p50 == 2
     assert report.turns == {1: 1, 3: 100}
-    assert ("messages per prompt", "1: 1, 3: 100", "") in report.table()
-    assert ("words per chosen", "mean 50, 10 % 10, 50 % 50, 90 % 90, 99 % 99, longest 100", "") in report.table()
+    table = [(line.name, line.value) for line in report.table()]
+    assert ("messages per prompt", "1: 1, 3: 100") in table
+    place = table.index(("words per chosen", "mean 50, 10 % 10, 50 % 50, 90 % 90, 99 % 99, longest 100"))
+    assert (chosen.upto, chosen.counts) == ((8, 16, 32, 64, 128), (8, 8, 16, 32, 36))
+    assert table[place + 1] == ("", "▂▂▄██ up to 8, 16, …, 128")
 
 
 def test_instruction_and_text_rows():
@@ -151,8 +165,72 @@ def test_to_dict_is_plain_json_with_the_verdicts():
     content = report.to_dict()
     assert json.loads(json.dumps(content)) == content
     assert content["turns"] == {"1": 1} and content["listed"]["malformed"] == ["a:1: why"]
-    assert content["verdicts"] == report.verdicts() != []
-    assert check(rows()).to_dict()["pairs"] == 0
+    assert [tuple(verdict.values()) for verdict in content["verdicts"]] == report.verdicts() != []
+    assert content["severity"] == "error"
+    assert check(rows()).to_dict()["pairs"] == 0 and check(rows()).severity == "error"
+
+
+def test_severity_is_the_worst_of_all():
+    assert check(rows(pairs=distinct(1000))).severity == ""
+    assert severities(check(rows(pairs=distinct(999)))) == {"pairs": "note"}
+    one = [*distinct(1000), pair("odd", "caf\u00c3\u00a9 it is", "no it is not", 7)]
+    assert severities(check(rows(pairs=one))) == {"mojibake": "note"}
+    assert severities(check(rows(pairs=one[-50:]))) == {"pairs": "note", "mojibake": "warning"}
+
+
+def test_label_noise_is_what_was_planted():
+    """Each of 4,000 questions labelled twice, each label wrong with probability 0.2, independently."""
+    rng = random.Random(0)
+    asked = [n for n in range(4000) for _ in range(2)]
+    pairs = [pair(f"q {n}", *(("it is so", "it is not")[:: rng.choices((1, -1), (8, 2))[0]])) for n in asked]
+    found = label_noise(pairs)
+    assert found.disagreement.total == 4000 and found.low < 0.2 < found.high and found.high - found.low < 0.05
+    assert (found.disagreement.share, found.noise) == (
+        pytest.approx(0.32, abs=0.03),
+        pytest.approx((1 - math.sqrt(1 - 2 * found.disagreement.share)) / 2),
+    )
+    line = next(line for line in check(rows(pairs=pairs)).table() if line.name == "label noise")
+    assert line.value.endswith("from 4,000 labelled more than once") and not line.severity
+
+
+def test_label_noise_by_hand():
+    """One triple (2 of its 3 label pairs differ), one agreeing pair; coin flips cannot be noisier than one half."""
+    triple = [pair("a", "x y", "z"), pair("a", "z", "x y"), pair("a", "x y", "z")]
+    agreeing = [pair("b", "x y", "z"), pair("b", "x y", "z")]
+    found = label_noise([*triple, *agreeing, pair("c", "x", "z")])
+    assert (found.disagreement.total, found.disagreement.share) == (2, pytest.approx(1 / 3))
+    assert found.noise == pytest.approx((1 - math.sqrt(1 / 3)) / 2) and found.high == 0.5
+    assert label_noise([pair("d", "x", "y"), pair("d", "y", "x")]).noise == 0.5
+    both_ways = [pair(f"q {n}", *(("x", "y")[::sign])) for n in range(60) for sign in (1, -1)]
+    assert severities(check(rows(pairs=both_ways)))["label noise"] == "warning"
+    assert "label noise" not in severities(check(rows(pairs=both_ways[:40])))  # 20 are too few for a verdict
+
+
+def test_without_second_labels_the_noise_is_unknown():
+    found = check(rows(pairs=distinct(50)))
+    assert found.label_noise.noise is None and found.label_noise.disagreement.total == 0
+    assert "the file alone cannot tell" in next(line.value for line in found.table() if line.name == "label noise")
+
+
+def test_scripts_are_counted_and_not_condemned():
+    pairs = [*distinct(1000), pair("Как тебя зовут?", "Меня зовут Анна.", "Не скажу тебе.", 1)]
+    report = check(rows(pairs=pairs))
+    assert report.scripts == {"Latin": 3000, "Cyrillic": 3} and report.severity == ""
+    assert ("scripts", "Latin 99.9 %, Cyrillic 0.1 %", "", "") in report.table()
+
+
+def test_leakage_within_the_split_and_into_another_file():
+    answer = "this very answer is long enough that nobody would write it twice by chance alone"
+    pairs = [pair(f"question {n}", f"{n} it is", f"{n} it is not", n) for n in range(200)]
+    assert check(rows(pairs=pairs)).leaked == 0
+    copied = [pair(f"question {n}", answer, f"{n} it is not", n) for n in range(40)]
+    report = check(rows(pairs=[*copied, *pairs[40:]]))
+    assert 0 < report.leaked == report.leakage.same_answer < 40
+    assert report.leakage.training_rows == 40 - report.leaked and severities(report)["leaked"] == "warning"
+    apart = check(rows(pairs=pairs[40:]), heldout=rows(pairs=[*pairs[:40], pairs[50]]))
+    assert (apart.leakage.training, apart.leakage.heldout, apart.leaked) == (160, 41, 1)
+    assert (apart.leakage.same_start, apart.leakage.same_turn) == (1, 1)
+    assert apart.listed["leaked"] == ("a.jsonl:50 (a.jsonl:50)",)
 
 
 @pytest.mark.parametrize(

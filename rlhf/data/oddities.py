@@ -1,0 +1,134 @@
+"""Signs in one text that it was cut off, or damaged on its way here; each a rule, none a model of language.
+
+`ODDITIES` names those about the characters. docs/data.md says what each rule cannot see.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from html.entities import html5
+
+# Shorter answers often have no full stop though they are whole; so do short last lines: headings, names, results.
+RESPONSE_WORDS, LINE_WORDS, ITEM_WORDS = 20, 6, 20
+
+_LIST_ITEM = re.compile(r"\s*(?:[-*+•#>|]|\(?\w{1,3}[.)]\s)")
+
+
+def unfinished(response: str) -> bool:
+    """Whether a response stops in the middle: in a block of code, behind a comma or a colon, or after a bare word.
+
+    A bare word counts only at the end of RESPONSE_WORDS or more and of a line of LINE_WORDS or more (ITEM_WORDS in a
+    list), and where it is no address or hashtag. It says nothing in scripts without capital letters, some of which
+    write no full stops. A digit at the end may be the result.
+    """
+    if response.count("```") % 2:
+        return True
+    line = response[response.rfind("\n") + 1 :]
+    words = line.split()
+    if response.endswith((",", ":", ";")):
+        return len(words) > 1 or "\n" in response
+    last = response[-1:]
+    if not last.isalpha() or last.lower() == last.upper() or any(mark in words[-1] for mark in "#@/._"):
+        return False
+    least = ITEM_WORDS if _LIST_ITEM.match(line) else LINE_WORDS
+    return len(words) >= least and len(response.split()) >= RESPONSE_WORDS
+
+
+# A character of UTF-8 that was read as cp1252 or Latin-1 shows as one of Â to ô, and one to three of these behind it.
+_FOLLOWING = "".join(chr(byte) + bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xC0))
+_MISREAD = re.compile(f"(?:[Â-ß][{_FOLLOWING}]|[à-ï][{_FOLLOWING}]{{2}}|[ð-ô][{_FOLLOWING}]{{3}})+")
+_BYTE_OF = {ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)): byte for byte in range(0x80, 0xC0)}
+_TYPESET = set("\xa0«»‹›‘’“”–—…")  # what good typesetting puts behind an accented letter: « café »
+
+
+def mojibake(text: str) -> bool:
+    """Whether the text holds UTF-8 that was read as cp1252 or Latin-1 (cafÃ© for café): something that can be undone.
+
+    One character that can be undone proves it only where no language would write it so: behind Â, Ã or ð, or, with more
+    than typesetting behind them, Ä, Å, á, â and ï. Two in a row always do.
+    """
+    if text.isascii():
+        return False
+    for match in _MISREAD.finditer(text):
+        run = match[0]
+        convincing = run[0] in "ÂÃð" or (run[0] in "ÄÅáâï" and not _TYPESET.issuperset(run[1:]))
+        undone = _undone(run)
+        if undone and (convincing or len(undone) > 1):
+            return True
+    return False
+
+
+def _undone(run: str) -> str:
+    try:
+        return run.translate(_BYTE_OF).encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# Zero-width spaces, bidi embeddings, overrides and isolates; joiners behind a Latin letter, where nothing joins; tag
+# characters outside the flags they are meant for. A zero-width space is how Thai to Khmer mark the ends of words.
+_INVISIBLE = re.compile(
+    "(?<![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])\u200b|[\u2060\ufeff\u202a-\u202e\u2066-\u2069]"
+    "|(?<=[A-Za-z])[\u200c\u200d]|(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0001-\U000e007f]"
+)
+_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.S)
+_NAMES = "p|br|div|span|a|b|i|u|em|strong|ul|ol|li|table|tr|td|th|h[1-6]|img|font|sup|sub"
+_TAG = re.compile(rf"</?(?:{_NAMES})(?:\s[^<>]*)?/?>", re.I)
+_ENTITY = re.compile(r"&(\w+;|#\d+;|#[xX][0-9a-fA-F]+;)")
+
+
+def control(text: str) -> bool:
+    """Control characters other than tab and line end."""
+    return bool(_CONTROL.search(text))
+
+
+def invisible(text: str) -> bool:
+    """Characters that show nothing, or that turn the order of what is shown."""
+    return not text.isascii() and bool(_INVISIBLE.search(text))
+
+
+def html(text: str) -> bool:
+    """Tags and entities of HTML outside code between backticks."""
+    if "<" not in text and "&" not in text:
+        return False
+    text = _CODE.sub("", text)
+    return bool(_TAG.search(text)) or any(e[0] == "#" or e in html5 for e in _ENTITY.findall(text))
+
+
+def replaced(text: str) -> bool:
+    """U+FFFD, which decoders put where they could not read."""
+    return "\ufffd" in text
+
+
+ODDITIES: dict[str, Callable[[str], bool]] = {
+    "replaced": replaced,
+    "mojibake": mojibake,
+    "control": control,
+    "invisible": invisible,
+    "html": html,
+}
+
+
+_LATIN = re.compile("[A-Za-z]")
+_TOGETHER = {"Cjk": "CJK", "Hiragana": "CJK", "Katakana": "CJK"}
+
+
+def script(text: str) -> str | None:
+    """The script that most letters of the text are of: Latin, Cyrillic, CJK (kana too), … None without letters."""
+    if text.isascii():
+        return "Latin" if _LATIN.search(text) else None
+    counts: Counter[str] = Counter()
+    for character, count in Counter(text).items():
+        if character.isalpha():
+            counts[_script_of(character)] += count
+    return max(counts, key=lambda name: (counts[name], name)) if counts else None
+
+
+@cache
+def _script_of(letter: str) -> str:
+    """The first word of a letter's Unicode name, which is its script's but for styled letters (Mathematical, …)."""
+    first = unicodedata.name(letter, "Unnamed").split()[0].capitalize()
+    return _TOGETHER.get(first, first)

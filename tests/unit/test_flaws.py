@@ -1,0 +1,68 @@
+"""Each flaw is found in the row that has it, and dropped by its name."""
+
+from typing import get_args
+
+import pytest
+
+from rlhf.data import flaws
+from rlhf.data.flaws import FLAWS
+from rlhf.data.formats import Document, Example, Message, PreferencePair, ReadReport, Rows
+from rlhf.data.quality import QualityReport
+from rlhf.recipe import Flaw
+
+CUT = "You could begin with a walk along the river in the morning, before it gets too hot for that, and then you"
+PLANTED = {
+    "near_identical": ("Tell me.", " ".join(map(str, range(40))) + ".", " ".join(map(str, range(39))) + "."),
+    "one_word": ("Tell me.", "Yes.", "It is not."),
+    "unfinished": ("Tell me.", CUT, "It is not."),
+    "other_script": ("Tell me.", "Это так.", "It is not."),
+    "replaced": ("Tell me.", "It\ufffds so.", "It is not."),
+    "mojibake": ("Tell me.", "Itâ€™s so.", "It is not."),
+    "control": ("Tell\x00 me.", "It is so.", "It is not."),
+    "invisible": ("Tell me.", "It is\u200b so.", "It is not."),
+    "html": ("Tell me.", "It is so.<br>", "It is not."),
+}
+
+
+def pair(prompt: str, chosen: str, rejected: str) -> PreferencePair:
+    return PreferencePair((Message("user", prompt),), chosen, rejected, "a:1")
+
+
+def clean(n: int = 30) -> list[PreferencePair]:
+    return [pair(f"Question {i}?", f"It is {i}.", f"It is not {i}.") for i in range(n)]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_flaw_is_found_and_no_other(name):
+    planted = pair(*PLANTED[name])
+    found = {flaw: find([*clean(), planted]) for flaw, find in FLAWS.items()}
+    assert {flaw: rows for flaw, rows in found.items() if rows} == {name: [planted]}
+
+
+def test_repeats_and_contradictions():
+    one, again, opposite = pair("Q?", "A b.", "C d."), pair("Q?", "A b.", "C d."), pair("Q?", "C d.", "A b.")
+    rows = [*clean(), one, again, opposite]
+    assert [id(row) for row in FLAWS["duplicates"](rows)] == [id(again)]
+    assert [id(row) for row in FLAWS["contradictory"](rows)] == [id(one), id(again), id(opposite)]
+    documents = [Document("a", "a:1"), Document("a", "a:2"), Document("b", "a:3")]
+    assert FLAWS["duplicates"](documents) == documents[1:2]
+
+
+def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():
+    assert {*FLAWS, "leaked"} == set(get_args(Flaw))
+    assert set(get_args(Flaw)) <= set(QualityReport.__dataclass_fields__)
+
+
+def test_drop_counts_each_row_for_the_first_reason():
+    both = pair("Tell me.", "Yes<br>", "It is not.")  # one word, and HTML
+    rows = Rows(
+        (Document("<p>a</p>", "a:1"),),
+        (Example((Message("user", "Q?"),), "Yes.", "a:2"),),
+        (*clean(3), both),
+        ReadReport((), (), (), (), ()),
+    )
+    kept, counts = flaws.drop(rows, ["one_word", "html"])
+    assert counts == {"one_word": 2, "html": 1}
+    assert (kept.documents, kept.examples, list(kept.pairs)) == ((), (), clean(3))
+    assert flaws.drop(rows, ["html", "one_word"])[1] == {"html": 2, "one_word": 1}
+    assert flaws.drop(rows, []) == (rows, {})

@@ -1,0 +1,90 @@
+"""Held-out rows whose like is in training are found; what is only alike in form is not."""
+
+import random
+
+import pytest
+
+from rlhf.data.formats import Document, Example, Message, PreferencePair, Row
+from rlhf.data.leakage import leaks
+
+RNG = random.Random(0)
+
+
+def prose(words: int) -> str:
+    return " ".join(f"w{RNG.randrange(5000)}" for _ in range(words))
+
+
+def pair(asked: str, chosen: str, rejected: str = "no", *before: str) -> PreferencePair:
+    turns = tuple(Message(("user", "assistant")[n % 2], text) for n, text in enumerate((*before, asked)))
+    return PreferencePair(turns, chosen, rejected, "a:1")
+
+
+def found(training: list[Row], heldout: list[Row]) -> dict[str, int]:
+    return {way: len(rows) for way, rows in leaks([*OTHERS, *training], heldout).found.items() if rows}
+
+
+OTHERS: list[Row] = [pair(prose(20), prose(40), prose(40)) for _ in range(50)]
+
+
+def test_nothing_is_found_in_what_is_apart():
+    heldout: list[Row] = [pair(prose(20), prose(40)) for _ in range(20)]
+    assert found([Document(prose(500), "a:1"), Example((Message("user", "q"),), "Yes.", "a:2")], heldout) == {}
+    assert found([], [pair("say it", "Yes.")]) == found([pair("really so", "Yes.")], [pair("say it", "Yes.")]) == {}
+    assert leaks([], heldout).training == leaks(heldout, []).training == []
+
+
+def test_the_same_answer_in_another_conversation():
+    answer = prose(15)
+    one, other = pair("how is that", answer), pair("would you think so", "no", answer.upper().replace(" ", "  "))
+    leaked = leaks([*OTHERS, one], [other])
+    assert leaked.heldout == [(other, one)] and leaked.training == [one]
+    assert found([one], [other]) == {"same_answer": 1}
+    assert found([pair("how is that", " ".join(answer.split()[:12]))], [other]) == {}
+
+
+def test_the_same_last_turn_and_answer_after_another_start():
+    training = pair("and then", "Nothing.", "no", "hello", "hi")
+    assert found([training], [pair("And then", "Nothing.", "x", "hey", "hi")]) == {"same_turn": 1}
+    assert found([training], [pair("and now", "Nothing.", "x", "hey", "hi")]) == {}
+
+
+def test_the_same_start_shows_where_the_split_is_not_ours():
+    training = pair("go on", prose(20), "no", "hello there", "hi")
+    assert found([training], [pair("hello  there", prose(20), "x")]) == {"same_start": 1}
+
+
+@pytest.mark.parametrize(("changed", "copy"), [(1, True), (30, False)])
+def test_near_copies(changed, copy):
+    """Of 120 words, one changed word spoils 13 of 108 shingles; a change in every fourth spoils them all."""
+    words = prose(120).split()
+    places = [50] if changed == 1 else range(0, 120, 4)
+    other = [("x" if n in places else word) for n, word in enumerate(words)]
+    heldout = pair("what is it", " ".join(words))
+    for training in (
+        pair("and what", " ".join(other)),
+        pair("go on", "yes", "no", "well", " ".join(other)),
+        Document("Once: " + ", ".join(other) + ".", "a:1"),
+    ):
+        leaked = leaks([*OTHERS, training], [heldout])
+        assert [len(rows) for way, rows in leaked.found.items() if way == "near_copies"] == [int(copy)]
+        assert leaked.training == ([training] if copy else [])
+
+
+def test_a_copy_must_be_in_one_row():
+    """Two training rows with one half each are no copy, though all shingles but those between are in training."""
+    words = prose(200).split()
+    halves: list[Row] = [pair("one", " ".join(words[:100])), pair("two", " ".join(words[100:]))]
+    assert found(halves, [pair("all", " ".join(words))]) == {}
+
+
+def test_a_template_is_no_copy():
+    template = prose(60)
+    heldout: list[Row] = [pair(f"{template} h{n}", f"it is h{n}") for n in range(11)]
+    training: list[Row] = [pair(f"{template} t{n}", f"it is t{n}") for n in range(100)]
+    assert found(training, heldout) == {}
+    assert found(training, heldout[:10]) == {"near_copies": 10}  # too few to tell a template from copies
+
+
+def test_shingles_run_from_the_question_into_its_answer():
+    asked, answer = prose(10), prose(12)
+    assert found([pair(" ".join(["x", *asked.split()[1:]]), "no", answer)], [pair(asked, answer)]) == {"near_copies": 1}

@@ -1,0 +1,60 @@
+"""What `data.drop` leaves out before training, and what the manifest says about it."""
+
+import json
+
+import pytest
+
+from rlhf.data.formats import DataError
+from rlhf.data.load import load
+from rlhf.run import Run
+from tests.conftest import small
+
+ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"
+
+
+def row(n: int, chosen: str = "", rejected: str = "") -> dict:
+    return {"prompt": f"Question {n}?", "chosen": chosen or f"It is {n}.", "rejected": rejected or f"It is not {n}."}
+
+
+def corpus(tmp_path, rows, drop):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], data__drop=drop), "sft")
+    described = {}
+    run.describe = lambda **facts: described.update(facts)
+    return load(run), described["data"]
+
+
+def test_nothing_is_dropped_by_default(tmp_path):
+    rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
+    found, facts = corpus(tmp_path, rows, None)
+    assert facts["pairs"] == 52 == len(found.pairs.train) + len(found.pairs.heldout)
+    assert "dropped" not in facts
+    again, facts = corpus(tmp_path, rows, [])
+    assert again == found and facts["dropped"] == {}
+
+
+def test_dropped_rows_are_counted_by_reason(tmp_path):
+    rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
+    found, facts = corpus(tmp_path, rows, ["one_word", "duplicates", "html"])
+    assert facts["dropped"] == {"one_word": 1, "duplicates": 1, "html": 0} and facts["pairs"] == 50
+    assert not any(pair.chosen == "Yes." for pair in (*found.pairs.train, *found.pairs.heldout))
+    kept, _ = corpus(tmp_path, rows[1:-1], None)  # the same as if they had never been there
+    strip = [[(p.prompt, p.chosen) for p in side] for c in (found, kept) for side in (c.pairs.train, c.pairs.heldout)]
+    assert strip[:2] == strip[2:]
+
+
+def test_leaked_rows_leave_the_training_side_only(tmp_path):
+    rows = [row(n, ANSWER) if n < 30 else row(n) for n in range(200)]
+    before, _ = corpus(tmp_path, rows, None)
+    after, facts = corpus(tmp_path, rows, ["leaked"])
+    copies = [sum(pair.chosen == ANSWER for pair in side) for side in (before.pairs.heldout, before.pairs.train)]
+    assert all(copies) and facts["dropped"] == {"leaked": copies[1]}
+    assert after.pairs.heldout == before.pairs.heldout
+    assert not any(pair.chosen == ANSWER for pair in after.pairs.train)
+    assert facts["pairs"] == 200 - copies[1]
+
+
+def test_dropping_everything_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"data.drop leaves nothing to train on \(one_word 20, html 0\)"):
+        corpus(tmp_path, [row(n, "Yes.") for n in range(20)], ["one_word", "html"])

@@ -1,0 +1,45 @@
+"""Lengths in words and in a tokenizer's tokens."""
+
+import pytest
+
+from rlhf.data import spread
+from rlhf.data.formats import DataError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tokenizer whose tokens are letters."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate("abc?")}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.enable_truncation(3)
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+def test_histogram_and_quantiles():
+    found = spread.spread([0, 8, 9, 16, 17, 300])
+    assert (found.upto, found.counts) == ((8, 16, 32, 64, 128, 256, 512), (2, 2, 1, 0, 0, 0, 1))
+    assert (found.p50, found.longest) == (9, 300) and sum(found.counts) == 6
+    assert found.bars() == "██▄   ▄ up to 8, 16, …, 512"
+    assert spread.spread([3]).bars() == "█ up to 8"
+
+
+def test_words_and_tokens(folder):
+    assert spread.words(["a b", "", "a\nb c"]) == [2, 0, 3]
+    assert spread.tokens(folder)(["abcabc", "", "a"]) == [6, 0, 1]
+
+
+def test_no_tokenizer_is_one_clear_line(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    for folder, message in (
+        (tmp_path / "nowhere", "there is no such folder"),
+        (tmp_path, "no tokenizer could be read there"),
+        (tmp_path / "empty", "no tokenizer could be read there"),
+    ):
+        with pytest.raises(DataError, match=message) as error:
+            spread.tokens(folder)
+        assert "\n" not in str(error.value) and str(folder) in str(error.value)
