@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rlhf import ab, console
 from rlhf import recipe as recipes
 from rlhf.recipe import RECIPES, STAGES
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.run import RunError, read_json, read_lines, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most
@@ -80,7 +80,7 @@ def page(runs: Sequence[Recorded]) -> str:
         _time(runs, charts),
         _memory(runs, charts),
     ]
-    parts += [_samples(runs), _provenance(runs)]
+    parts += [_data(runs, charts), _provenance(runs), _samples(runs)]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -411,6 +411,60 @@ def _samples(runs: Sequence[Recorded]) -> str:
     field = '<p class="screen"><input id="filter" placeholder="only samples with …" aria-label="filter samples"></p>'
     count = f'<p class="note"><span id="shown">{len(shown)}</span> of {len(shown)} samples</p>'
     return _section("Samples", field + count + "".join(shown))
+
+
+def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
+    """Signs of bad data in what the runs were trained on, and how long its texts are."""
+    parts = []
+    for run in runs:
+        found = _checked(run)
+        if not found:
+            continue
+        rows = []
+        for line in found["table"]:
+            mark = {"error": "outside", "warning": "warn"}.get(line["severity"], "")
+            hint = f'<span class="{mark}">{_text(line["hint"])}</span>'
+            rows.append((run.name, line["name"], line["value"], hint))
+        parts.append(_table(("run", "", "", ""), rows, runs, safe=(3,)))
+        dropped = next(iter(run.manifests.values())).get("data", {}).get("dropped")
+        if dropped:
+            left = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
+            parts.append(f'<p class="note">Left out before training (data.drop): {_text(left)}.</p>')
+        drawn = []
+        for part, lengths in found["lengths"].items():
+            ends = [f"≤ {end:,}" for end in lengths["upto"]]
+            bars = {"type": "bar", "x": ends, "y": lengths["counts"], "showlegend": False}
+            drawn.append(charts.add(f"{found['unit']} per {part}{_of(run, runs)}", [bars], bargap=0.05))
+        parts.append(f'<div class="charts">{"".join(drawn)}</div>')
+    return _section("Data quality", "".join(parts))
+
+
+def _checked(run: Recorded) -> dict[str, Any] | None:
+    """What a check of the run's data says, made once and kept beside it; None for stand-ins and where files are gone.
+
+    Lengths are in tokens where the run has a tokenizer of its own, otherwise in words.
+    """
+    manifest = next((m for m in run.manifests.values() if "data" in m), None)
+    if manifest is None or manifest["settings"]["data"]["source"] == "lengths":
+        return None
+    file, facts, settings = run.path / "data" / "quality.json", manifest["data"], manifest["settings"]
+    known = read_json(file)
+    if known and known["data_sha256"] == facts["sha256"]:
+        return known
+    names = [name for name in (entry["name"] for entry in facts["files"]) if Path(name).is_file()]
+    if len(names) < len(facts["files"]):
+        return None
+    from rlhf.data import formats, quality, spread  # only a report that shows data needs them
+
+    tokenizer = run.path / "pretrain" / "model"
+    count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
+    with console.working(f"{run.name}: checking its data"):
+        rows = formats.read(names, on_bad_row="skip", format=settings["data"]["format"])
+        split = {"seed": settings["seed"], "fraction": settings["data"]["heldout_fraction"]}
+        found = quality.check(rows, **split, count=count, unit=unit).to_dict() | {"data_sha256": facts["sha256"]}
+    file.parent.mkdir(exist_ok=True)
+    write_json(file, found)
+    return found
 
 
 def _provenance(runs: Sequence[Recorded]) -> str:

@@ -131,10 +131,10 @@ class QualityReport:
         return max((line.severity for line in self.table()), key=SEVERITIES.index)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values only, the verdicts included."""
+        """Plain JSON values only, the table and the verdicts in it included."""
         result: dict[str, object] = json.loads(json.dumps(asdict(self)))
-        verdicts = [line._asdict() for line in self.verdicts()]
-        return result | {"severity": self.severity, "verdicts": verdicts}
+        table, verdicts = ([line._asdict() for line in lines] for lines in (self.table(), self.verdicts()))
+        return result | {"severity": self.severity, "verdicts": verdicts, "table": table}
 
     def verdicts(self) -> list[Line]:
         """The lines that show a sign of bad data; none is good news, not a proof."""

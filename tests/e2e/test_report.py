@@ -142,6 +142,17 @@ def test_ratings_are_counted(evaluated):
     assert re.search(r"&lt;b&gt;ann&lt;/b&gt;</td><td class=number>3</td><td class=number>100% ", page)
 
 
+def test_the_data_is_checked_once(evaluated, monkeypatch):
+    charts = charts_of(report.page([report.load(evaluated)]))
+    found = json.loads((evaluated / "data" / "quality.json").read_text())
+    manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
+    assert (found["pairs"], found["data_sha256"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
+    assert charts["tokens per chosen"]["data"][0]["y"] == found["lengths"]["chosen"]["counts"]
+    monkeypatch.setattr("rlhf.data.quality.check", None)
+    page = report.page([report.load(evaluated)])
+    assert "<h2>Data quality</h2>" in page and "<td>near identical</td>" in page
+
+
 def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_path):
     """A run of a recipe for a GPU, as far as the page reads one."""
     loaded = recipe.load(RECIPE.parents[1] / "4090-llama2-7b" / "v1")

@@ -53,5 +53,5 @@ def test_the_direct_dependencies_are_those_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = (ROOT / "requirements" / "direct.txt").read_text().splitlines()
-    direct = [*project["dependencies"], *extras["gpu"], *extras["tracking"]]
+    direct = [*project["dependencies"], *(line for name in ("gpu", "tracking", "serve") for line in extras[name])]
     assert [line for line in lines if not line.startswith("#")] == direct
