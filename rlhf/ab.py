@@ -69,8 +69,17 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
     rows = read_lines(root / "evaluate" / "samples.jsonl")
     if not rows or read_json(root / "evaluate" / "summary.json") is None:
         raise RunError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+    lines = (root / "evaluate" / "samples.jsonl").read_bytes().count(b"\n")
+    if len(rows) < lines or not all(isinstance(row.get("prompt"), str) for row in rows):
+        raise RunError(
+            f"{root / 'evaluate' / 'samples.jsonl'} is damaged; move {root / 'evaluate'} away and run it again"
+        )
     names = [name for name in rows[0] if all(_answered(row.get(name)) for row in rows)]
     a = a or "sft"
+    if b is None and not {"ppo", "dpo"} & set(names) - {a}:
+        raise RunError(
+            f"{root / 'evaluate'}: no trained policy to compare with {a}; it has answers of {', '.join(names)}"
+        )
     b = b or ("ppo" if "ppo" in names and a != "ppo" else "dpo")
     for name in (a, b):
         if name not in names:
@@ -209,10 +218,10 @@ def _agreement(votes: Sequence[tuple[Mapping[str, Any], Pair]], key: str) -> dic
 def show(found: Mapping[str, Any], file: Path) -> None:
     """The summary as a table; columns without anything in them are left out."""
     if not found["raters"]:
-        console.OUT.print(f"{found['a']} against {found['b']}: {found['pairs']} pairs, nothing rated yet")
+        console.OUT.print(f"{found['b']} against {found['a']}: nothing of {found['pairs']} rated yet")
         return
     columns = {
-        "rater": lambda name, row: name,
+        "rater": lambda name, row: harmless(name),
         "won": lambda name, row: str(row["wins"]),
         "lost": lambda name, row: str(row["losses"]),
         "tied": lambda name, row: str(row["ties"]),

@@ -234,7 +234,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
         click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]"),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N pairs."),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
     )
     for option in reversed(options):
         command = option(command)
@@ -291,6 +291,8 @@ def judge(
     parallel: int,
 ) -> None:
     """Let a model rate the same pairs, each in both orders."""
+    if not model.strip() or not model.isprintable():
+        raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     loaded = load_recipe(hw, directory, (), None, (), None)
     found = rating.compare(out / loaded.name / loaded.version, a, b)
     asked = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
@@ -333,6 +335,8 @@ def check_data(
     """
     from rlhf.data import formats, quality, spread
 
+    if not math.isfinite(fraction):
+        raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
     with console.working("reading and checking"):
         rows = formats.read(list(files), on_bad_row="skip")

@@ -5,13 +5,15 @@ Each pair is asked about twice, in both orders: a verdict counts only where the 
 
 import http.client
 import json
+import queue
 import random
 import re
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlhf import ab, console
@@ -54,7 +56,6 @@ class Judge:
         if key and not re.fullmatch(r"[!-~]+", key):
             raise RunError("OPENAI_API_KEY holds characters that no key has")
         self.url, self.model, self.key = url.rstrip("/"), model, key
-        self.stopped = threading.Event()  # nothing more is asked once it is set
         self._patient = False
         self._limits: dict[str, int] = {"temperature": 0, "max_tokens": TOKENS}
         easy = ab.Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
@@ -72,8 +73,9 @@ class Judge:
         content = {"model": self.model, "messages": [{"role": "user", "content": question}]}
         found = self._call(json.dumps(content | self._limits).encode())
         try:
-            return str(json.loads(found)["choices"][0]["message"]["content"] or "")
-        except (ValueError, TypeError, KeyError, IndexError):
+            said = json.loads(found)["choices"][0]["message"]["content"] or ""
+            return "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise RunError(f"{self.url} does not answer as a chat completion: {_line(found)}") from None
 
     def _call(self, body: bytes) -> bytes:
@@ -96,8 +98,8 @@ class Judge:
                 problem = _line(str(getattr(error, "reason", error)).encode())
                 if not self._patient:
                     raise RunError(f"no endpoint answers at {self.url} ({problem})") from None
-            if tried < TRIES - 1 and self.stopped.wait(min(LONGEST_WAIT, wait * random.uniform(1, 1.2))):
-                break
+            if tried < TRIES - 1:
+                time.sleep(min(LONGEST_WAIT, wait * random.uniform(1, 1.2)))
         raise RunError(f"{self.url} failed {TRIES} times ({problem}); what was judged is kept: try again later")
 
     def _refusal(self, status: int, problem: str) -> RunError:
@@ -157,25 +159,49 @@ def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once
     }
     todo = [pair for pair in found.pairs[:limit] if (pair.item, pair.digest) not in done]
 
+    answers: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
     refused: list[str] = []
+    unread: list[str] = []  # replies that name no letter
 
-    def ask(pair: ab.Pair) -> str:
-        try:
-            row = judged(judge, pair)
-        except Refused as error:
-            refused.append(str(error))
-            return "refused"
-        ab.append(found.file, row)
-        return row["verdict"]
+    def ask(pairs: Iterator[ab.Pair]) -> None:
+        for pair in pairs:
+            try:
+                row = judged(judge, pair)
+                ab.append(found.file, row)
+                unread.extend(reply for order, reply in row["replies"].items() if row["said"][order] is None)
+                answers.put(row["verdict"])
+            except Refused as error:
+                refused.append(str(error))
+                answers.put("refused")
+            except Exception as error:
+                answers.put(error)
+                return
 
-    with ThreadPoolExecutor(at_once) as pool, console.Bar("judge", len(todo)) as bar:
-        asked = [pool.submit(ask, pair) for pair in todo]
-        try:
-            for number, answer in enumerate(as_completed(asked), 1):
-                bar.update(number, answer.result())
-        except BaseException:
-            judge.stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)  # what is being asked just now still goes to the file
-            raise
+    shared = _Shared(todo)
+    for _ in range(min(at_once, len(todo))):  # they end with the program, even while an endpoint keeps them waiting
+        threading.Thread(target=ask, args=(shared,), daemon=True).start()
+    with console.Bar("judge", len(todo)) as bar:
+        for number in range(1, len(todo) + 1):
+            answer = answers.get()
+            if isinstance(answer, Exception):
+                raise answer
+            bar.update(number, answer)
     if refused:
         print(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}", file=sys.stderr)
+    if unread:
+        reply = _line(unread[0].encode(errors="replace")) or "an empty one"
+        print(f"judge: {len(unread)} replies name no letter, the first: {reply}", file=sys.stderr)
+
+
+class _Shared:
+    """An iterator that several threads take from."""
+
+    def __init__(self, pairs: Iterable[ab.Pair]):
+        self._pairs, self._lock = iter(pairs), threading.Lock()
+
+    def __iter__(self) -> Iterator[ab.Pair]:
+        return self
+
+    def __next__(self) -> ab.Pair:
+        with self._lock:
+            return next(self._pairs)

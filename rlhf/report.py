@@ -4,7 +4,7 @@ import html
 import itertools
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,20 +75,8 @@ def page(runs: Sequence[Recorded]) -> str:
     charts = _Charts()
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
-    parts = [
-        _verdicts(runs),
-        _findings(runs),
-        _curves(runs, charts),
-        _frontier(runs, charts),
-        _policies(runs, charts),
-        _ratings(runs),
-        _reward_model(runs, charts),
-        _time(runs, charts),
-        _memory(runs, charts),
-        _data(runs, charts),
-        _provenance(runs),
-        _samples(runs),
-    ]
+    drawn = (_curves, _frontier, _policies, _ratings, _reward_model, _time, _memory, _data)
+    parts = [_or_why(section, runs, charts) for section in (_verdicts, _findings, *drawn, _provenance, _samples)]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -97,6 +85,18 @@ def page(runs: Sequence[Recorded]) -> str:
         charts=json.dumps(charts.all, allow_nan=False).replace("<", "\\u003c"),
         library=get_plotlyjs(),
     )
+
+
+def _or_why(
+    section: Callable[[Sequence[Recorded], "_Charts"], str], runs: Sequence[Recorded], charts: "_Charts"
+) -> str:
+    """A part of the page, or that it is missing: a damaged file takes the part that reads it, and no other."""
+    try:
+        return section(runs, charts)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        name = section.__name__.strip("_").replace("_", " ")
+        why = f"{name}: a file of the run is damaged or of another version ({type(error).__name__}: {error})"
+        return f'<p class="warn">Left out: {_text(why)}</p>'
 
 
 class _Charts:
@@ -113,7 +113,7 @@ class _Charts:
         return f'<div class="{kind}" id="{name}" role="img" aria-label="{html.escape(title)}"></div>'
 
 
-def _verdicts(runs: Sequence[Recorded]) -> str:
+def _verdicts(runs: Sequence[Recorded], charts: _Charts) -> str:
     rows = []
     for run in runs:
         for stage, summary in run.summaries.items():
@@ -129,7 +129,7 @@ def _verdicts(runs: Sequence[Recorded]) -> str:
     return _section("Published, predicted, measured", _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
 
 
-def _findings(runs: Sequence[Recorded]) -> str:
+def _findings(runs: Sequence[Recorded], charts: _Charts) -> str:
     items = []
     for run in runs:
         for stage in run.manifests:
@@ -268,7 +268,7 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
     return _section("The policies on held-out prompts", "".join(parts))
 
 
-def _ratings(runs: Sequence[Recorded]) -> str:
+def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:
     """What people and models said of two policies' answers, blind."""
     rows = []
     for run in runs:
@@ -403,11 +403,12 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     return _section("Memory", drawn + notes + peaks)
 
 
-def _samples(runs: Sequence[Recorded]) -> str:
+def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Held-out prompts with every policy's answer, from the evaluation or, without one, PPO's last samples."""
-    shown = []
+    shown, total = [], 0
     for run in runs:
         rows = read_lines(run.path / "evaluate" / "samples.jsonl") or read_lines(run.path / "ppo" / "samples.jsonl")
+        total += len(rows)
         for row in rows[-SAMPLES:]:
             answers = {key: value for key, value in row.items() if key not in ("step", "prompt")}
             cells = []
@@ -421,7 +422,8 @@ def _samples(runs: Sequence[Recorded]) -> str:
     if not shown:
         return ""
     field = '<p class="screen"><input id="filter" placeholder="only samples with …" aria-label="filter samples"></p>'
-    count = f'<p class="note"><span id="shown">{len(shown)}</span> of {len(shown)} samples</p>'
+    more = f" ({total} in all; the others are in samples.jsonl)" if total > len(shown) else ""
+    count = f'<p class="note"><span id="shown">{len(shown)}</span> of {len(shown)} samples{more}</p>'
     return _section("Samples", field + count + "".join(shown))
 
 
@@ -478,12 +480,15 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
         if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
             return "its data has changed since; what it was trained on cannot be checked any more"
         found = quality.check(rows, **split, count=count, unit=unit).to_dict() | {"made_from": made_from}
-    file.parent.mkdir(exist_ok=True)
-    write_json(file, found)
+    try:
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, found)
+    except OSError:
+        pass  # a page about a run that cannot be written to is checked anew each time
     return found
 
 
-def _provenance(runs: Sequence[Recorded]) -> str:
+def _provenance(runs: Sequence[Recorded], charts: _Charts) -> str:
     rows = []
     for run in runs:
         for stage, manifest in run.manifests.items():

@@ -83,6 +83,8 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
         return f"{where}: {key + ': ' if key else ''}{message}"
+    if problem["type"] == "tuple_type":
+        message = f"a list is written [{problem['input']}]"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where}: {key} = {problem['input']!r}: {message}{more}"
 

@@ -95,6 +95,8 @@ def load(run: Run) -> Corpus:
     facts = _fingerprint(rows.report, corpus)
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
+        counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
+        print(f"{run.stage}: data.drop left out {counts}", file=sys.stderr)
     if facts["left_out"]:
         first = ", ".join(facts["left_out"][:3])
         print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)

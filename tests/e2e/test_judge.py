@@ -2,11 +2,13 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
@@ -69,16 +71,6 @@ def honest(question: str, times: int) -> str:
     return "C" if ("good" in first) == ("good" in second) else "A" if "good" in first else "**B**"
 
 
-class Hasty(threading.Event):
-    """Notes how long it should have waited."""
-
-    waited: ClassVar[list[float]] = []
-
-    def wait(self, timeout=None):
-        self.waited.append(timeout)
-        return self.is_set()
-
-
 @pytest.fixture
 def stub():
     stubs = []
@@ -96,7 +88,7 @@ def stub():
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(judge, "threading", SimpleNamespace(Event=Hasty))
+    monkeypatch.setattr(judge.time, "sleep", lambda seconds: None)
     return evaluation(tmp_path, [row(i, *(["same x", "same y"] if i == 9 else [])) for i in range(10)])
 
 
@@ -161,6 +153,25 @@ def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):
     assert {r["item"]: r["verdict"] for r in rows(root)}[3] == "b"
 
 
+def test_nothing_keeps_a_judge_that_is_stopped(root, stub, tmp_path):
+    """The endpoint answers the first questions and then keeps silent."""
+    server = stub(
+        lambda question, times: (
+            time.sleep(60) if len(server.asked) > 3 else honest(question, times) if PROBE not in question else "A"
+        )
+    )
+    line = ["judge", "--recipe", RECIPE, "--out", root.parents[1], "--model", "m", "--url", server.url]
+    line += ["--parallel", "1"]
+    started = subprocess.Popen([sys.executable, "-m", "rlhf.cli", *map(str, line)], stderr=subprocess.PIPE, text=True)
+    while len(server.asked) < 4:
+        assert started.poll() is None
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    _, said = started.communicate(timeout=10)
+    assert started.returncode == 130 and said.strip() == "stopped"
+    assert len(rows(root)) == 1
+
+
 def test_a_model_that_takes_no_temperature_is_asked_without(root, asked, stub):
     server = stub(honest)
     server.mind = lambda question, times: (
@@ -172,8 +183,8 @@ def test_a_model_that_takes_no_temperature_is_asked_without(root, asked, stub):
 
 
 def test_a_busy_and_broken_endpoint_is_asked_again(root, asked, stub, monkeypatch):
-    Hasty.waited.clear()
-    waited = Hasty.waited
+    waited = []
+    monkeypatch.setattr(judge.time, "sleep", waited.append)
     faults = {1: (429, "slow down", ("Retry-After", "7")), 2: (500, "oops"), 3: (503, "")}
     server = stub(lambda question, times: faults.get(times) or honest(question, times))
     assert asked(server.url, "--parallel", "1")[0] == 0

@@ -173,6 +173,28 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     pairs.write_text(before)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "lost"),
+    [
+        ("evaluate/details.json", '{"scores": 3}', "policies"),
+        ("evaluate/details.json", '{"reward_model": {"x": 1}}', "reward model"),
+        ("data/quality.json", "MADE_FROM", "data"),
+        ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', "curves"),
+        ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', "samples"),
+    ],
+)
+def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content, lost):
+    report.page([report.load(evaluated)])  # the data has been checked
+    before = (evaluated / file).read_text()
+    if content == "MADE_FROM":
+        content = json.dumps({"made_from": json.loads(before)["made_from"]})
+    (evaluated / file).write_text(content)
+    page = report.page([report.load(evaluated)])
+    (evaluated / file).write_text(before)
+    assert re.findall(r'<p class="warn">Left out: ([\w ]+):', page) == [lost]
+    assert "<h2>Provenance</h2>" in page
+
+
 def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_path):
     """A run of a recipe for a GPU, as far as the page reads one."""
     loaded = recipe.load(RECIPE.parents[1] / "4090-llama2-7b" / "v1")

@@ -1,11 +1,14 @@
 """Each flaw is found in the row that has it, and dropped by its name."""
 
+import time
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlhf.data import flaws
-from rlhf.data.flaws import FLAWS
+from rlhf.data.flaws import FLAWS, common_in_order, nearly_identical
 from rlhf.data.formats import Document, Example, Message, PreferencePair, ReadReport, Rows
 from rlhf.data.quality import QualityReport
 from rlhf.recipe import Flaw
@@ -66,3 +69,19 @@ def test_drop_counts_each_row_for_the_first_reason():
     assert (kept.documents, kept.examples, list(kept.pairs)) == ((), (), clean(3))
     assert flaws.drop(rows, ["html", "one_word"])[1] == {"html": 2, "one_word": 1}
     assert flaws.drop(rows, []) == (rows, {})
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))
+def test_words_in_common_are_the_longest_common_subsequence(a, b):
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+    assert common_in_order(a, b) == table[-1][-1]
+
+
+def test_answers_that_repeat_themselves_take_no_time():
+    a, b = ["the", "cat", "sat"] * 500, ["the", "sat", "cat"] * 500
+    began = time.process_time()
+    assert not any(nearly_identical(a, b) for _ in range(20))
+    assert time.process_time() - began < 2
