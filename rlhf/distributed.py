@@ -109,7 +109,9 @@ def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
     if recipe.processes(stage) == 1 or engine == "ddp":
         return
     if stage == "ppo" and engine == "deepspeed":
-        raise RunError("ppo divides its base by fsdp only: --set hardware.engine=fsdp, or ddp where it fits each device")
+        raise RunError(
+            "ppo divides its base by fsdp only: --set hardware.engine=fsdp, or ddp where each device has room"
+        )
     if stage != "ppo" and recipe.hardware.device == "cpu":
         raise RunError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
 
@@ -118,7 +120,7 @@ def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
 
 
 def deal(rows: RowsT) -> RowsT:
-    """This rank's rows of a sequence: every world-th. Of rows in order of length every rank gets about the same work."""
+    """This rank's rows of a sequence: every world-th. Of rows by length every rank gets about the same work."""
     return rows[rank() :: world()]  # type: ignore[return-value]
 
 
@@ -219,7 +221,10 @@ def gather(model: "nn.Module", whole: bool) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_reshard_after_forward(not whole, recurse=False)
-            _ = module.unshard() if whole else module.reshard()
+            if whole:
+                module.unshard()
+            else:
+                module.reshard()
 
 
 # -- how they are started --------------------------------------------------------------------------------------------
@@ -310,4 +315,5 @@ def report(message: str) -> bool:
 
 def lost(error: BaseException) -> bool:
     """Whether an error only means that another rank has ended."""
-    return world() > 1 and bool(re.search(r"Connection (closed|reset) by|Broken pipe|remote process exited", str(error)))
+    gone = r"Connection (closed|reset) by|Broken pipe|remote process exited"
+    return world() > 1 and bool(re.search(gone, str(error)))

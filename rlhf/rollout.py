@@ -130,9 +130,9 @@ def sample(
     """Sample one response per prompt (token ids), from the model as it stands, with the adapter that is active.
 
     Prompts of similar length are decoded together; the result is in the order of `prompts`. Randomness comes from
-    torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. Of several ranks, which
-    must be in the same random state, each decodes its share of the prompts, and all return the whole. `observe` is shown
-    the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`.
+    torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. Several ranks, whose
+    generators must be in the same state, decode a share each, and all return the whole. `observe` is shown the hidden
+    state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`.
     """
     model.eval()
     device = next(model.parameters()).device

@@ -317,11 +317,11 @@ class Follower(Run):
 
     leads = False
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
+    def _nothing(self, *_: Any, **__: Any) -> Any:
         pass
 
-    start = describe = log = log_telemetry = log_samples = log_finding = _nothing  # type: ignore[assignment]
-    save_checkpoint = seal_checkpoint = _nothing  # type: ignore[assignment]
+    start = describe = log = log_telemetry = log_samples = log_finding = _nothing
+    save_checkpoint = seal_checkpoint = _nothing
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from datasets import Dataset
 from accelerate.data_loader import SeedableRandomSampler
+from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 

@@ -338,7 +338,8 @@ def save_adapter(model: PeftModel, run: Run, folder: Path, adapter: str = "defau
     if not run.leads:
         return
     base, revision = base_name(run), run.loaded.recipe.model.revision
-    state = get_peft_model_state_dict(model, adapter_name=adapter)
+    parameters = dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
+    state = get_peft_model_state_dict(model, state_dict=parameters, adapter_name=adapter)
     model.peft_config[adapter].save_pretrained(folder)
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})

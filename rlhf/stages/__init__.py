@@ -54,7 +54,8 @@ def execute(
             device_of(loaded.recipe)  # without a GPU nothing more need be predicted
             predicted = distributed.from_main(preflight)
             device = set_up_torch(loaded.recipe)
-            run.start(resume, sys.argv, device_facts(device) | _processes(loaded))
+            devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
+            run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
             run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
             project = f"{loaded.name}-{loaded.version}"
             with tracking.trackers(report_to, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
@@ -62,10 +63,6 @@ def execute(
                 run.trackers, run.readers = [*logs, watch.see], [watch.read]
                 result = _run(run, device)
         return run.finish(result.metrics, result.costs, predicted), result, run.path
-
-
-def _processes(loaded: Loaded) -> dict[str, Any]:
-    return {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine} if distributed.world() > 1 else {}
 
 
 def _run(run: Run, device: Any) -> Result:
