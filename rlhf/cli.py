@@ -398,12 +398,6 @@ def guarded(command: click.Command) -> None:
         print(f"{command.name}: nobody reads the output any more", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
-    except RuntimeError as error:
-        if not distributed.lost(error):
-            raise
-        if not distributed.report("another rank has ended"):
-            print("error: another rank has ended; its own message says why", file=sys.stderr)
-        sys.exit(distributed.LOST)
     except OSError as error:
         fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
     except (KeyboardInterrupt, click.Abort):
@@ -412,6 +406,12 @@ def guarded(command: click.Command) -> None:
         if not distributed.report("stopped"):
             print(f"stopped{way}", file=sys.stderr)
         sys.exit(130)
+    except RuntimeError as error:
+        if not distributed.lost(error):
+            raise
+        if not distributed.report("another rank has ended"):
+            print("error: another rank has ended; its own message says why", file=sys.stderr)
+        sys.exit(distributed.LOST)
 
 
 def fail(message: str) -> None:

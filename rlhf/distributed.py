@@ -84,7 +84,7 @@ def joined(loaded: Loaded, stage: str) -> Iterator[None]:
             PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
         except RuntimeError as error:  # torch's DistError and its kinds
             raise RunError(f"rank {rank()} did not meet the others: {explained(str(error))}") from error
-        agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage)])
+        agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine])
         agree("code", code_version()["commit"])
         yield
         PartialState().destroy_process_group()
@@ -250,7 +250,7 @@ def launch(loaded: Loaded, stage: str) -> None:
     count = loaded.recipe.hardware.count
     flags = [*_engine_flags(loaded), "--num_processes", str(count), "--main_process_port", "0"]
     arguments = launch_command_parser().parse_args([*flags, "--module", "rlhf.cli", *sys.argv[1:]])
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what it would say is said below
+    logging.disable(logging.CRITICAL)  # what the launcher would say is said below
     os.environ[_STARTED_HERE] = "1"
     try:
         launch_command(arguments)
@@ -261,6 +261,7 @@ def launch(loaded: Loaded, stage: str) -> None:
     except (ConnectionError, RuntimeError) as error:
         raise RunError(f"the processes could not be started: {explained(str(error))}") from error
     finally:
+        logging.disable(logging.NOTSET)
         del os.environ[_STARTED_HERE]
 
 

@@ -54,6 +54,7 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         save_strategy="steps",
         save_steps=options.save_steps,
         dataloader_pin_memory=recipe.hardware.device == "cuda",
+        ddp_find_unused_parameters=False,
         include_num_input_tokens_seen="non_padding",
         report_to="none",
         disable_tqdm=True,
