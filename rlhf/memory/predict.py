@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.memory import COMPONENTS
 from rlhf.recipe import Loaded
@@ -105,7 +106,7 @@ class Predictor:
 
 def _start(depth: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearse", str(depth)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**distributed.alone(os.environ), "OMP_NUM_THREADS": "1"}
     path = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
     return subprocess.Popen(
         command,

@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
+from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
@@ -40,6 +41,8 @@ def device_of(recipe: recipes.Recipe) -> torch.device:
         raise RunError(
             f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use HW=cpu"
         )
+    if recipe.hardware.device == "cuda" and distributed.launched():
+        return torch.device("cuda", distributed.local_rank())
     return torch.device(recipe.hardware.device)
 
 
@@ -332,8 +335,11 @@ def mixed_precision(model: PreTrainedModel) -> torch.autocast:
 
 def save_adapter(model: PeftModel, run: Run, folder: Path, adapter: str = "default") -> None:
     """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base."""
+    if not run.leads:
+        return
     base, revision = base_name(run), run.loaded.recipe.model.revision
-    state = get_peft_model_state_dict(model, adapter_name=adapter)
+    parameters = dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
+    state = get_peft_model_state_dict(model, state_dict=parameters, adapter_name=adapter)
     model.peft_config[adapter].save_pretrained(folder)
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})

@@ -17,7 +17,7 @@ LAYERS = (
     ("evaluation", "references", "vllm"),
     ("models", "rollout", "trainer"),
     ("data",),
-    ("run", "telemetry", "tracking", "console", "watch"),
+    ("run", "telemetry", "tracking", "console", "watch", "distributed"),
     ("recipe",),
     ("strict", "stats"),
     ("objectives",),
