@@ -143,7 +143,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         if settings.source == "random":
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
-                return _random_base(settings, device, kind, nf4, options)
+                return _plain(_random_base(settings, device, kind, nf4, options), run.loaded.recipe)
         if settings.source == "hub":
             options["revision"] = settings.revision
         if kind is AutoModelForSequenceClassification:
@@ -162,6 +162,16 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     _check_complete(report, name)
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
+    return _plain(base, run.loaded.recipe)
+
+
+def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
+    """Keep 4-bit weights as they are where ranks divide them: on a CPU bitsandbytes packs them anew at first use, in
+    place, which fetched parts undo without a word. GPUs have no such path."""
+    if recipe.hardware.engine == "fsdp":
+        for module in base.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
     return base
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf.recipe import Loaded
+from rlhf.recipe import Loaded, as_yaml, with_random_weights
 from rlhf.run import read_json, read_lines
 from tests.conftest import RECIPE, SMALL, beside, run_stages, small
 
@@ -29,7 +29,7 @@ def sizes(changes: dict[str, object]) -> Loaded:
 
 
 def command(stage: str, out: Path, changes: dict[str, object], recipe: Path = RECIPE) -> list[str]:
-    flags = [part for key, value in (SMALL | changes).items() for part in ("--set", f"{key}={value}")]
+    flags = [part for key, value in (SMALL | changes).items() for part in ("--set", f"{key}={as_yaml(value)}")]
     return ["rlhf.cli", "run", stage, "--recipe", str(recipe), "--out", str(out), *flags]
 
 
@@ -74,15 +74,32 @@ def ppo_alone(trained, tmp_path_factory) -> Path:
     return out / ROOT / "ppo"
 
 
-def test_ppo_takes_the_same_steps_with_its_base_divided(trained, tmp_path, ppo_alone):
-    recipe = tmp_path / ROOT
+def with_fsdp(folder: Path) -> Path:
+    """The recipe with accelerate's settings for FSDP beside it."""
+    recipe = folder / ROOT
     recipe.mkdir(parents=True)
     for file in (RECIPE / "recipe.yaml", RECIPE.parents[1] / "2xcpu-tiny/v1/accelerate-fsdp.yaml"):
         shutil.copy(file, recipe)
+    return recipe
+
+
+def test_ppo_takes_the_same_steps_with_its_base_divided(trained, tmp_path, ppo_alone):
+    recipe = with_fsdp(tmp_path)
     two = beside(trained, tmp_path / "two", *PARENTS["ppo"])
     changes = PPO | {"ppo.steps": 10, "hardware.engine": "fsdp", "ppo.gradient_checkpointing": True}
     run_two("ppo", two, changes, recipe)
     compare(ppo_alone, two / ROOT / "ppo", 10, "checkpoints/step-000010/adapter")
+
+
+def test_a_base_in_four_bits_is_divided_too(tmp_path):
+    """On a random base, which needs no training; NF4 wants rows of whole blocks of 64."""
+    sizes_of_nf4 = {"model.architecture.hidden_size": 64, "model.architecture.intermediate_size": 128}
+    changes = sizes_of_nf4 | {"model.quantization": "nf4", "hardware.engine": "fsdp"}
+    changes |= with_random_weights(sizes(changes).recipe, 120, "hh")
+    one, two = tmp_path / "one", tmp_path / "two"
+    run_stages(sizes(changes), one, "sft", "rm", "ppo")
+    run_two("ppo", beside(one, two, "sft", "rm"), changes, with_fsdp(tmp_path))
+    compare(one / ROOT / "ppo", two / ROOT / "ppo", 4)
 
 
 def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_it(trained, tmp_path, ppo_alone):
