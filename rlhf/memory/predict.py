@@ -12,11 +12,13 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.memory import COMPONENTS
+from rlhf.memory import COMPONENTS, ranks
+from rlhf.memory import Phase as Phase
+from rlhf.memory import Stage as Stage
 from rlhf.recipe import Loaded
 from rlhf.run import RunError
 
@@ -35,18 +37,6 @@ FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; re
 
 class PredictionError(RunError):
     """A rehearsal failed; what was to be rehearsed may still run."""
-
-
-class Phase(NamedTuple):
-    """Bytes at the peak of one phase, and what they are; operations per second are counted over the whole phase."""
-
-    peak_bytes: int
-    components: dict[str, int]
-    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
-    flops: int
-
-
-Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
 
 
 class Predictor:
@@ -70,21 +60,24 @@ class Predictor:
                 worker.wait()
 
     def __call__(self, loaded: Loaded, stage: str) -> Stage:
-        """Predict one stage. Raises PredictionError when the recipe has no architecture, or its rehearsal fails."""
+        """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
+        rehearsal fails."""
         architecture = loaded.recipe.model.architecture
         if architecture is None:
             raise PredictionError(
                 f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
             )
-        file = _cache_file(loaded, stage)
+        alone = ranks.of_one(loaded, stage)
+        file = _cache_file(alone, stage)
         peaks = _read_cache(file)
         if peaks is None:
-            peaks = self._rehearse(loaded, stage)
+            peaks = self._rehearse(alone, stage)
             _write_cache(file, peaks)
-        workspace = WORKSPACE.get(loaded.recipe.hardware.name, 0)
+        workspace = WORKSPACE.get(loaded.recipe.hardware.name.lstrip("0123456789x"), 0)
         layers = architecture.num_hidden_layers
         few, more = peaks
-        return _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
+        found = _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
+        return ranks.divide(loaded.recipe, stage, found)
 
     def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
         if not self._workers:
