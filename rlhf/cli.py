@@ -352,8 +352,9 @@ def check_data(
     else:
         lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in report.table()]
         console.rows_table("data", ("what", "value", "hint"), lines)
-    if rows.report.malformed:
-        raise DataError("; ".join(f"{source}: {reason}" for source, reason in rows.report.malformed[:3]))
+    malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
+    if malformed:
+        raise DataError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
     sys.exit({"error": 1, "warning": 3}.get(report.severity, 0))
 
 

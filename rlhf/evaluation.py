@@ -1,7 +1,7 @@
 """Sampled responses to held-out prompts and their worth: score, divergence, length, and in the toy world the truth."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import correlation, fmean, quantiles
 from typing import Any
@@ -17,7 +17,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Evaluate
 from rlhf.rollout import Rollout, Sampling, sample
-from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, sigmoid
+from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time
 HEALTHY = (0.3, 0.7)  # where a published guide wants a reward model's scores to lie after a sigmoid
@@ -121,26 +121,24 @@ def compare(before: Measured, after: Measured) -> dict[str, float]:
     return metrics
 
 
-def closer_look(before: Measured, after: Measured) -> dict[str, float]:
-    """What the evaluation adds to `compare`: variety, the win rate without the length, and proxy against truth."""
+def closer_look(before: Measured, after: Measured, gains: Mapping[str, float]) -> dict[str, float]:
+    """What the evaluation adds to the `gains` of `compare`: variety, win rate at equal length, proxy against truth."""
     metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
     if before is after:
         return metrics
     if before.scores is not None and after.scores is not None:
         difference = (after.scores - before.scores).tolist()
-        wins = [float(d > 0) + 0.5 * (d == 0) for d in difference]
-        controlled = length_controlled_win_rate(wins, (after.lengths - before.lengths).tolist())
+        controlled = length_controlled_win_rate(outcomes(difference), (after.lengths - before.lengths).tolist())
         assert controlled is not None
         metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
         metrics["lc_win_rate_vs_sft"] = controlled.value
-        metrics["lc_win_rate_vs_sft_ci95"] = (controlled.high - controlled.low) / 2
-    gains = compare(before, after)
+        metrics |= {"lc_win_rate_vs_sft_low": controlled.low, "lc_win_rate_vs_sft_high": controlled.high}
     if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
         metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
     return metrics
 
 
-def judged(
+def reward_model_figures(
     chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """How far a reward model can be believed, from its scores on held-out pairs; and the curves behind the numbers.
@@ -151,13 +149,13 @@ def judged(
     curve, error = calibration(margins)
     squashed = [sigmoid(x) for x in (*chosen, *rejected)]
     sure = [sigmoid(abs(m)) for m in margins]
-    right = [float(m > 0) + 0.5 * (m == 0) for m in margins]
+    right = outcomes(margins)
     ends = quantiles(squashed, n=20)
     metrics = {
         "accuracy": fmean(right),
         "margin": fmean(margins),
         "calibration_error": error,
-        "expected_noise": 1 - fmean(sure),
+        "noise_at_most": 1 - fmean(sure),
         "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, sure, strict=True)),
         "sigmoid_p5": ends[0],
         "sigmoid_p95": ends[-1],
@@ -191,7 +189,7 @@ def score_histograms(measured: dict[str, Measured]) -> dict[str, Any] | None:
 
 def win_rate(differences: Tensor) -> dict[str, float]:
     """Share of prompts with the higher score, ties counted half, and the half-width of its 95 % interval (normal)."""
-    wins = (differences > 0).double() + 0.5 * (differences == 0).double()
+    wins = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
     return {
         "win_rate_vs_sft": wins.mean().item(),
         "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),

@@ -7,7 +7,8 @@ import http.client
 import json
 import random
 import re
-import time
+import sys
+import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -53,21 +54,23 @@ class Judge:
         if key and not re.fullmatch(r"[!-~]+", key):
             raise RunError("OPENAI_API_KEY holds characters that no key has")
         self.url, self.model, self.key = url.rstrip("/"), model, key
+        self.stopped = threading.Event()  # nothing more is asked once it is set
         self._patient = False
-        self.reply(ab.Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {}), "ab")
+        self._limits: dict[str, int] = {"temperature": 0, "max_tokens": TOKENS}
+        easy = ab.Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
+        try:
+            self.reply(easy, "ab")
+        except Refused:  # some reasoning models take neither of the two
+            self._limits = {}
+            self.reply(easy, "ab")
         self._patient = True
 
     def reply(self, pair: ab.Pair, order: str) -> str:
-        """What the model says of a pair in this order, "" where it refuses. Raises RunError."""
+        """What the model says of a pair in this order. Raises Refused where it does not take the question, RunError."""
         first, second = (getattr(pair, name) for name in order)
         question = QUESTION.format(mark=pair.digest, prompt=pair.prompt, first=first, second=second)
-        content = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": question}],
-            "temperature": 0,
-            "max_tokens": TOKENS,
-        }
-        found = self._call(json.dumps(content).encode())
+        content = {"model": self.model, "messages": [{"role": "user", "content": question}]}
+        found = self._call(json.dumps(content | self._limits).encode())
         try:
             return str(json.loads(found)["choices"][0]["message"]["content"] or "")
         except (ValueError, TypeError, KeyError, IndexError):
@@ -93,8 +96,8 @@ class Judge:
                 problem = _line(str(getattr(error, "reason", error)).encode())
                 if not self._patient:
                     raise RunError(f"no endpoint answers at {self.url} ({problem})") from None
-            if tried < TRIES - 1:
-                time.sleep(min(LONGEST_WAIT, wait * random.uniform(1, 1.2)))
+            if tried < TRIES - 1 and self.stopped.wait(min(LONGEST_WAIT, wait * random.uniform(1, 1.2))):
+                break
         raise RunError(f"{self.url} failed {TRIES} times ({problem}); what was judged is kept: try again later")
 
     def _refusal(self, status: int, problem: str) -> RunError:
@@ -103,9 +106,8 @@ class Judge:
             return RunError(f"{self.url} wants a key in OPENAI_API_KEY, {has} ({problem})")
         if status == 404:
             return RunError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
-        if status in (400, 413, 422) and self._patient:
-            return Refused(problem)
-        return RunError(f"{self.url} refused the question ({problem})")
+        kind = Refused if status in (400, 413, 422) else RunError
+        return kind(f"{self.url} refused the question ({problem})")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -121,7 +123,9 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 def letter(reply: str) -> str | None:
     """A, B or C as a model says it: before a reason, alone on a line or at the end of one after words such as `answer
     is`; None where that is not just one letter. A letter within a sentence says nothing: `answer B is too long`."""
-    text = re.sub(r"<think>.*?</think>", "", reply, flags=re.S).strip()
+    text = reply.rpartition("</think>")[2].strip()  # what was thought aloud before is no verdict
+    if "<think>" in text:
+        return None  # it was cut off before it came to one
     found = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*]", text, re.I))
     for line in text.splitlines():
         said = re.fullmatch(r"(.*\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?)?[\W_]*([ABC]|tie)[\W_]*", line, re.I)
@@ -137,14 +141,8 @@ def _line(text: bytes) -> str:
 
 def judged(judge: Judge, pair: ab.Pair) -> dict[str, Any]:
     """The line for the file: what was said in each order, and the verdict that follows."""
-    said: dict[str, str | None] = {"ab": None, "ba": None}
-    replies = {}
-    for order in said:
-        try:
-            replies[order] = judge.reply(pair, order)
-            said[order] = {"A": order[0], "B": order[1], "C": "tie"}.get(letter(replies[order]) or "")
-        except Refused as error:
-            replies[order] = str(error)
+    replies = {order: judge.reply(pair, order) for order in ("ab", "ba")}
+    said = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
     first, second = said.values()
     verdict = "skip" if first is None or second is None else first if first == second else "tie"
     kept = {order: reply[:KEPT] for order, reply in replies.items()}
@@ -152,14 +150,21 @@ def judged(judge: Judge, pair: ab.Pair) -> dict[str, Any]:
 
 
 def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
-    """Judge the pairs that this model has not judged; each is written as soon as it is known."""
+    """Judge the pairs that this model has not judged; each is written as soon as it is known. Pairs that the endpoint
+    refuses are named at the end, and asked about again another time."""
     done = {
         (row["item"], row["sha256"]) for row in ab.standing(found.file) if row["rater"] == f"{ab.JUDGE}{judge.model}"
     }
     todo = [pair for pair in found.pairs[:limit] if (pair.item, pair.digest) not in done]
 
+    refused: list[str] = []
+
     def ask(pair: ab.Pair) -> str:
-        row = judged(judge, pair)
+        try:
+            row = judged(judge, pair)
+        except Refused as error:
+            refused.append(str(error))
+            return "refused"
         ab.append(found.file, row)
         return row["verdict"]
 
@@ -169,5 +174,8 @@ def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once
             for number, answer in enumerate(as_completed(asked), 1):
                 bar.update(number, answer.result())
         except BaseException:
+            judge.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)  # what is being asked just now still goes to the file
             raise
+    if refused:
+        print(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}", file=sys.stderr)

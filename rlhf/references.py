@@ -36,9 +36,14 @@ class Overlap:
             "_rejected": [(i, found[1]) for i, found in enumerate(references) if found and found[1] is not None],
         }
         self._rouge = RougeScorer(["rougeL"])
-        self._encoder = None if encoder is None else _Encoder(Path(encoder), device)
+        self._encoder: _Encoder | None = None
+        self._embedded: dict[str, Tensor] = {}
         if encoder is None:
             print("evaluate: BERTScore is skipped: evaluate.bertscore_model names no encoder", file=sys.stderr)
+            return
+        self._encoder = _Encoder(Path(encoder), device)
+        texts = {reference for rows in self._rows.values() for _, reference in rows}
+        self._embedded = {text: self._encoder.embed(text) for text in texts}
 
     def metrics(self, texts: Sequence[str]) -> dict[str, float]:
         """`bleu` (0 to 100, of the corpus), mean `rouge_l` and `bertscore` (F1); each also against rejected answers."""
@@ -54,23 +59,34 @@ class Overlap:
             rouge = [self._rouge.score(b, a)["rougeL"].fmeasure for a, b in pairs]
             found[f"rouge_l{suffix}"] = sum(rouge) / len(rouge)
             if self._encoder is not None:
-                found[f"bertscore{suffix}"] = sum(self._encoder.f1(a, b) for a, b in pairs) / len(pairs)
+                scores = [bertscore(self._encoder.embed(a), self._embedded[b]) for a, b in pairs]
+                found[f"bertscore{suffix}"] = sum(scores) / len(scores)
         return found
 
 
+def bertscore(answer: Tensor, reference: Tensor) -> float:
+    """F1 of BERTScore (arXiv 1904.09675) from unit vectors (T, H) of both texts' tokens: the harmonic mean of the mean
+    best similarity of either's tokens to the other's, without weights and without rescaling. 0 for an empty text."""
+    if not len(answer) or not len(reference):
+        return 0.0
+    similarity = answer @ reference.T
+    precision, recall = similarity.amax(1).mean(), similarity.amax(0).mean()
+    return (2 * precision * recall / (precision + recall)).item()
+
+
 class _Encoder:
-    """BERTScore (arXiv 1904.09675): greedy matching of contextual embeddings, here of the encoder's last layer, without
-    weighting by rarity and without rescaling."""
+    """The last layer of a BERT-like model."""
 
     def __init__(self, folder: Path, device: torch.device):
         if not (folder / "config.json").is_file():
             raise RunError(f"evaluate.bertscore_model: {folder} is no folder with a model (it has no config.json)")
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder).to(device).eval()
-        self._longest = self._model.config.max_position_embeddings
+        room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2
+        self._longest = min(room, self._tokenizer.model_max_length)
 
     @torch.no_grad()
-    def _embed(self, text: str) -> Tensor:
+    def embed(self, text: str) -> Tensor:
         """Unit vectors (T, H) of a text's tokens, the marks at its ends left out."""
         encoded = self._tokenizer(
             text, return_tensors="pt", truncation=True, max_length=self._longest, return_special_tokens_mask=True
@@ -78,12 +94,3 @@ class _Encoder:
         marks = encoded.pop("special_tokens_mask")[0].bool()
         hidden = self._model(**encoded.to(self._model.device)).last_hidden_state[0].float().cpu()
         return torch.nn.functional.normalize(hidden[~marks], dim=-1)
-
-    def f1(self, answer: str, reference: str) -> float:
-        """Harmonic mean of the mean best similarity of either text's tokens to the other's; 0 for an empty text."""
-        a, b = self._embed(answer), self._embed(reference)
-        if not len(a) or not len(b):
-            return 0.0
-        similarity = a @ b.T
-        precision, recall = similarity.amax(1).mean(), similarity.amax(0).mean()
-        return (2 * precision * recall / (precision + recall)).item()

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 from rlhf import ab, console
 from rlhf import recipe as recipes
+from rlhf.chat import harmless
+from rlhf.data import formats, quality, spread
+from rlhf.data.formats import DataError
 from rlhf.recipe import RECIPES, STAGES
-from rlhf.run import RunError, read_json, read_lines, write_json
+from rlhf.run import RunError, code_version, read_json, read_lines, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most
@@ -72,15 +75,20 @@ def page(runs: Sequence[Recorded]) -> str:
     charts = _Charts()
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
-    parts = [_verdicts(runs), _findings(runs), _curves(runs, charts), _frontier(runs, charts)]
-    parts += [
+    parts = [
+        _verdicts(runs),
+        _findings(runs),
+        _curves(runs, charts),
+        _frontier(runs, charts),
         _policies(runs, charts),
         _ratings(runs),
         _reward_model(runs, charts),
         _time(runs, charts),
         _memory(runs, charts),
+        _data(runs, charts),
+        _provenance(runs),
+        _samples(runs),
     ]
-    parts += [_data(runs, charts), _provenance(runs), _samples(runs)]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -165,7 +173,7 @@ def _line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dic
 
 def _timeline(run: Recorded, stage: str, key: str, last: float) -> list[dict[str, Any]]:
     """The published course of a curve, from the range of its first value to that of its last; none without both."""
-    ranges = {t["metric"]: t["published"] for t in run.summaries.get(stage, {}).get("targets", [])}
+    ranges = {t.get("metric"): t["published"] for t in run.summaries.get(stage, {}).get("targets", [])}
     start, end = ranges.get(f"first.{key}"), ranges.get(f"last.{key}")
     if not start or not end or None in (*start, *end):
         return []
@@ -266,7 +274,11 @@ def _ratings(runs: Sequence[Recorded]) -> str:
     for run in runs:
         for file in sorted((run.path / "ab").glob("*-vs-*.jsonl")):
             a, _, b = file.stem.partition("-vs-")
-            found = ab.summary(ab.compare(run.path, a, b))
+            try:
+                found = ab.summary(ab.compare(run.path, a, b))
+            except (RunError, DataError) as error:
+                rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
+                continue
             for rater, figures in [*found["raters"].items(), *found["groups"].items()]:
                 rates = [figures["win_rate"], figures["length_controlled_win_rate"]]
                 shown = [f"{r['value']:.0%} ({r['low']:.0%} to {r['high']:.0%})" if r else "" for r in rates]
@@ -418,7 +430,9 @@ def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
     parts = []
     for run in runs:
         found = _checked(run)
-        if not found:
+        if isinstance(found, str):
+            parts.append(f'<p class="note">{_text(f"{run.name}: {found}")}</p>')
+        if not isinstance(found, dict):
             continue
         rows = []
         for line in found["table"]:
@@ -439,8 +453,8 @@ def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
     return _section("Data quality", "".join(parts))
 
 
-def _checked(run: Recorded) -> dict[str, Any] | None:
-    """What a check of the run's data says, made once and kept beside it; None for stand-ins and where files are gone.
+def _checked(run: Recorded) -> dict[str, Any] | str | None:
+    """What a check of the run's data says, made once and kept beside it, or why there is none; None for stand-ins.
 
     Lengths are in tokens where the run has a tokenizer of its own, otherwise in words.
     """
@@ -448,20 +462,22 @@ def _checked(run: Recorded) -> dict[str, Any] | None:
     if manifest is None or manifest["settings"]["data"]["source"] == "lengths":
         return None
     file, facts, settings = run.path / "data" / "quality.json", manifest["data"], manifest["settings"]
-    known = read_json(file)
-    if known and known["data_sha256"] == facts["sha256"]:
-        return known
-    names = [name for name in (entry["name"] for entry in facts["files"]) if Path(name).is_file()]
-    if len(names) < len(facts["files"]):
-        return None
-    from rlhf.data import formats, quality, spread  # only a report that shows data needs them
-
     tokenizer = run.path / "pretrain" / "model"
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
+    split = {"seed": settings["seed"], "fraction": settings["data"]["heldout_fraction"]}
+    made_from = {"data": facts["sha256"], "unit": unit, "code": code_version()["commit"], **split}
+    known = read_json(file)
+    if known and known.get("made_from") == made_from:
+        return known
     with console.working(f"{run.name}: checking its data"):
-        rows = formats.read(names, on_bad_row="skip", format=settings["data"]["format"])
-        split = {"seed": settings["seed"], "fraction": settings["data"]["heldout_fraction"]}
-        found = quality.check(rows, **split, count=count, unit=unit).to_dict() | {"data_sha256": facts["sha256"]}
+        try:
+            names = [entry["name"] for entry in facts["files"]]
+            rows = formats.read(names, on_bad_row="skip", format=settings["data"]["format"])
+        except (DataError, OSError) as error:
+            return f"its data cannot be checked any more: {error}"
+        if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
+            return "its data has changed since; what it was trained on cannot be checked any more"
+        found = quality.check(rows, **split, count=count, unit=unit).to_dict() | {"made_from": made_from}
     file.parent.mkdir(exist_ok=True)
     write_json(file, found)
     return found
@@ -515,6 +531,5 @@ def _table(
 
 
 def _text(text: str) -> str:
-    """Escaped, without control characters, cut where it is very long."""
-    kept = "".join(c for c in text[:LONGEST] if c in "\n\t" or (ord(c) >= 32 and not 0x7F <= ord(c) < 0xA0))
-    return html.escape(kept) + ("…" if len(text) > LONGEST else "")
+    """Escaped, without what could take over the page, cut where it is very long."""
+    return html.escape(harmless(text[:LONGEST])) + ("…" if len(text) > LONGEST else "")

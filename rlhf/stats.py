@@ -30,14 +30,20 @@ def wilson(count: float, total: int) -> Estimate:
     return Estimate(p, max(0.0, middle - half), min(1.0, middle + half))
 
 
+def outcomes(differences: Sequence[float]) -> list[float]:
+    """1 for a win, 0 for a loss, 0.5 for a tie, from what one side has more than the other."""
+    return [1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in differences]
+
+
 def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float]) -> Estimate | None:
     """The win rate that is left when both answers are equally long, after AlpacaEval 2 (arXiv 2404.04475).
 
     P(win) = σ(a + b·tanh(d/s)), fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by maximum likelihood, d the answer's
-    length less its rival's (`longer`, any unit), s the standard deviation of d; the rate is σ(a), its interval a's
-    (the logit's standard error from the inverse Hessian). Of that paper's regression the term for the difficulty of a
-    prompt is left out: with two answers to each prompt it cannot be told from noise. A penalty of 0.01·(a² + b²) keeps
-    the fit finite where length decides every outcome. None without outcomes.
+    length less its rival's (`longer`, any unit), s the standard deviation of d; the rate is σ(a). Its interval is a's,
+    from H⁻¹MH⁻¹: H is the Hessian and M the sum of squared residuals: of ties as they are, (p − ½)², of wins
+    and losses as fitted, p(1 − p), which stays honest where one side wins everything. Of that paper's regression the
+    term for the difficulty of a prompt is left out: with two answers to each it cannot be told from noise. A penalty of
+    0.01·(a² + b²) keeps the fit finite where length decides every outcome. None without outcomes.
     """
     if not outcomes:
         return None
@@ -58,7 +64,12 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
         a, b = a - shrink * step_a, b - shrink * step_b
         if max(abs(step_a), abs(step_b)) < 1e-10:
             break
-    error = Z95 * math.sqrt(hbb / determinant)
+    maa = mab = mbb = 0.0
+    for x, y in rows:
+        p = sigmoid(a + b * x)
+        square = (p - 0.5) ** 2 if y == 0.5 else p * (1 - p)
+        maa, mab, mbb = maa + square, mab + square * x, mbb + square * x * x
+    error = Z95 * math.sqrt(hbb * hbb * maa - 2 * hbb * hab * mab + hab * hab * mbb) / determinant
     return Estimate(sigmoid(a), sigmoid(a - error), sigmoid(a + error))
 
 
@@ -105,9 +116,8 @@ def calibration(margins: Sequence[float], bins: int = 10) -> tuple[list[Bin], fl
     """
     width = 0.5 / bins
     held: list[list[tuple[float, float]]] = [[] for _ in range(bins)]
-    for margin in margins:
+    for margin, right in zip(margins, outcomes(margins), strict=True):
         sure = sigmoid(abs(margin))
-        right = 1.0 if margin > 0 else 0.5 if margin == 0 else 0.0
         held[min(bins - 1, int((sure - 0.5) / width))].append((sure, right))
     curve = [
         Bin(0.5 + i * width, 0.5 + (i + 1) * width, len(rows), fmean(c for c, _ in rows), fmean(r for _, r in rows))

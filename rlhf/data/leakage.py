@@ -16,7 +16,7 @@ from rlhf.data.split import row_key
 ANSWER_WORDS = 13  # shorter answers are given to many questions: I’m sorry, I don’t know how to do that.
 SHINGLE = 13  # words in a row, as GPT-3's authors counted overlap (arXiv 2005.14165, appendix C)
 CONTAINED = 0.8  # least share of the shingles of a held-out exchange that one training row holds
-BOILERPLATE = 10  # a shingle of more held-out rows than that belongs to a template and tells nothing
+BOILERPLATE = 10  # a shingle of more rows than that, on both sides, belongs to a template and tells nothing
 
 _WORD = re.compile(r"\w+")
 
@@ -87,14 +87,15 @@ def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Found:
     """Only the held-out side's shingles are kept, as hashes. A first pass finds the exchanges of which enough is
     somewhere on the training side, a second one the single rows that hold it."""
     rows_with = Counter(mark for row in heldout for mark in set().union(*_exchanges(row)))
-    wanted = {mark for mark, rows in rows_with.items() if rows <= BOILERPLATE}
     present: set[int] = set()
     touched = []
     for row in training:
-        hits = wanted.intersection(_whole(row))
+        hits = rows_with.keys() & set(_whole(row))
         present |= hits
+        rows_with.update(hits)
         if hits:
             touched.append(row)
+    wanted = {mark for mark, rows in rows_with.items() if rows <= BOILERPLATE}
     suspects: list[tuple[Row, int]] = []  # a held-out row, and the shingles that one training row must hold
     index: dict[int, list[int]] = defaultdict(list)
     for row in heldout:
@@ -113,7 +114,7 @@ def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Found:
             if count >= CONTAINED * marks_of_it:
                 sources.setdefault(id(copied), (copied, row))
                 guilty[id(row)] = row
-    return list(sources.values()), guilty
+    return [sources[id(row)] for row in heldout if id(row) in sources], guilty
 
 
 def _exchanges(row: Row) -> list[set[int]]:

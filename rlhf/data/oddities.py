@@ -46,14 +46,17 @@ _TYPESET = set("\xa0«»‹›‘’“”–—…")  # what good typesetting p
 def mojibake(text: str) -> bool:
     """Whether the text holds UTF-8 that was read as cp1252 or Latin-1 (cafÃ© for café): something that can be undone.
 
-    One character that can be undone proves it only where no language would write it so: behind Â, Ã or ð, or, with more
-    than typesetting behind them, Ä, Å, á, â and ï. Two in a row always do.
+    One character that can be undone proves it only where no language would write it so: behind Â, Ã or ð, unless
+    it ends a word in capitals (AMANHÃ…), or, with more than typesetting behind them, Ä, Å, á, â and ï. Two in a row
+    always do.
     """
     if text.isascii():
         return False
     for match in _MISREAD.finditer(text):
         run = match[0]
-        convincing = run[0] in "ÂÃð" or (run[0] in "ÄÅáâï" and not _TYPESET.issuperset(run[1:]))
+        typeset = _TYPESET.issuperset(run[1:])
+        word = typeset and text[max(0, match.start() - 1) : match.start()].isupper()
+        convincing = (run[0] in "ÂÃð" and not word) or (run[0] in "ÄÅáâï" and not typeset)
         undone = _undone(run)
         if undone and (convincing or len(undone) > 1):
             return True

@@ -360,7 +360,7 @@ def _percent(value: float | None, low: float | None, high: float | None) -> str:
 
 def _noise_line(of: LabelNoise) -> Line:
     if of.low is None:
-        elsewhere = "the evaluation's reward-model section estimates it"
+        elsewhere = "evaluating a reward model bounds it"
         return Line("label noise", f"nothing is labelled twice, so the file alone cannot tell; {elsewhere}")
     value = f"{_percent(of.noise, of.low, of.high)}, from {of.disagreement.total:,} labelled more than once"
     if of.low <= NOISY or of.disagreement.total < TWICE:

@@ -7,7 +7,7 @@ import torch
 from rlhf.data import load
 from rlhf.data.formats import PreferencePair
 from rlhf.data.tokenize import Codec
-from rlhf.evaluation import Measured, closer_look, compare, judged, measure, sampling, score_histograms
+from rlhf.evaluation import Measured, closer_look, compare, measure, reward_model_figures, sampling, score_histograms
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.references import Overlap, answers
@@ -61,11 +61,13 @@ def run_stage(run: Run, device: torch.device) -> Result:
     sft = measured["sft"]
     for name, found in measured.items():
         values = found.metrics() if name == "sft" else compare(sft, found)
-        values |= {"perplexity": perplexities[name]} | closer_look(sft, found) | overlap.metrics(found.texts)
+        values |= {"perplexity": perplexities[name]} | closer_look(sft, found, values)
+        with telemetry.phase("references"):
+            values |= overlap.metrics(found.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if key not in REPEATED}
     details: dict[str, Any] = {"scores": score_histograms(measured)}
     longer = [len(c.response) - len(r.response) for c, r in encoded]
-    found_rm, details["reward_model"] = judged(chosen.tolist(), rejected.tolist(), longer)
+    found_rm, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
     metrics |= {f"rm/{key}": value for key, value in found_rm.items()}
     details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
     write_json(run.path / "details.json", details)

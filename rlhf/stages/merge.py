@@ -52,7 +52,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 file=sys.stderr,
             )
         ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
-        merged.generation_config = GenerationConfig(do_sample=True, top_k=0, **ids)  # as it was trained to be sampled
+        how = {"temperature": recipe.evaluate.temperature, "top_p": recipe.evaluate.top_p, "top_k": 0}
+        merged.generation_config = GenerationConfig(do_sample=True, **how, **ids)  # as it was evaluated
         merged.save_pretrained(run.path / "model")
         if codec.template == "hh":
             codec.tokenizer.chat_template = HH_CHAT_TEMPLATE

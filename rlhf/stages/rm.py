@@ -6,6 +6,7 @@ option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRanking
 
 import itertools
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.recipe import Dpo, Rm
 from rlhf.run import Run
 from rlhf.stages import Result
+from rlhf.stats import outcomes
 from rlhf.telemetry import Telemetry
 from rlhf.trainer import arguments, rows_to_dataset, train, with_exact_weights
 
@@ -142,7 +144,7 @@ def _scorer(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], to
 
 def accuracy(differences: torch.Tensor) -> float:
     """Share of pairs with a positive score difference; a tie counts one half."""
-    return ((differences > 0).double() + 0.5 * (differences == 0).double()).mean().item()
+    return fmean(outcomes(differences.tolist()))
 
 
 class _MarginRankingTrainer(RewardTrainer):

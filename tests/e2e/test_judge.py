@@ -5,6 +5,8 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -22,7 +24,7 @@ class Stub(ThreadingHTTPServer):
 
     def __init__(self, mind):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.mind, self.asked = mind, []
+        self.mind, self.asked, self.temperatures = mind, [], []
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
@@ -41,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert content["temperature"] == 0
+        self.server.temperatures.append(content.get("temperature"))
         question = content["messages"][0]["content"]
         self.server.asked.append(question)
         self.server.headers = dict(self.headers)
@@ -67,6 +69,16 @@ def honest(question: str, times: int) -> str:
     return "C" if ("good" in first) == ("good" in second) else "A" if "good" in first else "**B**"
 
 
+class Hasty(threading.Event):
+    """Notes how long it should have waited."""
+
+    waited: ClassVar[list[float]] = []
+
+    def wait(self, timeout=None):
+        self.waited.append(timeout)
+        return self.is_set()
+
+
 @pytest.fixture
 def stub():
     stubs = []
@@ -84,7 +96,7 @@ def stub():
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(judge.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(judge, "threading", SimpleNamespace(Event=Hasty))
     return evaluation(tmp_path, [row(i, *(["same x", "same y"] if i == 9 else [])) for i in range(10)])
 
 
@@ -138,18 +150,30 @@ def test_refusals_and_nonsense_are_skips(root, asked, stub, reply):
     assert all(len(text) <= judge.KEPT for r in rows(root) for text in r["replies"].values())
 
 
-def test_a_question_that_the_endpoint_refuses_is_a_skip(root, asked, stub):
+def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):
     def mind(question, times):
         return (400, "too long: answer: A") if "question 3" in question else honest(question, times)
 
-    assert asked(stub(mind).url)[0] == 0
-    assert {r["item"]: r["verdict"] for r in rows(root)}[3] == "skip"
-    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 8 + ["skip", "tie"]
+    code, _, err = asked(stub(mind).url)
+    assert code == 0 and "1 of 10 pairs are not judged" in err and "400: too long" in err
+    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 8 + ["tie"]
+    asked(stub(honest).url)
+    assert {r["item"]: r["verdict"] for r in rows(root)}[3] == "b"
+
+
+def test_a_model_that_takes_no_temperature_is_asked_without(root, asked, stub):
+    server = stub(honest)
+    server.mind = lambda question, times: (
+        (400, "no temperature") if server.temperatures[-1] is not None else honest(question, times)
+    )
+    assert asked(server.url, "--parallel", "1")[0] == 0
+    assert server.temperatures == [0] + [None] * 21
+    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 9 + ["tie"]
 
 
 def test_a_busy_and_broken_endpoint_is_asked_again(root, asked, stub, monkeypatch):
-    waited = []
-    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    Hasty.waited.clear()
+    waited = Hasty.waited
     faults = {1: (429, "slow down", ("Retry-After", "7")), 2: (500, "oops"), 3: (503, "")}
     server = stub(lambda question, times: faults.get(times) or honest(question, times))
     assert asked(server.url, "--parallel", "1")[0] == 0
@@ -191,7 +215,7 @@ def test_what_is_wrong_with_an_endpoint_is_one_line(root, asked, stub, monkeypat
     code, _, err = asked(server.url)
     assert code == 1 and message in err and len(err.splitlines()) == 1
     assert server.headers.get("Authorization") == (f"Bearer {key}" if key else None)
-    assert len(server.asked) == 1 and not (root / "ab").exists()
+    assert len(server.asked) == (2 if found[0] == 400 else 1) and not (root / "ab").exists()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +261,13 @@ def test_people_and_judges_are_compared(root, asked, stub):
             ("Answer: A\nB", None),
         ),
         *(("I prefer answer B.", "B"), ("Neither A nor B", None), ("A: longer.\n\nVerdict: B", None)),
-        *(("", None), ("D", None), ("Because", None), ("<think>A", None)),
+        *(
+            ("", None),
+            ("D", None),
+            ("Because", None),
+            ("<think>A", None),
+            ("<think>\nLet me compare.\nAnswer A:\nIt says", None),
+        ),
     ],
 )
 def test_letters_are_found_where_there_is_just_one(reply, found):

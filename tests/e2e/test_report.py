@@ -137,7 +137,9 @@ def test_ratings_are_counted(evaluated):
     found = ab.compare(evaluated, "sft", "ppo")
     for pair in found.pairs[:3]:
         ab.append(found.file, ab.rating(pair, "<b>ann</b>", "b", "ab"))
+    (found.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
     page = report.page([report.load(evaluated)])
+    assert "not counted:" in page and "no answers of &#x27;dpo&#x27;" in page
     assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
     assert re.search(r"&lt;b&gt;ann&lt;/b&gt;</td><td class=number>3</td><td class=number>100% ", page)
 
@@ -146,11 +148,29 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     charts = charts_of(report.page([report.load(evaluated)]))
     found = json.loads((evaluated / "data" / "quality.json").read_text())
     manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
-    assert (found["pairs"], found["data_sha256"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
+    assert (found["pairs"], found["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
     assert charts["tokens per chosen"]["data"][0]["y"] == found["lengths"]["chosen"]["counts"]
     monkeypatch.setattr("rlhf.data.quality.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and "<td>near identical</td>" in page
+
+
+def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
+    (evaluated / "data" / "quality.json").unlink(missing_ok=True)
+    pairs = next((evaluated / "data").rglob("pairs.jsonl"))
+    manifest_file = evaluated / "pretrain" / "manifest.json"
+    manifest = json.loads(manifest_file.read_text())
+    manifest_file.write_text(json.dumps(manifest).replace(str(pairs.parents[4]), str(evaluated.parents[1])))
+    before = pairs.read_text()
+    pairs.write_text("".join(before.splitlines(keepends=True)[:20]))
+    for named in (evaluated / "pretrain", evaluated / "rm"):
+        text = (named / "manifest.json").read_text()
+        (named / "manifest.json").write_text(re.sub(r'"/[^"]*?/cpu-tiny/v1/data', f'"{evaluated}/data', text))
+    page = report.page([report.load(evaluated)])
+    assert "its data has changed since" in page and not (evaluated / "data" / "quality.json").exists()
+    pairs.unlink()
+    assert "its data cannot be checked any more" in report.page([report.load(evaluated)])
+    pairs.write_text(before)
 
 
 def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlhf import serve
 from rlhf.data.formats import Message, render_hh
@@ -92,6 +92,17 @@ def test_a_template_writes_what_training_wrote(done):
         assert written == tokenizer.bos_token + render_hh([Message(row["role"], row["content"]) for row in said])
     with pytest.raises(Exception, match="only the first message"):
         tokenizer.apply_chat_template([*SAID, SAID[0]], tokenize=False)
+
+
+def test_the_merged_model_samples_as_it_was_evaluated(done):
+    found = GenerationConfig.from_pretrained(done / NAME)
+    options = small().recipe.evaluate
+    assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (
+        True,
+        options.temperature,
+        options.top_p,
+        0,
+    )
 
 
 def test_what_is_missing_is_said(done, tmp_path, monkeypatch, capsys):

@@ -73,6 +73,8 @@ def test_mojibake_is_found_where_it_can_be_undone(text, encoding):
         "« un café\xa0» et « l’été…\xa0»",
         "„Spaß“ — „Fuß“",
         "CAFÉ” – À…",
+        "“EU VOLTO AMANHÃ” – AMANHÃ…",
+        "MAÇÃ–UVA, MANHÃ»",
         "«está…\xa0» y “NÄ”",
         "3×\xa04 = 12, Ø\xa010 mm, 20 °C ± 2",
         "São Paulo, coração, mãe",

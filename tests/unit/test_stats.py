@@ -41,7 +41,30 @@ def test_without_a_length_difference_it_is_the_win_rate():
     outcomes = [1.0] * 60 + [0.5] * 20 + [0.0] * 20
     found = stats.length_controlled_win_rate(outcomes, [0.0] * 100)
     assert found.value == pytest.approx(0.7, abs=1e-3)
-    assert found == pytest.approx(stats.wilson(70, 100), abs=0.006)
+    without_ties = stats.length_controlled_win_rate([1.0] * 70 + [0.0] * 30, [0.0] * 100)
+    assert without_ties == pytest.approx(stats.wilson(70, 100), abs=0.006)
+    assert found.high - found.low < 0.95 * (without_ties.high - without_ties.low), "ties are no coin flips"
+
+
+@pytest.mark.parametrize("ties", [0.0, 0.5, 0.8])
+def test_the_interval_holds_the_truth_as_often_as_it_says(ties):
+    """200 worlds of 200 comparisons each; an interval that took ties for coin flips would hold it nearly always."""
+    rng = random.Random(5)
+    held, widths = 0, []
+    for _ in range(200):
+        longer = [rng.gauss(0, 20) for _ in range(200)]
+        outcomes = [0.5 if rng.random() < ties else float(rng.random() < 0.7) for _ in longer]
+        found = stats.length_controlled_win_rate(outcomes, longer)
+        held += found.low < 0.5 * ties + 0.7 * (1 - ties) < found.high
+        widths.append(found.high - found.low)
+    assert held / 200 > 0.91
+    expected = 2 * 1.96 * math.sqrt((1 - ties) * 0.25 / 200)  # at most, of the mean of such outcomes
+    assert sum(widths) / 200 < 1.1 * expected
+
+
+def test_one_side_that_wins_everything_leaves_doubt():
+    found = stats.length_controlled_win_rate([1.0] * 20, [float(d % 5 - 2) for d in range(20)])
+    assert found.value > 0.9 and found.low < 0.9
 
 
 def test_length_control_is_finite_where_length_decides_all():

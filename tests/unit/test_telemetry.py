@@ -75,3 +75,23 @@ def test_energy_is_credited_to_each_phase(library):
     with telemetry.phase("other"):
         pass
     assert telemetry.costs()["phase_joules"] == {"outer/inner": 1000, "outer": 3000, "other": 1000}
+
+
+def test_memory_on_a_gpu_is_the_peak_since_it_was_asked_last(monkeypatch):
+    """Phases reset torch's own peak; what is asked between them still sees all of it, and changes none of them."""
+    peak = {"bytes": 0}
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak["bytes"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: peak["bytes"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(bytes=1))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    telemetry = Telemetry(CUDA)
+    with telemetry.phase("rollout"):
+        peak["bytes"] = 500
+    with telemetry.phase("update"):
+        peak["bytes"] = 300
+        assert telemetry.memory() == 500
+    peak["bytes"] = 20
+    assert telemetry.memory() == 20
+    found = telemetry.costs()
+    assert found["phase_peak_bytes"] == {"rollout": 500, "update": 300} and found["peak_vram_bytes"] == 500
