@@ -71,7 +71,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
     """One sampled response per held-out prompt, to look at."""
     how = sampling(run.loaded.recipe.evaluate, SAMPLES)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(run.loaded.recipe.seed)
         rollout = sample(model, codec.encode_prompts(prompts, how.max_prompt_length)[0], codec, how)
     return [codec.decode(row[real].tolist()) for row, real in zip(rollout.tokens, rollout.mask, strict=True)]

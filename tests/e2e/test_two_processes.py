@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhf import stages
 from rlhf.recipe import Loaded
 from rlhf.run import read_json, read_lines
 from tests.conftest import RECIPE, SMALL, beside, run_stages, small
@@ -61,6 +62,8 @@ def test_trl_stages_take_the_same_thirty_steps(trained, tmp_path, stage):
     compare(one / ROOT / stage, two / ROOT / stage, 30)
     manifest = read_json(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
+    again, result, _ = stages.execute(stage, sizes(changes | {"hardware.count": 2}), two)
+    assert result is None and again == read_json(two / ROOT / stage / "summary.json"), "done: nobody else is needed"
 
 
 PPO = {"ppo.steps": 30, "ppo.save_steps": 10, "ppo.eval_steps": 10, "ppo.lr_scheduler_type": "constant"}
