@@ -263,6 +263,8 @@ def launch(loaded: Loaded, stage: str) -> None:
         raise RunError(_why(error.failures, stage)) from None
     except SignalException:
         raise KeyboardInterrupt from None
+    except ImportError as error:
+        raise RunError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
         raise RunError(f"the processes could not be started: {explained(str(error))}") from error
     finally:

@@ -60,9 +60,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     if isinstance(trainer, _MarginRankingTrainer):
         trainer.margin = options.margin
-    train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
+    weights = train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
 
-    save_adapter(model, run, run.path / "adapter")
+    save_adapter(model, run, run.path / "adapter", weights=weights)
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
         batch = 2 * options.per_device_train_batch_size
         chosen = score(model, [c.prompt + c.response for c, _ in heldout], codec.pad_id, batch)
