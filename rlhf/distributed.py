@@ -114,6 +114,11 @@ def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
         )
     if stage != "ppo" and recipe.hardware.device == "cpu":
         raise RunError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
+    if stage != "ppo" and launched() and os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
+        raise RunError(
+            f"{stage} under {engine} is started by `accelerate launch` with accelerate-{engine}.yaml: another launcher "
+            "does not tell transformers of it"
+        )
 
 
 # -- what they share -------------------------------------------------------------------------------------------------
@@ -258,6 +263,8 @@ def launch(loaded: Loaded, stage: str) -> None:
         raise RunError(_why(error.failures, stage)) from None
     except SignalException:
         raise KeyboardInterrupt from None
+    except ImportError as error:
+        raise RunError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
         raise RunError(f"the processes could not be started: {explained(str(error))}") from error
     finally:

@@ -65,7 +65,10 @@ def measure(
 ) -> Measured:
     """Sample one response per prompt from a role and measure it; `truth` asks the toy world for the true reward."""
     ids, _ = codec.encode_prompts(prompts, how.max_prompt_length)
-    with working("evaluating on held-out prompts"), torch.random.fork_rng():
+    with (
+        working("evaluating on held-out prompts"),
+        torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
+    ):
         torch.manual_seed(seed + EVALUATION_SEED)
         shared.activate(role)
         rollout = sample(shared.base, ids, codec, how)

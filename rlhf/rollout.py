@@ -126,27 +126,32 @@ def sample(
     how: Sampling,
     observe: Observer | None = None,
     phase: Phase = record_function,
+    alike: bool = False,
 ) -> Rollout:
     """Sample one response per prompt (token ids), from the model as it stands, with the adapter that is active.
 
     Prompts of similar length are decoded together; the result is in the order of `prompts`. Randomness comes from
     torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. Several ranks, whose
     generators must be in the same state, decode a share each, and all return the whole. `observe` is shown the hidden
-    state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`.
+    state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`. `alike`: every rank decodes
+    all of them, in step, as a model must that an engine of transformers' Trainer has divided.
     """
     model.eval()
     device = next(model.parameters()).device
     uniforms = torch.rand(len(prompts), how.response_length).to(device)
     tokens = torch.zeros(len(prompts), how.response_length, dtype=torch.int64, device=device)
     logprobs, seen = torch.zeros(2, len(prompts), how.response_length, device=device)
-    order = distributed.deal(sorted(range(len(prompts)), key=lambda i: len(prompts[i])))
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if not alike:
+        order = distributed.deal(order)
     # flash attention cannot leave out the padding before a short prompt
     with mixed_precision(model), _attention(model, "sdpa"):
         for at in range(0, len(order), how.batch_size):
             rows = order[at : at + how.batch_size]
             batch = [prompts[i] for i in rows]
             tokens[rows], logprobs[rows], seen[rows] = _decode(phase, model, batch, uniforms[rows], how, codec, observe)
-    distributed.all_sum(tokens, logprobs, seen)
+    if not alike:
+        distributed.all_sum(tokens, logprobs, seen)
     is_eos = tokens == codec.eos_id
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)

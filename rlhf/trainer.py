@@ -134,8 +134,11 @@ class Dealt(Sampler[list[int]]):
             yield from (mine[i : i + self.rows] for i in range(0, len(mine), self.rows))
 
 
-def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[int]) -> None:
-    """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row."""
+def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row.
+
+    Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
+    """
     trainer.remove_callback(PrinterCallback)
     if getattr(run.loaded.recipe, run.stage).group_by_length:
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
@@ -147,6 +150,9 @@ def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[in
         trainer.add_callback(_RunCallback(run, bar, telemetry))
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
+    if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
+        return trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return dict(trainer.model.named_parameters())
 
 
 def _dealt(trainer: Trainer) -> DataLoader:

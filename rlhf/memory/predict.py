@@ -172,8 +172,10 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     beside = {"merge": {"sft"}, "evaluate": {"rm"}}.get(stage, set())  # what else a stage takes sizes from
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    device = loaded.recipe.hardware.device
-    key = recipes.content_hash([recipe, device, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
+    hardware = loaded.recipe.hardware
+    key = recipes.content_hash(
+        [recipe, hardware.device, hardware.count, stage, code.hexdigest(), [_version(name) for name in PACKAGES]]
+    )
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 

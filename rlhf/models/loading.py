@@ -343,13 +343,22 @@ def mixed_precision(model: PreTrainedModel) -> torch.autocast:
     return torch.autocast(model.device.type, torch.bfloat16, enabled=half)
 
 
-def save_adapter(model: PeftModel, run: Run, folder: Path, adapter: str = "default") -> None:
-    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base."""
+def save_adapter(
+    model: PeftModel,
+    run: Run,
+    folder: Path,
+    adapter: str = "default",
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base.
+
+    `weights`: the model's by name, where it does not hold them whole itself.
+    """
     if not run.leads:
         return
     base, revision = base_name(run), run.loaded.recipe.model.revision
-    parameters = dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
-    state = get_peft_model_state_dict(model, state_dict=parameters, adapter_name=adapter)
+    weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
+    state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
     model.peft_config[adapter].save_pretrained(folder)
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})

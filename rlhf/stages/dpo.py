@@ -75,8 +75,8 @@ def _fit(
             processing_class=codec.tokenizer,
         ),
     )
-    train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in pairs])
-    save_adapter(model, run, run.path / "adapter")
+    weights = train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in pairs])
+    save_adapter(model, run, run.path / "adapter", weights=weights)
     distributed.barrier()  # every rank reads it
 
 

@@ -419,7 +419,7 @@ def random_state() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],  # of this rank's device
         "python": random.getstate(),
         "numpy": (kind, np.asarray(keys).tolist(), *rest),
     }
@@ -428,7 +428,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"][0])
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
 
