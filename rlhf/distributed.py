@@ -35,6 +35,10 @@ KINDS = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}  # engine
 _STARTED_HERE = "RLHF_LAUNCHED"
 
 
+class Disagreement(RunError):
+    """Ranks do not have the same recipe, code or data; each of them knows."""
+
+
 # -- who is who ------------------------------------------------------------------------------------------------------
 
 
@@ -84,10 +88,22 @@ def joined(loaded: Loaded, stage: str) -> Iterator[None]:
             PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
         except RuntimeError as error:  # torch's DistError and its kinds
             raise RunError(f"rank {rank()} did not meet the others: {explained(str(error))}") from error
-        agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine])
-        agree("code", code_version()["commit"])
-        yield
-        PartialState().destroy_process_group()
+        try:
+            agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine])
+            agree("code", code_version()["commit"])
+            yield
+        except Disagreement:  # every rank has it
+            _part()
+            raise
+        _part()
+
+
+def _part() -> None:
+    """Leave the group when all are ready to: one that goes earlier looks like one that died."""
+    from accelerate import PartialState
+
+    barrier()
+    PartialState().destroy_process_group()
 
 
 def check_world(recipe: recipes.Recipe, stage: str) -> None:
@@ -192,7 +208,7 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def agree(what: str, value: Any) -> None:
-    """Raise RunError, on every rank, when a rank's value is not that of rank 0."""
+    """Raise Disagreement, on every rank, when a rank's value is not that of rank 0."""
     if world() == 1:
         return
     from torch import distributed
@@ -201,7 +217,7 @@ def agree(what: str, value: Any) -> None:
     distributed.all_gather_object(found, (socket.gethostname(), recipes.content_hash(value)))
     for number, (host, digest) in enumerate(found):
         if digest != found[0][1]:
-            raise RunError(
+            raise Disagreement(
                 f"rank {number} (on {host}) has another {what} than rank 0 (on {found[0][0]}): {digest[:12]}, not "
                 f"{found[0][1][:12]}; every machine needs the same checkout, command line and files"
             )
@@ -289,8 +305,9 @@ def _engine_flags(loaded: Loaded) -> list[str]:
 def _why(failures: Mapping[int, Any], stage: str) -> str:
     """One line about the rank whose end ended the others."""
     reasons = [f for f in failures.values() if f.exitcode not in (LOST, -signal.SIGTERM)] or list(failures.values())
-    first = min(reasons, key=lambda f: (f.exitcode > 0, f.timestamp))  # what was killed did not follow from the others
-    if first.exitcode > 0 and os.path.isfile(first.error_file):
+    told = [failure for failure in reasons if os.path.isfile(failure.error_file)]
+    first = min(told or reasons, key=lambda f: (f.exitcode > 0, f.timestamp))  # who was killed did not follow others
+    if told:
         return str(first.message)
     number = next(number for number, failure in failures.items() if failure is first)
     how = f"ended with exit code {first.exitcode}"
