@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from rlhf.published import COSTS as COSTS
+from rlhf.published import Target as Target
+from rlhf.strict import AsTuple, Section, Yaml, read_yaml, validate
 from rlhf.strict import RecipeError as RecipeError
-from rlhf.strict import Section, Yaml, read_yaml, validate
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
 SHARED = ("sft", "rm", "ppo", "dpo")  # stages whose work is dealt out to `hardware.count` processes
@@ -35,7 +37,6 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-_AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
 
 class Hardware(Section):
@@ -149,14 +150,14 @@ Flaw = Literal[
 
 class Data(Section):
     source: Literal["toy", "files", "hub", "lengths"]
-    files: Annotated[tuple[str, ...], _AsTuple] = ()
+    files: Annotated[tuple[str, ...], AsTuple] = ()
     name: str | None = None
     revision: str | None = None
     data_dir: str | None = None
     format: Literal["auto", "text", "hh", "instruction", "preference"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
-    drop: Annotated[tuple[Flaw, ...] | None, _AsTuple] = None  # rows to leave out: docs/data.md; null: none
+    drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     lengths: Lengths | None = None
 
@@ -176,7 +177,7 @@ class Lora(Section):
     r: PositiveInt
     lora_alpha: PositiveInt
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
-    target_modules: Annotated[tuple[str, ...], _AsTuple] | Literal["all-linear"]
+    target_modules: Annotated[tuple[str, ...], AsTuple] | Literal["all-linear"]
 
     @model_validator(mode="after")
     def _inside(self):
@@ -422,33 +423,6 @@ class Recipe(Section):
             "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
             + self.evaluate.response_length,
         }
-
-
-COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
-
-
-class Target(Section):
-    """One published figure, and what of ours it is compared with, or why nothing of ours can be."""
-
-    name: str
-    stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge", "all"]
-    metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
-    not_comparable: str | None = None  # the reason, where there is no metric
-    range: Annotated[tuple[float | None, float | None], _AsTuple]
-    range_of_mean: Annotated[tuple[float | None, float | None], _AsTuple] | None = None  # over several seeds
-    unit: str
-    source: str
-
-    @property
-    def limits(self) -> tuple[float | None, float | None]:
-        """What a value is held against: of a cost only the upper end of the range, for less is better."""
-        return (None, self.range[1]) if self.metric in COSTS else self.range
-
-    @model_validator(mode="after")
-    def _either(self):
-        if (self.metric is None) == (self.not_comparable is None):
-            raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
-        return self
 
 
 class Loaded(NamedTuple):

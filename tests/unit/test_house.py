@@ -18,7 +18,7 @@ LAYERS = (
     ("models", "rollout", "trainer"),
     ("data",),
     ("run", "telemetry", "tracking", "console", "watch", "distributed"),
-    ("recipe",),
+    ("recipe", "published"),
     ("strict", "stats"),
     ("objectives",),
 )
