@@ -77,7 +77,7 @@ export RLHF_VRAM_CAP := $(VRAM_CAP)
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 comma := ,
-on_cpu = $(filter cpu cpu-%,$(if $(RECIPE),$(notdir $(patsubst %/,%,$(dir $(RECIPE:/=)))),$(HW)))
+on_cpu = $(filter cpu cpu-% 2xcpu 2xcpu-%,$(if $(RECIPE),$(notdir $(patsubst %/,%,$(dir $(RECIPE:/=)))),$(HW)))
 local  = $(filter local,$(RUNTIME))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
 $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))

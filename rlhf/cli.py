@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, console, recipe, stages, tracking, watch
+from rlhf import __version__, console, distributed, recipe, stages, tracking, watch
 from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
@@ -24,7 +24,7 @@ from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.run import ParentMissing, RunError, read_json
+from rlhf.run import ParentMissing, Run, RunError, read_json
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 
@@ -103,6 +103,10 @@ def run(
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
+    if distributed.to_launch(loaded.recipe, stage) and Run(out, loaded, stage).done() is None:
+        distributed.launch(loaded, stage)
+        return
+
     def predict_peak() -> int | None:
         if not preflight:
             return None
@@ -112,6 +116,8 @@ def run(
     summary, result, path = stages.execute(
         stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak, stop_on=stop_on
     )
+    if distributed.rank():
+        return
     if if_needed and result is None:
         console.OUT.print(f"{stage}: done ({path})", markup=False)
         return
@@ -534,12 +540,20 @@ def guarded(command: click.Command) -> None:
     except (KeyboardInterrupt, click.Abort):
         training = {"run", "reproduce"} & {*sys.argv[1:2]}
         way = "; `--resume` (make: RESUME=1) continues from the newest checkpoint" if training else ""
-        print(f"stopped{way}", file=sys.stderr)
+        if not distributed.report("stopped"):
+            print(f"stopped{way}", file=sys.stderr)
         sys.exit(130)
+    except RuntimeError as error:
+        if not distributed.lost(error):
+            raise
+        if not distributed.report("another rank has ended"):
+            print("error: another rank has ended; its own message says why", file=sys.stderr)
+        sys.exit(distributed.LOST)
 
 
 def fail(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    if not distributed.report(message):
+        print(f"error: {message}", file=sys.stderr)
     sys.exit(1)
 
 

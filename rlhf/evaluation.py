@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf import distributed
 from rlhf.console import working
 from rlhf.data import toy
 from rlhf.data.load import Prompt
@@ -64,19 +65,23 @@ def measure(
 ) -> Measured:
     """Sample one response per prompt from a role and measure it; `truth` asks the toy world for the true reward."""
     ids, _ = codec.encode_prompts(prompts, how.max_prompt_length)
-    with working("evaluating on held-out prompts"), torch.random.fork_rng():
+    with (
+        working("evaluating on held-out prompts"),
+        torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
+    ):
         torch.manual_seed(seed + EVALUATION_SEED)
         shared.activate(role)
         rollout = sample(shared.base, ids, codec, how)
         texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
-        scores = torch.empty(len(ids)) if shared.score_head is not None else None
-        divergence = 0.0
-        for index in rollout.by_length(how.batch_size):
+        scores = torch.zeros(len(ids), device=shared.device)
+        divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
+        for index in rollout.dealt(how.batch_size):
             part = rollout.rows(index)
             if role != "reference":
                 divergence += exact_kl(shared, role, part, how.temperature)
-            if scores is not None:
-                scores[index.cpu()] = shared.scores(part).cpu()
+            if shared.score_head is not None:
+                scores[index] = shared.scores(part)
+        distributed.all_sum(scores, divergence)
     truths = None
     if truth:
         written = [codec.prompt_text(prompt) for prompt in prompts]
@@ -85,8 +90,8 @@ def measure(
         texts=texts,
         lengths=rollout.response_length.cpu(),
         ended=rollout.ended.cpu(),
-        kl=divergence / int(rollout.response_length.sum()),
-        scores=scores,
+        kl=divergence.item() / int(rollout.response_length.sum()),
+        scores=scores.cpu() if shared.score_head is not None else None,
         truths=truths,
     )
 

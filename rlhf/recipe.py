@@ -7,18 +7,22 @@ where those exist. Lengths are in tokens, learning rates per optimizer step, mem
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from rlhf.published import COSTS as COSTS
+from rlhf.published import Target as Target
+from rlhf.strict import AsTuple, Section, Yaml, read_yaml, validate
 from rlhf.strict import RecipeError as RecipeError
-from rlhf.strict import Section, Yaml, read_yaml, validate
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
+SHARED = ("sft", "rm", "ppo", "dpo")  # stages whose work is dealt out to `hardware.count` processes
 _PARENTS: dict[str, tuple[str, ...]] = {
     "pretrain": (),
     "sft": ("pretrain",),
@@ -33,7 +37,6 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-_AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
 
 class Hardware(Section):
@@ -41,6 +44,8 @@ class Hardware(Section):
     device: Literal["cpu", "cuda"]
     memory_gb: Positive | None = None  # of the card; null on a CPU
     threads: PositiveInt | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
+    count: PositiveInt = 1  # devices, and processes: each has its share of every batch
+    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # how several keep the weights: whole on each, or divided
 
 
 class Architecture(Section):
@@ -145,14 +150,14 @@ Flaw = Literal[
 
 class Data(Section):
     source: Literal["toy", "files", "hub", "lengths"]
-    files: Annotated[tuple[str, ...], _AsTuple] = ()
+    files: Annotated[tuple[str, ...], AsTuple] = ()
     name: str | None = None
     revision: str | None = None
     data_dir: str | None = None
     format: Literal["auto", "text", "hh", "instruction", "preference"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
-    drop: Annotated[tuple[Flaw, ...] | None, _AsTuple] = None  # rows to leave out: docs/data.md; null: none
+    drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     lengths: Lengths | None = None
 
@@ -172,7 +177,7 @@ class Lora(Section):
     r: PositiveInt
     lora_alpha: PositiveInt
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
-    target_modules: Annotated[tuple[str, ...], _AsTuple] | Literal["all-linear"]
+    target_modules: Annotated[tuple[str, ...], AsTuple] | Literal["all-linear"]
 
     @model_validator(mode="after")
     def _inside(self):
@@ -194,7 +199,7 @@ class Optimization(Section):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     num_train_epochs: Positive
     max_steps: PositiveInt | None = None  # stops earlier than num_train_epochs
-    per_device_train_batch_size: PositiveInt
+    per_device_train_batch_size: PositiveInt  # times gradient_accumulation_steps: the rows of a step, on all devices
     gradient_accumulation_steps: PositiveInt
     gradient_checkpointing: bool
     group_by_length: bool
@@ -209,6 +214,20 @@ class Optimization(Section):
         if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
             raise ValueError("save_steps must be a multiple of logging_steps")
         return self
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Rows of a micro-batch and micro-batches of a step on each of `count` devices, which make the same step.
+
+        Raises ValueError where a step cannot be divided evenly.
+        """
+        fewer = math.gcd(self.gradient_accumulation_steps, count)
+        rows, rest = divmod(self.per_device_train_batch_size, count // fewer)
+        if rest:
+            raise ValueError(
+                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} or per_device_train_batch_size: "
+                f"{self.per_device_train_batch_size} must be divisible by hardware.count: {count}"
+            )
+        return rows, self.gradient_accumulation_steps // fewer
 
 
 class Pretrain(Optimization):
@@ -368,6 +387,18 @@ class Recipe(Section):
             )
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
+        for stage in ("sft", "rm", "dpo"):
+            try:
+                getattr(self, stage).share(self.hardware.count)
+            except ValueError as error:
+                raise ValueError(f"{stage}: {error}") from None
+        if self.ppo.batch_size // self.ppo.num_mini_batches % self.hardware.count:
+            raise ValueError(
+                f"ppo: batch_size / num_mini_batches, {self.ppo.batch_size // self.ppo.num_mini_batches}, must be "
+                f"divisible by hardware.count: {self.hardware.count}"
+            )
+        if self.ppo.vllm_url is not None and self.hardware.count > 1:
+            raise ValueError("ppo.vllm_url needs hardware.count: 1: one server has one set of adapters")
         if self.merge.base == "dequantized" and self.model.quantization == "none":
             raise ValueError("merge.base: dequantized needs model.quantization: nf4")
         if self.model.architecture is not None:
@@ -376,6 +407,10 @@ class Recipe(Section):
                 if need > room:
                     raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
         return self
+
+    def processes(self, stage: str) -> int:
+        """How many processes work on a stage."""
+        return self.hardware.count if stage in SHARED else 1
 
     def lengths(self) -> dict[str, int]:
         """Tokens of the longest sequence of each stage, by the keys that set it."""
@@ -388,33 +423,6 @@ class Recipe(Section):
             "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
             + self.evaluate.response_length,
         }
-
-
-COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
-
-
-class Target(Section):
-    """One published figure, and what of ours it is compared with, or why nothing of ours can be."""
-
-    name: str
-    stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge", "all"]
-    metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
-    not_comparable: str | None = None  # the reason, where there is no metric
-    range: Annotated[tuple[float | None, float | None], _AsTuple]
-    range_of_mean: Annotated[tuple[float | None, float | None], _AsTuple] | None = None  # over several seeds
-    unit: str
-    source: str
-
-    @property
-    def limits(self) -> tuple[float | None, float | None]:
-        """What a value is held against: of a cost only the upper end of the range, for less is better."""
-        return (None, self.range[1]) if self.metric in COSTS else self.range
-
-    @model_validator(mode="after")
-    def _either(self):
-        if (self.metric is None) == (self.not_comparable is None):
-            raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
-        return self
 
 
 class Loaded(NamedTuple):
@@ -555,6 +563,8 @@ def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
     if stage == "dpo":
         sections.add("evaluate")  # its gains are measured that way
     found = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+    for key in ("count", "engine"):  # decide nothing but rounding: a run may go on with another number of devices
+        found["hardware"].pop(key)
     if "ppo" in found:
         found["ppo"]["vllm_url"] = recipe.ppo.vllm_url is not None  # where the server stands decides nothing
     return found

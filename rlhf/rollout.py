@@ -17,6 +17,7 @@ from torch.profiler import record_function
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from rlhf import distributed
 from rlhf.data.tokenize import Codec, pad_right
 from rlhf.models.loading import mixed_precision
 from rlhf.run import RunError
@@ -77,6 +78,10 @@ class Rollout:
         """Row indices in groups of `size`, short sequences with short ones."""
         return list((self.prompt_length + self.response_length).argsort(stable=True).split(size))
 
+    def dealt(self, size: int) -> list[Tensor]:
+        """The same for the rows that this rank works on: every rank has some of every length."""
+        return list(distributed.deal((self.prompt_length + self.response_length).argsort(stable=True)).split(size))
+
     def _positions(self) -> Tensor:
         slots = torch.arange(int(self.response_length.max()), device=self.ids.device)
         return (self.prompt_length[:, None] + slots).clamp(max=self.ids.shape[1] - 1)
@@ -121,25 +126,32 @@ def sample(
     how: Sampling,
     observe: Observer | None = None,
     phase: Phase = record_function,
+    alike: bool = False,
 ) -> Rollout:
     """Sample one response per prompt (token ids), from the model as it stands, with the adapter that is active.
 
     Prompts of similar length are decoded together; the result is in the order of `prompts`. Randomness comes from
-    torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. `observe` is shown
-    the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`.
+    torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. Several ranks, whose
+    generators must be in the same state, decode a share each, and all return the whole. `observe` is shown the hidden
+    state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`. `alike`: every rank decodes
+    all of them, in step, as a model must that an engine of transformers' Trainer has divided.
     """
     model.eval()
     device = next(model.parameters()).device
     uniforms = torch.rand(len(prompts), how.response_length).to(device)
-    tokens = torch.full((len(prompts), how.response_length), codec.pad_id, device=device)
+    tokens = torch.zeros(len(prompts), how.response_length, dtype=torch.int64, device=device)
     logprobs, seen = torch.zeros(2, len(prompts), how.response_length, device=device)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if not alike:
+        order = distributed.deal(order)
     # flash attention cannot leave out the padding before a short prompt
     with mixed_precision(model), _attention(model, "sdpa"):
         for at in range(0, len(order), how.batch_size):
             rows = order[at : at + how.batch_size]
             batch = [prompts[i] for i in rows]
             tokens[rows], logprobs[rows], seen[rows] = _decode(phase, model, batch, uniforms[rows], how, codec, observe)
+    if not alike:
+        distributed.all_sum(tokens, logprobs, seen)
     is_eos = tokens == codec.eos_id
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)

@@ -50,6 +50,8 @@ class ParentMissing(RunError):
 class Run:
     """One stage's directory while the stage runs. Use it as a context manager: it holds the directory's lock."""
 
+    leads = True  # whether this process writes
+
     def __init__(self, out: Path, loaded: Loaded, stage: str):
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version
@@ -308,6 +310,25 @@ class Run:
                 "choose another --out (make: OUT=…), or move that directory away"
             )
         return manifest
+
+
+class Follower(Run):
+    """The directory as every process but the first one sees it: it reads what is there and writes nothing."""
+
+    leads = False
+
+    def _nothing(self, *_: Any, **__: Any) -> Any:
+        pass
+
+    start = describe = log = log_telemetry = log_samples = log_finding = _nothing
+    save_checkpoint = seal_checkpoint = _nothing
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def finish(self, *_: Any) -> dict[str, Any]:
+        return {}
 
 
 def trained_policies(root: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 
 class RecipeError(ValueError):
@@ -19,6 +19,7 @@ class Section(BaseModel):
 
 
 SectionT = TypeVar("SectionT", bound=Section)
+AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
 
 class Yaml(yaml.SafeLoader):

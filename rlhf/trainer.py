@@ -1,6 +1,7 @@
 """Between our run directories and transformers' Trainer, on which pretrain, SFT, the reward model and DPO rest."""
 
 import gc
+import math
 import random
 import sys
 import time
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from rlhf import distributed
 from rlhf.console import Bar
 from rlhf.data.tokenize import pad_right
 from rlhf.models.loading import mixed_precision
@@ -29,6 +32,7 @@ _NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens
 def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: Any) -> ArgumentsT:
     """Training arguments of one stage; everything that decides the result comes from the recipe."""
     recipe = run.loaded.recipe
+    rows, accumulated = options.share(recipe.processes(run.stage))
     return kind(
         output_dir=str(run.path / "checkpoints" / ".partial"),
         seed=recipe.seed,
@@ -43,13 +47,14 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         optim=options.optim,
         num_train_epochs=options.num_train_epochs,
         max_steps=options.max_steps or -1,
-        per_device_train_batch_size=options.per_device_train_batch_size,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulated,
         activation_checkpointing=options.gradient_checkpointing,
         logging_steps=options.logging_steps,
         save_strategy="steps",
         save_steps=options.save_steps,
         dataloader_pin_memory=recipe.hardware.device == "cuda",
+        ddp_find_unused_parameters=False,
         include_num_input_tokens_seen="non_padding",
         report_to="none",
         disable_tqdm=True,
@@ -104,17 +109,66 @@ class LengthBuckets(Sampler[int]):
         return (row for batch in (*full, *short) for row in batch)
 
 
-def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[int]) -> None:
-    """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row."""
+class Dealt(Sampler[list[int]]):
+    """One rank's micro-batches: the rows of each optimizer's batch, dealt out like cards.
+
+    All ranks together make the steps that one process makes. A short last batch gives every rank as many rows as the
+    others; the few that are left over, fewer than there are ranks, sit this epoch out.
+    """
+
+    def __init__(self, order: Sampler[int], rows: int, accumulated: int):
+        self.order, self.rows, self.accumulated = order, rows, accumulated
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order.set_epoch(epoch)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.order) // distributed.world() / self.rows)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, world = list(self.order), distributed.world()
+        size = self.rows * self.accumulated * world
+        for at in range(0, len(order), size):
+            batch = order[at : at + size]
+            mine = distributed.deal(batch[: len(batch) // world * world])
+            yield from (mine[i : i + self.rows] for i in range(0, len(mine), self.rows))
+
+
+def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row.
+
+    Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
+    """
     trainer.remove_callback(PrinterCallback)
     if getattr(run.loaded.recipe, run.stage).group_by_length:
-        batch = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
-        sampler = LengthBuckets(lengths, batch, run.loaded.recipe.seed)
+        rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+        sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         trainer._get_train_sampler = lambda dataset=None: sampler
+    if distributed.world() > 1:
+        trainer.get_train_dataloader = lambda: _dealt(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
         trainer.add_callback(_RunCallback(run, bar, telemetry))
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
+    if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
+        return trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return dict(trainer.model.named_parameters())
+
+
+def _dealt(trainer: Trainer) -> DataLoader:
+    """Batches of this rank in the order of one process. transformers would fill a short last batch with other rows."""
+    order = trainer._get_train_sampler()
+    if not isinstance(order, LengthBuckets):
+        order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate makes it for one
+    dealt = Dealt(order, trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
+    loader: Any = DataLoader(
+        trainer._remove_unused_columns(trainer.train_dataset, "training"),
+        batch_sampler=dealt,
+        collate_fn=trainer.data_collator,
+        pin_memory=trainer.args.dataloader_pin_memory,
+    )
+    loader.set_epoch = dealt.set_epoch  # where transformers looks for it; in a resumed epoch it asks the sampler
+    return loader
 
 
 class _RunCallback(TrainerCallback):
@@ -147,6 +201,7 @@ class _RunCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step = state.global_step
+        distributed.barrier()  # every rank has written its random state
         self.run.seal_checkpoint(step, Path(args.output_dir) / f"checkpoint-{step}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

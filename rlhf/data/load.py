@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.console import working
 from rlhf.data import flaws, formats, lengths, toy
@@ -89,7 +90,7 @@ def load(run: Run) -> Corpus:
     Raises DataError for bad data and RunError when the stage's parents, or the run that it resumes, saw other data.
     """
     recipe = run.loaded.recipe
-    with working(f"{run.stage}: reading data"):
+    with working(f"{run.stage}: reading data"), distributed.main_first():
         rows = _read(recipe, run.root / "data")
         corpus, dropped = _divided(rows, recipe)
     facts = _fingerprint(rows.report, corpus)
@@ -97,6 +98,7 @@ def load(run: Run) -> Corpus:
         facts["dropped"] = dropped
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         print(f"{run.stage}: data.drop left out {counts}", file=sys.stderr)
+    distributed.agree("data", facts["sha256"])
     if facts["left_out"]:
         first = ", ".join(facts["left_out"][:3])
         print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)

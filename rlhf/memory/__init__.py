@@ -1,5 +1,7 @@
 """Predicts peak memory of every phase of a recipe on a machine that has no GPU."""
 
+from typing import NamedTuple
+
 COMPONENTS = (
     "base",  # the model's own weights and buffers
     "quantization",  # scales and code book beside packed weights
@@ -14,3 +16,15 @@ COMPONENTS = (
     "temporaries",
     "kernels",  # inside kernels
 )
+
+
+class Phase(NamedTuple):
+    """Bytes at the peak of one phase, and what they are; operations per second are counted over the whole phase."""
+
+    peak_bytes: int
+    components: dict[str, int]
+    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
+    flops: int
+
+
+Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from rlhf import console
-from rlhf.memory import projection
+from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
-from rlhf.recipe import Loaded, as_yaml
+from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError, inside
 
 GB = 1e9
@@ -35,6 +35,7 @@ def make(
         "modified": loaded.modified,
         "hardware": loaded.recipe.hardware.name,
         "card_bytes": round(card * GB) if card else None,
+        "cards": loaded.recipe.hardware.count,
         "price_per_hour": price,
         "assumed": projection.ASSUMED,
         "stages": {stage: _stage(loaded, stage, predict(loaded, stage), price) for stage in stages},
@@ -58,13 +59,31 @@ def _stage(loaded: Loaded, stage: str, predicted: Stage, price: float | None) ->
             if name
         },
     }
-    rates, work = projection.CARDS.get(recipe.hardware.name), projection.work(recipe, stage, predicted)
+    rates = projection.CARDS.get(recipe.hardware.name)
+    work = projection.work(ranks.of_one(loaded, stage).recipe, stage, predicted)
     if rates and work:
         found["limit_hours"] = work.seconds(rates) / 3600
         found["projected_hours"] = work.seconds(rates, **projection.ASSUMED) / 3600
+        if recipe.processes(stage) > 1 and rates.link:
+            found["between_ranks"] = told = _between(recipe, stage, found["projected_hours"], rates.link)
+            found["projected_hours"] += told["seconds_per_step"] * told["steps"] / 3600
         if price is not None:
-            found["projected_cost"] = found["projected_hours"] * price
+            found["projected_cost"] = found["projected_hours"] * price * recipe.processes(stage)
     return found
+
+
+def _between(recipe: Recipe, stage: str, hours: float, link: float) -> dict[str, Any]:
+    """What each rank receives in a step, how long that takes at the link's nominal rate, and how well ranks scale."""
+    told, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage)
+    assert steps  # who has hours has steps
+    seconds = (told.gradients + told.weights) / link
+    return {
+        "gradient_bytes_per_step": told.gradients,
+        "weight_bytes_per_step": told.weights,
+        "steps": steps,
+        "seconds_per_step": seconds,
+        "projected_scaling": list(ranks.scaling(hours * 3600 / steps, seconds)),
+    }
 
 
 def _budget(loaded: Loaded, stage: str) -> list[int | None] | None:
@@ -127,6 +146,21 @@ def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+BETWEEN_COLUMNS = ("stage", "gradients, GB", "layers, GB", "at the link's limit", "scaling")
+
+
+def between_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What each rank receives in a step, the seconds at the link's nominal rate, and what n cards reach of n times the
+    speed: with nothing of the messages hidden behind computing, and with all that can be."""
+    rows = []
+    for stage, found in plan["stages"].items():
+        if told := found.get("between_ranks"):
+            sizes = [_gb(told[f"{what}_bytes_per_step"], 3) for what in ("gradient", "weight")]
+            scaling = " to ".join(f"{share:.0%}" for share in told["projected_scaling"])
+            rows.append((stage, *sizes, f"{told['seconds_per_step']:.3f} s", scaling))
+    return rows
+
+
 def show(plan: Mapping[str, Any], as_json: bool) -> None:
     """Print a plan, as tables or as one JSON object."""
     if as_json:
@@ -136,8 +170,11 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     wide = console.OUT.width >= FULL_WIDTH
     columns, rows = (PHASE_COLUMNS, phase_rows) if wide else (("stage", "phase", "peak", "most of it"), narrow_rows)
     console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
-    card = f", card {_gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
+    cards = f"each of {plan['cards']} cards" if plan["cards"] > 1 else "card"
+    card = f", {cards} {_gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
     console.rows_table(f"{name}: predicted memory in GB, hours{card}", STAGE_COLUMNS, stage_rows(plan))
+    if between := between_rows(plan):
+        console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
     shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
         f"peak: what torch allocates. reserved: with what the allocator wastes, paged states and the driver take, by "

@@ -12,10 +12,13 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
+from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.memory import COMPONENTS
+from rlhf.memory import COMPONENTS, ranks
+from rlhf.memory import Phase as Phase
+from rlhf.memory import Stage as Stage
 from rlhf.recipe import Loaded
 from rlhf.run import RunError
 
@@ -34,18 +37,6 @@ FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; re
 
 class PredictionError(RunError):
     """A rehearsal failed; what was to be rehearsed may still run."""
-
-
-class Phase(NamedTuple):
-    """Bytes at the peak of one phase, and what they are; operations per second are counted over the whole phase."""
-
-    peak_bytes: int
-    components: dict[str, int]
-    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
-    flops: int
-
-
-Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
 
 
 class Predictor:
@@ -69,21 +60,24 @@ class Predictor:
                 worker.wait()
 
     def __call__(self, loaded: Loaded, stage: str) -> Stage:
-        """Predict one stage. Raises PredictionError when the recipe has no architecture, or its rehearsal fails."""
+        """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
+        rehearsal fails."""
         architecture = loaded.recipe.model.architecture
         if architecture is None:
             raise PredictionError(
                 f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
             )
-        file = _cache_file(loaded, stage)
+        alone = ranks.of_one(loaded, stage)
+        file = _cache_file(alone, stage)
         peaks = _read_cache(file)
         if peaks is None:
-            peaks = self._rehearse(loaded, stage)
+            peaks = self._rehearse(alone, stage)
             _write_cache(file, peaks)
-        workspace = WORKSPACE.get(loaded.recipe.hardware.name, 0)
+        workspace = WORKSPACE.get(loaded.recipe.hardware.name.lstrip("0123456789x"), 0)
         layers = architecture.num_hidden_layers
         few, more = peaks
-        return _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
+        found = _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
+        return ranks.divide(loaded.recipe, stage, found)
 
     def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
         if not self._workers:
@@ -105,7 +99,7 @@ class Predictor:
 
 def _start(depth: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearse", str(depth)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**distributed.alone(os.environ), "OMP_NUM_THREADS": "1"}
     path = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
     return subprocess.Popen(
         command,
@@ -178,8 +172,10 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     beside = {"merge": {"sft"}, "evaluate": {"rm"}}.get(stage, set())  # what else a stage takes sizes from
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    device = loaded.recipe.hardware.device
-    key = recipes.content_hash([recipe, device, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
+    hardware = loaded.recipe.hardware
+    key = recipes.content_hash(
+        [recipe, hardware.device, hardware.count, stage, code.hexdigest(), [_version(name) for name in PACKAGES]]
+    )
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 

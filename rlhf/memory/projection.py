@@ -24,11 +24,22 @@ class Card(NamedTuple):
     flops: float  # per second, bfloat16 with float32 accumulation, dense
     bandwidth: float  # bytes per second
     source: str
+    link: float | None = None  # bytes per second that it can receive from the others of its machine
 
 
-CARDS = {
-    "4090": Card(165.2e12, 1.008e12, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"),
+_RTX_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
+CARDS = {  # by the recipe's hardware.name
+    "4090": Card(165.2e12, 1.008e12, _RTX_4090),
+    "2x4090": Card(
+        165.2e12, 1.008e12, f"{_RTX_4090}; PCIe 4.0 x16 in one direction: 16 lanes of 16 GT/s, 128b/130b", 31.5e9
+    ),
     "h100": Card(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
+    "8xh100": Card(
+        989.5e12,
+        3.35e12,
+        "NVIDIA H100 data sheet, SXM (half of the rates with sparsity, NVLink of both directions)",
+        450e9,
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
+from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
@@ -40,6 +41,8 @@ def device_of(recipe: recipes.Recipe) -> torch.device:
         raise RunError(
             f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use HW=cpu"
         )
+    if recipe.hardware.device == "cuda" and distributed.launched():
+        return torch.device("cuda", distributed.local_rank())
     return torch.device(recipe.hardware.device)
 
 
@@ -140,7 +143,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         if settings.source == "random":
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
-                return _random_base(settings, device, kind, nf4, options)
+                return _plain(_random_base(settings, device, kind, nf4, options), run.loaded.recipe)
         if settings.source == "hub":
             options["revision"] = settings.revision
         if kind is AutoModelForSequenceClassification:
@@ -159,6 +162,16 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     _check_complete(report, name)
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
+    return _plain(base, run.loaded.recipe)
+
+
+def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
+    """Keep 4-bit weights as they are where ranks divide them: on a CPU bitsandbytes packs them anew at first use, in
+    place, which fetched parts undo without a word. GPUs have no such path."""
+    if recipe.hardware.engine == "fsdp":
+        for module in base.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
     return base
 
 
@@ -330,10 +343,22 @@ def mixed_precision(model: PreTrainedModel) -> torch.autocast:
     return torch.autocast(model.device.type, torch.bfloat16, enabled=half)
 
 
-def save_adapter(model: PeftModel, run: Run, folder: Path, adapter: str = "default") -> None:
-    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base."""
+def save_adapter(
+    model: PeftModel,
+    run: Run,
+    folder: Path,
+    adapter: str = "default",
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base.
+
+    `weights`: the model's by name, where it does not hold them whole itself.
+    """
+    if not run.leads:
+        return
     base, revision = base_name(run), run.loaded.recipe.model.revision
-    state = get_peft_model_state_dict(model, adapter_name=adapter)
+    weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
+    state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
     model.peft_config[adapter].save_pretrained(folder)
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})

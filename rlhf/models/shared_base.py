@@ -18,6 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from rlhf import distributed
 from rlhf.models.loading import adapter_weights, mixed_precision
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout import Rollout
@@ -39,6 +40,7 @@ class SharedBase:
         self.trainable = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
+        self.sharded = False
         self._active: str | None = None
         (first, path), *others = adapters.items()
         self.peft = PeftModel.from_pretrained(
@@ -77,6 +79,23 @@ class SharedBase:
     def value_role(self) -> str:
         """The role on whose hidden states the value head stands."""
         return "value" if "value" in self.trainable else "policy"
+
+    def shard(self) -> None:
+        """Divide the frozen layers among ranks for updates; embeddings, adapters and heads stay whole on each."""
+        adapters = {p for name, p in self.peft.named_parameters() if "lora_" in name}
+        distributed.shard(self.base.get_decoder(), adapters)
+        self.sharded = True
+        self.gather()
+
+    def gather(self) -> None:
+        """Have the whole base here: to sample and score, ranks need not go through it at the same time."""
+        if self.sharded:
+            distributed.gather(self.base, whole=True)
+
+    def scatter(self) -> None:
+        """Keep this rank's part of each layer: in an update all ranks go through them in step."""
+        if self.sharded:
+            distributed.gather(self.base, whole=False)
 
     def parameters(self, role: str) -> list[nn.Parameter]:
         """The adapter weights of one role, in a fixed order."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import tracking
+from rlhf import distributed, tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
-from rlhf.run import Run, RunError
+from rlhf.run import Follower, Run, RunError
 from rlhf.watch import Watch
 
 FULL_DISK_BYTES = 1_000_000
@@ -37,30 +37,34 @@ def execute(
     `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded. `stop_on`: names
     of checks (rlhf/watch.py) whose findings end the stage; `all` for any.
     """
-    run = Run(out, loaded, stage)
+    run = Follower(out, loaded, stage) if distributed.rank() else Run(out, loaded, stage)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
     with run.locked():
         summary = run.done()
         if summary is not None:
             return summary, None, run.path
-        for parent in parents(loaded.recipe, stage):
-            run.parent(parent)
-        tracking.check(report_to)
-        with quiet_libraries():
-            from rlhf.models.loading import device_of, set_up_torch
-            from rlhf.telemetry import device_facts
+        with distributed.joined(loaded, stage):
+            for parent in parents(loaded.recipe, stage):
+                run.parent(parent)
+            tracking.check(report_to)
+            with quiet_libraries():
+                from rlhf.models.loading import device_of, set_up_torch
+                from rlhf.telemetry import device_facts
 
-            device_of(loaded.recipe)  # without a GPU nothing more need be predicted
-            predicted = preflight()
-            device = set_up_torch(loaded.recipe)
-            run.start(resume, sys.argv, device_facts(device))
-            project = f"{loaded.name}-{loaded.version}"
-            with tracking.trackers(report_to, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
-                watch = Watch(run, stop_on)
-                run.trackers, run.readers = [*logs, watch.see], [watch.read]
-                result = _run(run, device)
-        return run.finish(result.metrics, result.costs, predicted), result, run.path
+                device_of(loaded.recipe)  # without a GPU nothing more need be predicted
+                predicted = distributed.from_main(preflight)
+                device = set_up_torch(loaded.recipe)
+                devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
+                run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
+                run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
+                project = f"{loaded.name}-{loaded.version}"
+                told = report_to if run.leads else ()
+                with tracking.trackers(told, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
+                    watch = Watch(run, stop_on)
+                    run.trackers, run.readers = [*logs, watch.see], [watch.read]
+                    result = _run(run, device)
+            return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
 def _run(run: Run, device: Any) -> Result:

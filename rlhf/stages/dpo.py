@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from trl import DPOConfig, DPOTrainer
 
+from rlhf import distributed
 from rlhf.data import load
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation import compare, measure, sample_of, sampling
@@ -74,8 +75,9 @@ def _fit(
             processing_class=codec.tokenizer,
         ),
     )
-    train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in pairs])
-    save_adapter(model, run, run.path / "adapter")
+    weights = train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in pairs])
+    save_adapter(model, run, run.path / "adapter", weights=weights)
+    distributed.barrier()  # every rank reads it
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 One frozen base carries every role as an adapter (rlhf/models/shared_base.py). The size of a micro-batch decides memory
 and never the result: every denominator is the minibatch's number of response tokens.
+Several ranks share out rows and hold all numbers of a batch alike (rlhf/distributed.py), so that neither do they.
 """
 
 import math
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from rlhf import vllm
+from rlhf import distributed, vllm
 from rlhf.console import Bar
 from rlhf.data import load
 from rlhf.evaluation import Measured, compare, measure, sample_of
@@ -101,6 +102,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
         with telemetry.phase("evaluate"):
             norm = score_norm(shared, draw, options) if options.normalize_scores else (0.0, 1.0)
         trained = Trained(shared, rm, options, norm)
+    if recipe.hardware.engine == "fsdp" and distributed.world() > 1:
+        shared.shard()
     after: Measured | None = None
 
     with Bar("ppo", options.steps) as bar:
@@ -127,11 +130,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 run.log_telemetry(step + 1, {**telemetry.lap(), "tokens": tokens, "memory_bytes": telemetry.memory()})
             if save:
                 run.save_checkpoint(step + 1, lambda folder: trained.save(run, folder))
-                choose_checkpoints(run, options)
+                distributed.from_main(lambda: choose_checkpoints(run, options))
             score, divergence = values["objective/scores"], values["objective/kl_per_token"]
             bar.update(step + 1, f"score {score:.3f}  KL/token {divergence:.3f}")
 
-    best = choose_checkpoints(run, options)
+    best = distributed.from_main(lambda: choose_checkpoints(run, options))
     if options.adapter == "best" and best is None:
         print(
             f"ppo: no checkpoint is within best_kl_limit: {options.best_kl_limit} nats/token; the result is the last",
@@ -167,12 +170,22 @@ def score_norm(shared: SharedBase, draw: Callable[[int], Rollout], options: Ppo)
     parts = []
     for step in range(math.ceil(NORM_RESPONSES / options.batch_size)):
         rollout = draw(step)
-        parts += [shared.scores(rollout.rows(i)) for i in rollout.by_length(options.rollout_batch_size)]
+        by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
+        parts.append(scores_of(shared, rollout, options.rollout_batch_size)[by_length])
     scores = torch.cat(parts)
     mean, sd = scores.mean().item(), scores.std().item()
     if not sd > 0:
         raise RunError(f"the reward model gives every response the same score ({mean:.4g}): look at rm/summary.json")
     return mean, sd
+
+
+def scores_of(shared: SharedBase, rollout: Rollout, size: int) -> Tensor:
+    """The reward model's raw scores (B,), each rank scoring its share."""
+    scores = torch.zeros(len(rollout.ids), device=shared.device)
+    for index in rollout.dealt(size):
+        scores[index] = shared.scores(rollout.rows(index))
+    distributed.all_sum(scores)
+    return scores
 
 
 @torch.no_grad()
@@ -187,11 +200,12 @@ def collect(trained: "Trained", rollout: Rollout) -> Experience:
         """(B, R) float32 for each function of (part, its response hidden states under role), in parts by length."""
         shared.activate(role)
         found = [torch.zeros(mask.shape, device=mask.device) for _ in functions]
-        for index in rollout.by_length(size):
+        for index in rollout.dealt(size):
             part = rollout.rows(index)
             hidden = shared.response_hidden(part)
             for result, function in zip(found, functions, strict=True):
                 result[index, : part.mask.shape[1]] = function(part, hidden)
+        distributed.all_sum(*found)
         return found
 
     def logprobs(part: Rollout, hidden: Tensor) -> Tensor:
@@ -209,9 +223,7 @@ def collect(trained: "Trained", rollout: Rollout) -> Experience:
     if not trained.on_policy:
         values = fill("value", critic)
     (ref,) = fill("reference", logprobs)
-    scores = torch.empty(len(mask), device=mask.device)
-    for index in rollout.by_length(size):
-        scores[index] = shared.scores(rollout.rows(index))
+    scores = scores_of(shared, rollout, size)
 
     kl = kls.estimate(old, ref, options.kl_estimator)
     final = shape_scores(
@@ -274,17 +286,20 @@ class Trained:
         """
         options = self.options
         self.shared.base.train(options.gradient_checkpointing)  # dropout is 0; checkpointing asks for train mode
+        self.shared.scatter()
         done: list[dict[str, float]] = []
         for mini in self._minibatches(len(e.scores)):
             tokens = e.rollout.response_length[mini].sum()
             stats: dict[str, float] = defaultdict(float)
-            for index in e.rollout.rows(mini).by_length(options.per_device_train_batch_size):
+            for index in e.rollout.rows(mini).dealt(options.per_device_train_batch_size):
                 for name, value in self._backward(e, mini[index], tokens).items():
                     stats[name] += value
+            stats = distributed.sum_of(stats, self.shared.device)
             if options.max_update_kl is not None and done and stats["policy/approxkl_avg"] > options.max_update_kl:
                 self.optimizer.zero_grad()
                 break
             done.append(stats | self._optimizer_step())
+        self.shared.gather()
         found = {name: sum(stats[name] for stats in done) / len(done) for name in done[0]}
         found |= {"update/optimizer_steps": len(done), "lr": self.schedule.get_last_lr()[0]}
         if options.kl_target is not None:
@@ -345,6 +360,7 @@ class Trained:
         return dict(zip(stats, shares.tolist(), strict=True))  # one wait for the device
 
     def _optimizer_step(self) -> dict[str, float]:
+        distributed.reduce_gradients([*self.policy, *self.value])
         norms = [nn.utils.clip_grad_norm_(group, self.options.max_grad_norm) for group in (self.policy, self.value)]
         if not all(norm.isfinite() for norm in norms):
             raise RunError(
@@ -403,7 +419,7 @@ def random_state() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],  # of this rank's device
         "python": random.getstate(),
         "numpy": (kind, np.asarray(keys).tolist(), *rest),
     }
@@ -412,7 +428,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"][0])
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
 

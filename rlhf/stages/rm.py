@@ -63,9 +63,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     if isinstance(trainer, _MarginRankingTrainer):
         trainer.margin = options.margin
-    train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
+    weights = train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
 
-    save_adapter(model, run, run.path / "adapter")
+    save_adapter(model, run, run.path / "adapter", weights=weights)
     batch = 2 * options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
         chosen, rejected = (

@@ -50,9 +50,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
             processing_class=codec.tokenizer,
         ),
     )
-    train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training])
+    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training])
 
-    save_adapter(model, run, run.path / "adapter")
+    save_adapter(model, run, run.path / "adapter", weights=weights)
     with telemetry.phase("evaluate"):
         after, last = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
     written = [codec.prompt_text(prompt) for prompt in prompts]
@@ -71,9 +71,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
     """One sampled response per held-out prompt, to look at."""
     how = sampling(run.loaded.recipe.evaluate, SAMPLES)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(run.loaded.recipe.seed)
-        rollout = sample(model, codec.encode_prompts(prompts, how.max_prompt_length)[0], codec, how)
+        rollout = sample(model, codec.encode_prompts(prompts, how.max_prompt_length)[0], codec, how, alike=True)
     return [codec.decode(row[real].tolist()) for row, real in zip(rollout.tokens, rollout.mask, strict=True)]
 
 

@@ -1,11 +1,14 @@
 """The files for rented GPUs and clusters, as far as they can be tried without one."""
 
+import importlib.util
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +38,46 @@ def test_a_slurm_job_without_a_target_says_how_it_is_used(tmp_path):
     assert done.returncode == 2 and "usage: sbatch" in done.stderr
 
 
-def test_the_skypilot_task_is_yaml_with_the_keys_that_are_used():
-    task = yaml.safe_load((ROOT / "cloud" / "skypilot.yaml").read_text())
+def stand_in(folder: Path, name: str, line: str) -> None:
+    """A program of that name."""
+    (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_slurm_job_on_several_machines_starts_a_launcher_on_each(tmp_path):
+    """srun runs its command as on the first of two machines with four GPUs each."""
+    stand_in(tmp_path, "scontrol", "echo node-7; echo node-8")
+    stand_in(tmp_path, "srun", 'shift; exec "$@"')
+    stand_in(tmp_path, "torchrun", 'echo "$@"')
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7"}
+    environment |= {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "h100:4"}
+    command = ["bash", str(ROOT / "cloud" / "slurm-nodes.sh"), "ppo", "--hw", "8xh100"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    said = done.stdout.strip()
+    assert said.startswith("--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node-7:29400")
+    assert said.endswith("-m rlhf.cli run ppo --hw 8xh100")
+
+
+def test_torchrun_without_machines_says_how_it_is_used():
+    done = subprocess.run(["bash", str(ROOT / "cloud" / "torchrun.sh"), "ppo"], capture_output=True, text=True)
+    assert done.returncode == 2 and "usage: HEAD=host" in done.stderr
+
+
+def test_rays_workers_run_the_stage(monkeypatch, tmp_path):
+    """What each worker does; Ray itself is not installed here."""
+    spec = importlib.util.spec_from_file_location("ray_train", ROOT / "cloud" / "ray_train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    seen: list[list[str]] = []
+    monkeypatch.setattr("rlhf.cli.main", lambda: seen.append(sys.argv))
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.chdir(tmp_path)
+    module.work({"folder": str(ROOT), "arguments": ["ppo", "--hw", "8xh100"]})
+    assert seen == [["rlhf", "run", "ppo", "--hw", "8xh100"]]
+
+
+@pytest.mark.parametrize("name", ["skypilot.yaml", "skypilot-nodes.yaml"])
+def test_the_skypilot_task_is_yaml_with_the_keys_that_are_used(name):
+    task = yaml.safe_load((ROOT / "cloud" / name).read_text())
     assert {"resources", "envs", "setup", "run"} <= set(task)
     assert "make fetch" in task["run"] and "RUNTIME=local" in task["run"]

@@ -17,8 +17,8 @@ LAYERS = (
     ("evaluation", "references", "vllm"),
     ("models", "rollout", "trainer"),
     ("data",),
-    ("run", "telemetry", "tracking", "console", "watch"),
-    ("recipe",),
+    ("run", "telemetry", "tracking", "console", "watch", "distributed"),
+    ("recipe", "published"),
     ("strict", "stats"),
     ("objectives",),
 )

@@ -306,7 +306,8 @@ def containers(*arguments) -> list[list[str]]:
 
 
 def test_recipes_for_a_gpu_run_in_a_container_and_those_for_a_cpu_do_not():
-    assert containers("ppo", "HW=cpu") == containers("ppo", "RECIPE=recipes/cpu-tiny/v1") == []
+    for where in ("HW=cpu", "RECIPE=recipes/cpu-tiny/v1", "HW=2xcpu", "RECIPE=recipes/2xcpu-tiny/v1/"):
+        assert containers("ppo", where) == []
     for where in ("HW=4090", "HW=h100", "RECIPE=recipes/4090-llama2-7b/v1"):
         assert [words[0] for words in containers("ppo", where)] == ["docker"] * 4
         assert containers("ppo", where, "RUNTIME=local") == []

@@ -1,0 +1,129 @@
+"""One rank of several: what it needs, and what the ranks tell each other. All of it is predicted or projected."""
+
+import math
+from typing import Any, NamedTuple
+
+from rlhf import recipe as recipes
+from rlhf.memory import Phase, Stage
+from rlhf.recipe import Loaded, Recipe
+
+# FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
+# In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
+DIVIDED = {"ppo": ("update",), "sft": ("train", "evaluate"), "rm": ("train", "evaluate"), "dpo": ("train",)}
+FETCHED = {"ppo": ("rollout", "score", "evaluate")}
+LAYERS_AT_ONCE = 2
+PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
+
+
+def of_one(loaded: Loaded, stage: str) -> Loaded:
+    """The recipe by which one process alone does what each rank does in a stage: its share of the rows, all steps."""
+    recipe = loaded.recipe
+    count = recipe.processes(stage)
+    if count == 1:
+        return loaded
+    options = getattr(recipe, stage)
+    share: dict[str, Any] = {"max_eval_samples": math.ceil(options.max_eval_samples / count)}
+    if stage == "ppo":
+        batch = options.batch_size // count
+        share |= {"batch_size": batch, "rollout_batch_size": min(options.rollout_batch_size, batch)}
+        share["per_device_train_batch_size"] = min(
+            options.per_device_train_batch_size, batch // options.num_mini_batches
+        )
+    else:
+        rows, accumulated = options.share(count)
+        share = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated}
+    if options.max_samples is not None:
+        share["max_samples"] = math.ceil(options.max_samples / count)
+    changes = {f"{stage}.{key}": value for key, value in share.items()} | {"hardware.count": 1}
+    return recipes.load(loaded.directory, loaded.overrides | changes, recipe.seed)
+
+
+def divide(recipe: Recipe, stage: str, predicted: Stage) -> Stage:
+    """What a rank needs where ranks divide the base, from what it needs with all of it."""
+    if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
+        return predicted
+
+    whole = layers_bytes(recipe)
+    part = whole // recipe.hardware.count
+    fetched = LAYERS_AT_ONCE * whole // _architecture(recipe).num_hidden_layers
+
+    def rank(name: str, phase: Phase) -> Phase:
+        top = name.partition("/")[0]
+        if top in FETCHED.get(stage, ()):
+            return _with_base(phase, part)
+        return _with_base(phase, part + fetched - whole) if top in DIVIDED.get(stage, ()) else phase
+
+    found = {name: rank(name, phase) for name, phase in predicted.items() if name}
+    return {"": max(found.values(), key=lambda phase: phase.peak_bytes), **found}
+
+
+def _with_base(phase: Phase, more: int) -> Phase:
+    """A phase with that many more bytes of weights; of 4-bit ones the part that is not weights goes with them."""
+    parts = dict(phase.components)
+    weights = parts["base"] + parts.get("quantization", 0)
+    for name in ("base", "quantization"):
+        if name in parts:
+            parts[name] += round(more * parts[name] / weights)
+    return phase._replace(
+        peak_bytes=phase.peak_bytes + sum(parts.values()) - sum(phase.components.values()), components=parts
+    )
+
+
+def layers_bytes(recipe: Recipe) -> int:
+    """Bytes of the frozen layers' linear weights, in 4 bits with the numbers that undo them; norms are left out."""
+    numbers = sum(wide * high for wide, high in _linear(recipe).values()) * _architecture(recipe).num_hidden_layers
+    if recipe.model.quantization == "nf4":  # a byte for each block of 64, and a float32 for each 256 of those bytes
+        return round(numbers * (1 / 2 + 1 / 64 + 4 / (64 * 256)))
+    return numbers * {"float32": 4, "bfloat16": 2}[recipe.model.dtype]
+
+
+def adapter_parameters(recipe: Recipe) -> int:
+    """Numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
+    linear, targets = _linear(recipe), recipe.lora.target_modules
+    names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
+    return recipe.lora.r * sum(sum(linear[name]) for name in names) * _architecture(recipe).num_hidden_layers
+
+
+def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
+    """The linear layers of one decoder layer of a Llama or Mistral: (in, out)."""
+    shape = _architecture(recipe)
+    wide, inner = shape.hidden_size, shape.intermediate_size
+    cached = wide // shape.num_attention_heads * shape.num_key_value_heads
+    attention = {"q_proj": (wide, wide), "k_proj": (wide, cached), "v_proj": (wide, cached), "o_proj": (wide, wide)}
+    return attention | {"gate_proj": (wide, inner), "up_proj": (wide, inner), "down_proj": (inner, wide)}
+
+
+class Traffic(NamedTuple):
+    """Bytes that each rank receives in one step, as the algorithms that need least of them do it."""
+
+    gradients: int  # a ring's all-reduce of float32 gradients: 2 (n − 1) / n of them
+    weights: int  # fetched layers: (n − 1) / n of them each time
+
+
+def traffic(recipe: Recipe, stage: str) -> Traffic:
+    """Of one optimizer step, or one step of PPO. The numbers of a batch that PPO's ranks share are left out: bytes for
+    each token, where adapters and layers have millions."""
+    count = recipe.processes(stage)
+    options = getattr(recipe, stage)
+    trained = 4 * adapter_parameters(recipe)
+    if stage == "ppo":
+        reductions = options.num_ppo_epochs * options.num_mini_batches
+        trunks = 2 if options.value_model == "adapter" else 1
+        rows = options.batch_size // options.num_mini_batches // count
+        passes = PASSES * trunks * reductions * math.ceil(rows / options.per_device_train_batch_size) + 1
+    else:
+        reductions, trunks, passes = 1, 1, PASSES * options.share(count)[1]
+    received = (count - 1) / count
+    fetched = received * passes * layers_bytes(recipe) if recipe.hardware.engine == "fsdp" else 0
+    return Traffic(round(2 * received * reductions * trunks * trained), round(fetched))
+
+
+def scaling(computed: float, told: float) -> tuple[float, float]:
+    """Projected share of n cards' speed that n cards reach, from seconds of computing and of messages in a step: from
+    nothing of the messages hidden behind computing to all that can be."""
+    return computed / (computed + told), computed / max(computed, told)
+
+
+def _architecture(recipe: Recipe) -> recipes.Architecture:
+    assert recipe.model.architecture is not None  # without one nothing is predicted
+    return recipe.model.architecture

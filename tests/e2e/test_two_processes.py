@@ -1,0 +1,198 @@
+"""Two processes over gloo make the run that one makes, and end and go on as one does."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf import stages
+from rlhf.recipe import Loaded, as_yaml, with_random_weights
+from rlhf.run import read_json, read_lines
+from tests.conftest import RECIPE, SMALL, beside, run_stages, small
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path("cpu-tiny/v1")
+PARENTS = {"sft": ["pretrain"], "rm": ["pretrain", "sft"], "dpo": ["pretrain", "sft"], "ppo": ["pretrain", "sft", "rm"]}
+THIRTY = {"logging_steps": 1, "save_steps": 15, "num_train_epochs": 9, "max_steps": 30}
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def sizes(changes: dict[str, object]) -> Loaded:
+    return small(**{key.replace(".", "__"): value for key, value in changes.items()})
+
+
+def command(stage: str, out: Path, changes: dict[str, object], recipe: Path = RECIPE) -> list[str]:
+    flags = [part for key, value in (SMALL | changes).items() for part in ("--set", f"{key}={as_yaml(value)}")]
+    return ["rlhf.cli", "run", stage, "--recipe", str(recipe), "--out", str(out), *flags]
+
+
+def run_two(stage: str, out: Path, changes: dict[str, object], recipe: Path = RECIPE) -> None:
+    line = command(stage, out, changes | {"hardware.count": 2}, recipe)
+    done = subprocess.run([sys.executable, "-m", *line], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+def compare(one: Path, two: Path, steps: int, adapter: str = "adapter") -> None:
+    """Every number that was logged, and the adapter, agree but for the rounding of float32."""
+    rows, others = read_lines(one / "metrics.jsonl")[:steps], read_lines(two / "metrics.jsonl")
+    assert len(rows) == len(others) == steps
+    for row, other in zip(rows, others, strict=True):
+        assert row.keys() == other.keys()
+        assert row == pytest.approx(other, abs=2e-5, rel=2e-5)
+    adapters = (load_file(folder / adapter / "adapter_model.safetensors") for folder in (one, two))
+    difference = torch.cat([(a - b).abs().flatten() for a, b in zip(*map(dict.values, adapters), strict=True)])
+    assert difference.max() < 5e-6 and difference.mean() < 2e-7
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_trl_stages_take_the_same_thirty_steps(trained, tmp_path, stage):
+    """60 rows in batches of 8: the last of each epoch is a short one, which two processes share too."""
+    changes = {f"{stage}.{key}": value for key, value in THIRTY.items()} | {f"{stage}.max_samples": 60}
+    one, two = (beside(trained, tmp_path / name, *PARENTS[stage]) for name in ("one", "two"))
+    run_stages(sizes(changes), one, stage)
+    run_two(stage, two, changes)
+    compare(one / ROOT / stage, two / ROOT / stage, 30)
+    manifest = read_json(two / ROOT / stage / "manifest.json")
+    assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
+    again, result, _ = stages.execute(stage, sizes(changes | {"hardware.count": 2}), two)
+    assert result is None and again == read_json(two / ROOT / stage / "summary.json"), "done: nobody else is needed"
+
+
+PPO = {"ppo.steps": 30, "ppo.save_steps": 10, "ppo.eval_steps": 10, "ppo.lr_scheduler_type": "constant"}
+
+
+@pytest.fixture(scope="module")
+def ppo_alone(trained, tmp_path_factory) -> Path:
+    """Thirty steps of PPO in one process."""
+    out = beside(trained, tmp_path_factory.mktemp("alone"), *PARENTS["ppo"])
+    run_stages(sizes(PPO), out, "ppo")
+    return out / ROOT / "ppo"
+
+
+def with_fsdp(folder: Path) -> Path:
+    """The recipe with accelerate's settings for FSDP beside it."""
+    recipe = folder / ROOT
+    recipe.mkdir(parents=True)
+    for file in (RECIPE / "recipe.yaml", RECIPE.parents[1] / "2xcpu-tiny/v1/accelerate-fsdp.yaml"):
+        shutil.copy(file, recipe)
+    return recipe
+
+
+def test_ppo_takes_the_same_steps_with_its_base_divided(trained, tmp_path, ppo_alone):
+    recipe = with_fsdp(tmp_path)
+    two = beside(trained, tmp_path / "two", *PARENTS["ppo"])
+    changes = PPO | {"ppo.steps": 10, "hardware.engine": "fsdp", "ppo.gradient_checkpointing": True}
+    run_two("ppo", two, changes, recipe)
+    compare(ppo_alone, two / ROOT / "ppo", 10, "checkpoints/step-000010/adapter")
+
+
+def test_a_base_in_four_bits_is_divided_too(tmp_path):
+    """On a random base, which needs no training; NF4 wants rows of whole blocks of 64."""
+    sizes_of_nf4 = {"model.architecture.hidden_size": 64, "model.architecture.intermediate_size": 128}
+    changes = sizes_of_nf4 | {"model.quantization": "nf4", "hardware.engine": "fsdp"}
+    changes |= with_random_weights(sizes(changes).recipe, 120, "hh")
+    one, two = tmp_path / "one", tmp_path / "two"
+    run_stages(sizes(changes), one, "sft", "rm", "ppo")
+    run_two("ppo", beside(one, two, "sft", "rm"), changes, with_fsdp(tmp_path))
+    compare(one / ROOT / "ppo", two / ROOT / "ppo", 4)
+
+
+def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_it(trained, tmp_path, ppo_alone):
+    out = beside(trained, tmp_path, *PARENTS["ppo"])
+    folder = out / ROOT / "ppo"
+    line = command("ppo", out, PPO | {"hardware.count": 2})
+    started = subprocess.Popen([sys.executable, "-m", *line], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while len(read_lines(folder / "metrics.jsonl")) < 25:
+        assert started.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    ranks = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    victim = next(pid for pid in ranks if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(int(victim), signal.SIGKILL)
+    began = time.monotonic()
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 1 and time.monotonic() - began < 60
+    assert said.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in said
+    assert said.count("\n") == 1
+    run_stages(sizes(PPO), out, "ppo", resume=True)
+    assert read_json(folder / "manifest.json")["resumed_from"] == "step-000020"
+    compare(ppo_alone, folder, 30)
+
+
+RANKS = """
+import sys
+import torch
+from accelerate import PartialState
+from transformers import LlamaConfig, LlamaForCausalLM
+from rlhf import distributed
+from rlhf.run import RunError
+
+PartialState(cpu=True)
+me = distributed.rank()
+assert distributed.world() == 2
+assert distributed.from_main(lambda: f"made by {me}") == "made by 0"
+assert distributed.deal([1, 2, 3, 4, 5]) == [[1, 3, 5], [2, 4]][me]
+assert distributed.sum_of({"a": 1.5, "b": me}, "cpu") == {"a": 3.0, "b": 1.0}
+gradients = [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(4))]
+gradients[0].grad = torch.full((2, 3), 1.0 + me)
+distributed.reduce_gradients(gradients)
+assert gradients[0].grad.tolist() == [[3.0] * 3] * 2 and gradients[1].grad is None
+distributed.agree("recipe", "same")
+try:
+    distributed.agree("data", me)
+    raise AssertionError("a rank with other data was let in")
+except RunError as error:
+    assert str(error).startswith("rank 1 (on ") and "another data than rank 0" in str(error), error
+
+torch.manual_seed(0)
+sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=50)
+model = LlamaForCausalLM(LlamaConfig(**sizes)).requires_grad_(False)
+ids = torch.arange(12).view(2, 6)
+before = model(input_ids=ids).logits
+kept = model.model.layers[0].self_attn.q_proj.weight
+whole = kept.numel()
+distributed.shard(model.model, {kept})
+other = model.model.layers[1].self_attn.q_proj.weight
+assert kept.numel() == whole and other.to_local().numel() == whole // 2
+assert torch.equal(model(input_ids=ids).logits, before)
+distributed.gather(model, whole=True)
+if me == 0:  # a rank goes through a gathered base alone
+    assert torch.equal(model(input_ids=ids).logits, before)
+distributed.gather(model, whole=False)
+assert model.model.layers[1].self_attn.q_proj.weight.to_local().numel() == whole // 2
+PartialState().destroy_process_group()
+"""
+
+
+def test_what_ranks_share(tmp_path):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    done = subprocess.run([*LAUNCHER, str(tmp_path / "ranks.py")], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
+    """As on two machines: each process is given its rank, and rank 1 another learning rate."""
+    out = beside(trained, tmp_path, "pretrain")
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}
+    started = []
+    for rank in (0, 1):
+        line = command("sft", out, {"hardware.count": 2, "sft.learning_rate": [1e-3, 2e-3][rank]})
+        ranked = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = subprocess.Popen([sys.executable, "-m", *line], env=ranked, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+    for process in started:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 1 and "has another recipe than rank 0" in said and "rank 1 (on " in said
+    line = command("sft", out, {"hardware.count": 2})
+    alone = environment | {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    done = subprocess.run([sys.executable, "-m", *line], env=alone, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "hardware.count is 2 and 1 process was started" in done.stderr
+    assert not (out / ROOT / "sft").exists()

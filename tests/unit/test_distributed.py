@@ -1,0 +1,157 @@
+"""Shares of batches, who may start, how processes are started, and what is said when one ends."""
+
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from rlhf import distributed, recipe
+from rlhf.recipe import RecipeError
+from rlhf.run import RunError
+from rlhf.trainer import Dealt, LengthBuckets
+from tests.conftest import RECIPE, small
+
+RECIPES = RECIPE.parents[1]
+FILES = sorted(RECIPES.glob("*/v*/accelerate-*.yaml"))
+
+
+def be(monkeypatch, rank: int, world: int) -> None:
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world)):
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(
+    ("rows", "accumulated", "count", "share"),
+    [(4, 16, 8, (4, 2)), (4, 1, 2, (2, 1)), (4, 2, 4, (2, 1)), (6, 3, 2, (3, 3)), (5, 7, 1, (5, 7))],
+)
+def test_a_step_has_the_same_rows_on_any_number_of_devices(rows, accumulated, count, share):
+    """Accumulation is divided before micro-batches are."""
+    changes = {"sft__per_device_train_batch_size": rows, "sft__gradient_accumulation_steps": accumulated}
+    assert small(**changes).recipe.sft.share(count) == share
+    assert share[0] * share[1] * count == rows * accumulated
+
+
+def test_what_cannot_be_divided_is_refused():
+    with pytest.raises(
+        RecipeError, match=r"sft: gradient_accumulation_steps: 1 or per_device_train_batch_size: 8 must"
+    ):
+        small(hardware__count=3)
+    with pytest.raises(
+        RecipeError, match=r"ppo: batch_size / num_mini_batches, 3, must be divisible by hardware.count"
+    ):
+        small(hardware__count=2, ppo__batch_size=6, ppo__num_mini_batches=2)
+
+
+def test_the_number_of_processes_decides_nothing():
+    one, two = small().recipe, small(hardware__count=2, hardware__engine="fsdp").recipe
+    for stage in recipe.STAGES:
+        assert recipe.settings(one, stage) == recipe.settings(two, stage)
+    assert [two.processes(stage) for stage in recipe.STAGES] == [1, 2, 2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(64, 64), (61, 60)])
+def test_ranks_share_every_batch(monkeypatch, rows, kept):
+    """What is left over and cannot be shared equally, of the last batch only, is left out."""
+    order = LengthBuckets([1 + (7 * i) % 50 for i in range(rows)], 16, seed=3)
+    found = []
+    for rank in (0, 1):
+        be(monkeypatch, rank, 2)
+        dealt = Dealt(order, rows=4, accumulated=2)
+        found.append(list(dealt))
+        assert len(dealt) == len(found[-1])
+    steps = [
+        [row for part in zip(*parts, strict=True) for piece in part for row in piece]
+        for parts in zip(*([f[i : i + 2] for i in range(0, len(f), 2)] for f in found), strict=True)
+    ]
+    whole = list(order)
+    assert [sorted(step) for step in steps[:3]] == [sorted(whole[at : at + 16]) for at in (0, 16, 32)]
+    assert sorted(row for step in steps for row in step) == sorted(whole[:kept])
+
+
+@pytest.mark.parametrize(
+    ("stage", "count", "world", "message"),
+    [
+        ("sft", 2, 1, "hardware.count is 2 and 1 process was started"),
+        ("ppo", 1, 2, "hardware.count is 1 and 2 processes were started"),
+        ("pretrain", 2, 2, "pretrain runs in one process and 2 were started"),
+    ],
+)
+def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world, message):
+    be(monkeypatch, 0, world)
+    with pytest.raises(RunError, match=message):
+        distributed.check_world(small(hardware__count=count).recipe, stage)
+
+
+@pytest.mark.parametrize(
+    ("stage", "engine", "message"),
+    [
+        ("rm", "fsdp", "rm under fsdp needs GPUs: on CPUs transformers would silently use ddp"),
+        ("dpo", "deepspeed", "dpo under deepspeed needs GPUs"),
+        ("ppo", "deepspeed", "ppo divides its base by fsdp only"),
+    ],
+)
+def test_an_engine_that_would_not_do_what_it_says_is_refused(stage, engine, message):
+    loaded = small(hardware__count=2, hardware__engine=engine)
+    with pytest.raises(RunError, match=message):
+        distributed.launch(loaded, stage)
+
+
+def test_engines_need_their_file(tmp_path):
+    with pytest.raises(RunError, match=r"hardware.engine: fsdp needs .*cpu-tiny/v1/accelerate-fsdp.yaml"):
+        distributed.launch(small(hardware__count=2, hardware__engine="fsdp"), "ppo")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
+def test_the_files_for_accelerate_start_what_the_recipe_says(file):
+    """Only read: FSDP and DeepSpeed under TRL's trainers need GPUs, on which nothing of this was run."""
+    found, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
+    engine = file.stem.removeprefix("accelerate-")
+    assert found.distributed_type.value == distributed.KINDS[engine]
+    assert found.num_processes == loaded.recipe.hardware.count > 1
+    assert found.mixed_precision == ("bf16" if loaded.recipe.model.dtype == "bfloat16" else "no")
+    if engine == "fsdp":
+        assert found.fsdp_config["fsdp_version"] == 2
+    if engine == "deepspeed":
+        assert found.deepspeed_config["zero_stage"] == 3
+
+
+def test_the_recipe_for_two_processes_is_the_one_for_one():
+    one, two = (yaml.safe_load((RECIPES / name / "v1/recipe.yaml").read_text()) for name in ("cpu-tiny", "2xcpu-tiny"))
+    keys = recipe.differences(one, two)
+    assert keys == ["description", *(f"hardware.{key}" for key in ("count", "engine", "name")), "status"]
+    assert recipe.resolve("2xcpu", RECIPES) == RECIPES / "2xcpu-tiny/v1"
+
+
+def failure(code: int, time: int = 5, file: str = "<N/A>", message: str = "") -> SimpleNamespace:
+    return SimpleNamespace(exitcode=code, timestamp=time, error_file=file, message=message)
+
+
+def test_the_rank_that_ended_first_is_named(tmp_path):
+    file = tmp_path / "error.json"
+    file.write_text("{}")
+    said = failure(1, 4, str(file), "the data has changed")
+    assert distributed._why({0: said, 1: failure(-15)}, "rm") == "the data has changed"
+    killed = distributed._why({0: failure(distributed.LOST, 4), 1: failure(-9, 5)}, "rm")
+    assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume` (make: RESUME=1)" in killed
+    assert "rank 1 ended with exit code 1" in distributed._why({0: failure(-15), 1: failure(1)}, "rm")
+
+
+@pytest.mark.parametrize(
+    ("reason", "way_out"),
+    [
+        ("The server socket has failed to listen: EADDRINUSE, address already in use", "the port is taken"),
+        ("Timed out after 601 seconds waiting for clients. 1/2 clients joined.", "not all of them came in time"),
+        ("The IPv4 network addresses of (head, 29500) cannot be retrieved (gai error: -2)", "nobody answers there"),
+        ("something\nelse", "something else"),
+    ],
+)
+def test_a_failed_meeting_is_explained(reason, way_out):
+    assert distributed.explained(reason).startswith(way_out)
+
+
+def test_alone_nothing_is_shared():
+    assert (distributed.rank(), distributed.world(), distributed.launched()) == (0, 1, False)
+    assert distributed.deal([1, 2, 3]) == [1, 2, 3]
+    assert distributed.from_main(lambda: 5) == 5
+    assert distributed.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}

@@ -1,0 +1,103 @@
+"""One rank of several, against counts by hand, real models and what whole bases are predicted to need."""
+
+import json
+from pathlib import Path
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf import recipe
+from rlhf.memory import Phase, ranks
+from rlhf.memory.plan import between_rows
+from rlhf.recipe import Loaded
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def load(name: str, **changes) -> Loaded:
+    return recipe.load(RECIPES / name, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
+    whole = load("8xh100-llama2-70b/v1")
+    sft = ranks.of_one(whole, "sft").recipe.sft
+    assert sft.per_device_train_batch_size * sft.gradient_accumulation_steps * 8 == 8 * 8
+    assert sft.max_samples == 2500 and ranks.of_one(whole, "sft").recipe.hardware.count == 1
+    ppo = ranks.of_one(whole, "ppo").recipe.ppo
+    assert (ppo.batch_size, ppo.rollout_batch_size, ppo.max_eval_samples, ppo.steps) == (16, 16, 16, 156)
+    assert ppo.per_device_train_batch_size == 8 == 128 // 2 // 8
+    assert ranks.of_one(whole, "evaluate") is whole, "which one process does"
+    one = load("4090-llama2-7b/v2")
+    assert ranks.of_one(one, "ppo") is one
+
+
+def test_adapters_are_counted_as_peft_makes_them():
+    changed = load(
+        "h100-mistral-7b/v2",
+        model__architecture__hidden_size=64,
+        model__architecture__intermediate_size=96,
+        model__architecture__num_hidden_layers=3,
+        model__architecture__num_attention_heads=4,
+        model__architecture__num_key_value_heads=2,
+    ).recipe
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, vocab_size=50)
+    for targets in ("all-linear", ("q_proj", "v_proj")):
+        lora = changed.lora.model_copy(update={"target_modules": targets})
+        names = targets if isinstance(targets, str) else list(targets)
+        model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=lora.r, target_modules=names))
+        made = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+        assert ranks.adapter_parameters(changed.model_copy(update={"lora": lora})) == made
+
+
+@pytest.mark.parametrize("name", ["8xh100-llama2-70b/v1", "2x4090-llama2-13b/v1", "h100-mistral-7b/v1"])
+def test_layers_have_the_bytes_that_are_predicted_for_a_loaded_base(name):
+    """The base while it is loaded, less embeddings and output layer, which are not divided."""
+    loaded = load(name)
+    shape = loaded.recipe.model.architecture
+    parts = json.loads((RECIPES / name / "predicted.json").read_text())["stages"]["ppo"]["load"]
+    outside = 2 * shape.vocab_size * shape.hidden_size * 2
+    assert ranks.layers_bytes(loaded.recipe) == pytest.approx(
+        parts["base"] + parts.get("quantization", 0) - outside, rel=0.005
+    )
+
+
+def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
+    loaded = load("8xh100-llama2-70b/v1")
+    layers = ranks.layers_bytes(loaded.recipe)
+    parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
+    phases = {name: Phase(sum(parts.values()), parts, 0, 0) for name in ("", "load", "rollout", "update")}
+    found = ranks.divide(loaded.recipe, "ppo", phases)
+    assert found["load"] == phases["load"]
+    assert found["rollout"].components["base"] == pytest.approx(parts["base"] + layers / 8, abs=2)
+    assert found["update"].components["base"] == pytest.approx(1e9 + layers / 8 + layers / 40, abs=4)
+    assert found["update"].peak_bytes == sum(found["update"].components.values())
+    assert found[""] == found["rollout"]
+    whole = load("8xh100-llama2-70b/v1", hardware__engine="ddp").recipe
+    assert ranks.divide(whole, "ppo", phases) is phases
+
+
+def test_what_ranks_tell_each_other_by_hand():
+    """Two cards: a ring's all-reduce moves one times the gradients, a fetched layer half of itself."""
+    ddp = load("2x4090-llama2-13b/v1").recipe
+    gradients = 4 * ranks.adapter_parameters(ddp)
+    assert ranks.traffic(ddp, "sft") == (gradients, 0)
+    assert ranks.traffic(ddp, "ppo") == (2 * 4 * 2 * gradients, 0), "epochs, minibatches, policy and critic"
+    fsdp = load("2x4090-llama2-13b/v1", hardware__engine="fsdp").recipe
+    accumulated = fsdp.sft.share(2)[1]
+    assert ranks.traffic(fsdp, "sft").weights == accumulated * ranks.layers_bytes(fsdp)
+    micro = 32 // 4 // 2 // fsdp.ppo.per_device_train_batch_size
+    passes = 2 * 2 * (2 * 4) * micro + 1
+    assert ranks.traffic(fsdp, "ppo").weights == passes * ranks.layers_bytes(fsdp) / 2
+
+
+def test_scaling_is_between_no_overlap_and_all():
+    assert ranks.scaling(3.0, 1.0) == (0.75, 1.0)
+    assert ranks.scaling(1.0, 4.0) == (0.2, 0.25)
+
+
+def test_the_table_is_for_several_cards_only():
+    told = {"gradient_bytes_per_step": 1e9, "weight_bytes_per_step": 0, "seconds_per_step": 0.5}
+    plan = {"stages": {"sft": {"between_ranks": told | {"projected_scaling": [0.5, 1.0]}}, "merge": {}}}
+    assert between_rows(plan) == [("sft", "1.000", "-", "0.500 s", "50% to 100%")]
