@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -155,19 +155,25 @@ def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):
 
 def test_nothing_keeps_a_judge_that_is_stopped(root, stub, tmp_path):
     """The endpoint answers the first questions and then keeps silent."""
-    server = stub(
-        lambda question, times: (
-            time.sleep(60) if len(server.asked) > 3 else honest(question, times) if PROBE not in question else "A"
-        )
-    )
+    silence = threading.Event()
+
+    def mind(question, times):
+        if len(server.asked) > 3:
+            silence.wait(60)
+        return "A" if PROBE in question else honest(question, times)
+
+    server = stub(mind)
     line = ["judge", "--recipe", RECIPE, "--out", root.parents[1], "--model", "m", "--url", server.url]
     line += ["--parallel", "1"]
-    started = subprocess.Popen([sys.executable, "-m", "rlhf.cli", *map(str, line)], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "rlhf.cli", *map(str, line)]
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background would not
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listens)
     while len(server.asked) < 4:
         assert started.poll() is None
-        time.sleep(0.05)
+        silence.wait(0.05)
     started.send_signal(signal.SIGINT)
     _, said = started.communicate(timeout=10)
+    silence.set()
     assert started.returncode == 130 and said.strip() == "stopped"
     assert len(rows(root)) == 1
 
