@@ -210,8 +210,9 @@ def render_hh(messages: Sequence[Message]) -> str:
 
 
 # What `render_hh` writes, for those who use a trained model with a chat interface: servers, transformers' pipelines.
+# GAP is what makes a tokenizer begin as it does without a BOS in the text (rlhf/data/tokenize.py).
 HH_CHAT_TEMPLATE = (
-    "{{ bos_token or '' }}{% for m in messages %}"
+    "{{ (bos_token or '') + GAP }}{% for m in messages %}"
     "{% if m.role != 'system' %}{{ '\\n\\n' + ('Human' if m.role == 'user' else 'Assistant') + ': ' + m.content }}"
     "{% elif loop.first %}{{ m.content }}"
     "{% else %}{{ raise_exception('only the first message can be a system message') }}{% endif %}{% endfor %}"

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlhf.data.formats import DataError, Message, render_hh
+from rlhf.data.formats import HH_CHAT_TEMPLATE, DataError, Message, render_hh
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 TURNS = ("\n\nHuman:", "\n\nAssistant:")
@@ -90,6 +90,23 @@ class Codec:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of response ids, without the leading space that the transcript puts before it."""
         return self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True).strip()
+
+    def write_chat_template(self) -> bool:
+        """Give the tokenizer a chat template that makes of a conversation the ids that training made of it.
+
+        SentencePiece puts a space before a text, but not behind the BOS that a template writes. Returns whether there
+        is such a template; one that a tokenizer brings is left as it is where it was trained with.
+        """
+        if self.template == "chat":
+            return True
+        said = [Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", "Who are you?")]
+        rows = [{"role": m.role, "content": m.content} for m in said]
+        for gap in ("", " "):
+            self.tokenizer.chat_template = HH_CHAT_TEMPLATE.replace("GAP", repr(gap))
+            text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+            if self._ids([text], bos=False) == self.encode_prompts([said], 1 << 20)[0]:
+                return True
+        return False
 
     def _answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str:
         """What stands after the prompt when the response has been given, without the EOS that a template may write."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from rlhf.data import load
-from rlhf.data.formats import HH_CHAT_TEMPLATE, Example
+from rlhf.data.formats import Example
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4
 from rlhf.recipe import Sft
@@ -55,8 +55,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
         how = {"temperature": recipe.evaluate.temperature, "top_p": recipe.evaluate.top_p, "top_k": 0}
         merged.generation_config = GenerationConfig(do_sample=True, **how, **ids)  # as it was evaluated
         merged.save_pretrained(run.path / "model")
-        if codec.template == "hh":
-            codec.tokenizer.chat_template = HH_CHAT_TEMPLATE
+        if not codec.write_chat_template():
+            print("merge: a chat interface will tokenize prompts otherwise than training did", file=sys.stderr)
         codec.tokenizer.save_pretrained(run.path / "model")
     size = sum(f.stat().st_size for f in (run.path / "model").glob("*.safetensors"))
     metrics = {

@@ -1,6 +1,7 @@
 """Token ids: what starts and ends a sequence, and what is cut, counted and dropped."""
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf.data import tokenize
@@ -139,3 +140,31 @@ def test_a_response_that_merges_with_the_prompt_is_encoded_apart_and_counted():
     assert counts["merged_at_response"] == 1
     assert row.prompt == codec.encode_prompts([PROMPT], 64)[0][0]
     assert codec.decode(row.response) == "Paris"
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """A tokenizer that begins a text with a space, as Llama's does."""
+    raw = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    special = ["<unk>", "<s>", "</s>"]
+    texts = ["Hello. Yes? Who are you?\n\nHuman: \n\nAssistant: ▁"] * 5
+    raw.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=80, special_tokens=special, show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("made", [sentencepiece_like, lambda: tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)])
+def test_a_chat_interface_makes_the_ids_that_training_made(made):
+    codec = Codec(made(), "hh")
+    assert codec.write_chat_template()
+    for said in ([Message("system", "Hello."), Message("user", "Who?")], [Message("user", "Yes?")]):
+        rows = [{"role": m.role, "content": m.content} for m in said]
+        found = codec.tokenizer.apply_chat_template(rows, add_generation_prompt=True)["input_ids"]
+        assert found == codec.encode_prompts([said], 999)[0][0]
+
+
+def test_a_template_that_cannot_make_them_is_said():
+    tokenizer = tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)
+    tokenizer.bos_token = None
+    codec = Codec(tokenizer, "hh")
+    codec.encode_prompts = lambda prompts, length: ([[1, 2, 3]], 0)
+    assert not codec.write_chat_template()
