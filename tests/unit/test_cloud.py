@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ def test_a_slurm_job_stops_its_stage_and_is_queued_again(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     environment = {"PATH": path, "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
     command = ["bash", str(ROOT / "cloud" / "slurm.sh"), "ppo"]
-    job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background would not
+    options = {"stderr": subprocess.PIPE, "start_new_session": True, "preexec_fn": listens}
+    job = subprocess.Popen(command, env=environment, **options)
     time.sleep(2)
     began = time.monotonic()
     job.send_signal(signal.SIGINT)
