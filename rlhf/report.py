@@ -473,8 +473,7 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
         return known
     with console.working(f"{run.name}: checking its data"):
         try:
-            names = [entry["name"] for entry in facts["files"]]
-            rows = formats.read(names, on_bad_row="skip", format=settings["data"]["format"])
+            rows = _rows(settings["data"], [entry["name"] for entry in facts["files"]])
         except (DataError, OSError) as error:
             return f"its data cannot be checked any more: {error}"
         if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
@@ -486,6 +485,14 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
     except OSError:
         pass  # a page about a run that cannot be written to is checked anew each time
     return found
+
+
+def _rows(data: Mapping[str, Any], files: list[str]) -> formats.Rows:
+    """What a run read, read again."""
+    if data["source"] == "hub":
+        where = {"data_dir": data["data_dir"], "format": data["format"]}
+        return formats.read_hub(data["name"], data["revision"], on_bad_row="skip", **where)
+    return formats.read(files, on_bad_row="skip", format=data["format"])
 
 
 def _provenance(runs: Sequence[Recorded], charts: _Charts) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import ab, recipe, report
+from rlhf.data import formats
 from rlhf.run import RunError
 from tests.browser import CHROMIUM, Browser, needs_browser
 from tests.conftest import RECIPE, run_stages, small
@@ -153,6 +154,20 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     monkeypatch.setattr("rlhf.data.quality.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and "<td>near identical</td>" in page
+
+
+def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
+    """A folder stands for the pinned files of the hub's data set."""
+    pairs = next((evaluated / "data").rglob("pairs.jsonl"))
+    shutil.copy(pairs, tmp_path / "train.jsonl")
+    rows = formats.read_hub(str(tmp_path), "0" * 40, on_bad_row="skip")
+    root = tmp_path / "run" / "v1"
+    (root / "rm").mkdir(parents=True)
+    manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
+    manifest["settings"]["data"] |= {"source": "hub", "name": str(tmp_path), "revision": "0" * 40}
+    manifest["data"]["files"] = [{"name": f.name, "sha256": f.sha256} for f in rows.report.files]
+    (root / "rm" / "manifest.json").write_text(json.dumps(manifest))
+    assert "words per chosen" in charts_of(report.page([report.load(root)]))
 
 
 def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
