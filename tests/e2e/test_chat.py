@@ -13,13 +13,13 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import as_yaml
 from rlhf.rollout import Sampling, sample
 from rlhf.run import Run
-from tests.conftest import RECIPE, SMALL, rlhf, run_stages, small
+from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    out = tmp_path_factory.mktemp("chat")
-    run_stages(small(merge__stage="sft"), out, "pretrain", "sft", "merge")
+def done(trained, tmp_path_factory):
+    out = beside(trained, tmp_path_factory.mktemp("chat"), "pretrain", "sft")
+    run_stages(small(merge__stage="sft"), out, "merge")
     return out
 
 

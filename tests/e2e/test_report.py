@@ -28,10 +28,11 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(trained, tmp_path_factory) -> Path:
     """A finished chain to PPO, and samples of an evaluation that was not held."""
     out = tmp_path_factory.mktemp("report")
-    run_stages(small(), out, "pretrain", "sft", "rm", "ppo")
+    shutil.copytree(trained, out, dirs_exist_ok=True)
+    run_stages(small(), out, "ppo")
     root = out / "cpu-tiny" / "v1"
     (root / "evaluate").mkdir()
     rows = [{"step": 0, "prompt": f"prompt {i} {text}", "sft": {"response": text}} for i, text in enumerate(HOSTILE)]

@@ -15,7 +15,7 @@ from rlhf import serve
 from rlhf.data.formats import Message, render_hh
 from rlhf.recipe import as_yaml
 from rlhf.run import RunError
-from tests.conftest import RECIPE, SMALL, rlhf, run_stages, small
+from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 openai = pytest.importorskip("openai", reason="the server needs transformers[serving]")
 ROOT = Path(__file__).parents[2]
@@ -24,9 +24,9 @@ OPTIONS += ["--recipe", str(RECIPE), "--set", "merge.stage=sft"]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    out = tmp_path_factory.mktemp("serve")
-    run_stages(small(merge__stage="sft"), out, "pretrain", "sft", "merge")
+def done(trained, tmp_path_factory):
+    out = beside(trained, tmp_path_factory.mktemp("serve"), "pretrain", "sft")
+    run_stages(small(merge__stage="sft"), out, "merge")
     return out
 
 
