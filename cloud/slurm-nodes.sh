@@ -16,7 +16,7 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 
-HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # which reads to the end, as pipefail wants
 NODES=$SLURM_JOB_NUM_NODES
 DEVICES=${SLURM_GPUS_PER_NODE##*:} # "h100:4" where the type was given
 export HEAD NODES DEVICES HF_HUB_OFFLINE=1
