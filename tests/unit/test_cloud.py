@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def test_a_slurm_job_on_several_machines_starts_a_launcher_on_each(tmp_path):
     stand_in(tmp_path, "scontrol", "echo node-7; echo node-8")
     stand_in(tmp_path, "srun", 'shift; exec "$@"')
     stand_in(tmp_path, "torchrun", 'echo "$@"')
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7"}
+    shutil.copytree(ROOT / "cloud", tmp_path / "cloud")  # away from .venv, whose torchrun would be taken
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     environment |= {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "h100:4"}
     command = ["bash", str(ROOT / "cloud" / "slurm-nodes.sh"), "ppo", "--hw", "8xh100"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
