@@ -7,6 +7,7 @@ the same operation makes the peak.
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -73,7 +74,7 @@ class Predictor:
         if peaks is None:
             peaks = self._rehearse(alone, stage)
             _write_cache(file, peaks)
-        workspace = WORKSPACE.get(loaded.recipe.hardware.name.lstrip("0123456789x"), 0)
+        workspace = _workspace(loaded.recipe.hardware.name)
         layers = architecture.num_hidden_layers
         few, more = peaks
         found = _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
@@ -95,6 +96,11 @@ class Predictor:
                 raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
             found.append(answer["peaks"])
         return found
+
+
+def _workspace(hardware: str) -> int:
+    """Bytes of cuBLAS on a card; `8xh100` are eight of them, and each has its own."""
+    return WORKSPACE.get(re.sub(r"^\d+x", "", hardware), 0)
 
 
 def _start(depth: int) -> "subprocess.Popen[str]":
@@ -172,10 +178,8 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     beside = {"merge": {"sft"}, "evaluate": {"rm"}}.get(stage, set())  # what else a stage takes sizes from
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    hardware = loaded.recipe.hardware
-    key = recipes.content_hash(
-        [recipe, hardware.device, hardware.count, stage, code.hexdigest(), [_version(name) for name in PACKAGES]]
-    )
+    device = loaded.recipe.hardware.device
+    key = recipes.content_hash([recipe, device, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 
