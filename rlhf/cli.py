@@ -35,6 +35,9 @@ HARDWARE = click.option(
 FOLDER = click.option(
     "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
 )
+OUT = click.option(
+    "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
+)
 
 
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,9 +51,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--weights", metavar="random|DIR", help="Random weights and stand-in data, or a local checkpoint's folder."
         ),
-        click.option(
-            "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
-        ),
+        OUT,
         click.option(
             "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; marks the run modified."
         ),
@@ -215,7 +216,7 @@ def serve(
 @click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
 @HARDWARE
 @FOLDER
-@click.option("--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs.")
+@OUT
 @click.option("--to", type=click.Path(path_type=Path), help="The page. [report.html in the first run]")
 def report(roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None) -> None:
     """Write a page about the recipe's run, or about ROOTS: run directories <out>/<recipe>/<version>."""
@@ -235,9 +236,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         HARDWARE,
         FOLDER,
-        click.option(
-            "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
-        ),
+        OUT,
         click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
         click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]"),
         click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),

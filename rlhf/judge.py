@@ -13,7 +13,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlhf import ab, console
@@ -159,13 +158,17 @@ def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once
     }
     todo = [pair for pair in found.pairs[:limit] if (pair.item, pair.digest) not in done]
 
+    waiting: queue.SimpleQueue[ab.Pair] = queue.SimpleQueue()
+    for pair in todo:
+        waiting.put(pair)
     answers: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
     refused: list[str] = []
     unread: list[str] = []  # replies that name no letter
 
-    def ask(pairs: Iterator[ab.Pair]) -> None:
-        for pair in pairs:
+    def ask() -> None:
+        while not waiting.empty():
             try:
+                pair = waiting.get_nowait()
                 row = judged(judge, pair)
                 ab.append(found.file, row)
                 unread.extend(reply for order, reply in row["replies"].items() if row["said"][order] is None)
@@ -173,13 +176,14 @@ def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once
             except Refused as error:
                 refused.append(str(error))
                 answers.put("refused")
+            except queue.Empty:  # another thread was quicker
+                return
             except Exception as error:
                 answers.put(error)
                 return
 
-    shared = _Shared(todo)
     for _ in range(min(at_once, len(todo))):  # they end with the program, even while an endpoint keeps them waiting
-        threading.Thread(target=ask, args=(shared,), daemon=True).start()
+        threading.Thread(target=ask, daemon=True).start()
     with console.Bar("judge", len(todo)) as bar:
         for number in range(1, len(todo) + 1):
             answer = answers.get()
@@ -191,17 +195,3 @@ def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once
     if unread:
         reply = _line(unread[0].encode(errors="replace")) or "an empty one"
         print(f"judge: {len(unread)} replies name no letter, the first: {reply}", file=sys.stderr)
-
-
-class _Shared:
-    """An iterator that several threads take from."""
-
-    def __init__(self, pairs: Iterable[ab.Pair]):
-        self._pairs, self._lock = iter(pairs), threading.Lock()
-
-    def __iter__(self) -> Iterator[ab.Pair]:
-        return self
-
-    def __next__(self) -> ab.Pair:
-        with self._lock:
-            return next(self._pairs)
