@@ -137,7 +137,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         _import("bitsandbytes", "model.quantization: nf4", "pip install '.[gpu]'")
         _check_blocks(settings.architecture, device)
     if settings.attention == "flash_attention_2":
-        way_out = "pip install flash-attn --no-build-isolation, or use model.attention: auto"
+        way_out = "pip install --no-build-isolation '.[flash]', or use model.attention: auto"
         _import("flash_attn", "model.attention: flash_attention_2", way_out)
     try:
         if settings.source == "random":
