@@ -86,12 +86,12 @@ def test_a_package_that_is_not_there_is_the_one_that_is_named(trained, tmp_path,
 
 def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
     loaded = pretrained(trained, tmp_path, model__attention="flash_attention_2")
-    with pytest.raises(RunError, match="flash_attention_2 has kernels for CUDA only: use model.attention: auto"):
+    with pytest.raises(RunError, match=r"flash_attention_2 has kernels for CUDA only: use model.attention: auto"):
         run_stages(loaded, tmp_path, "sft")
 
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     model, cuda = loaded.recipe.model, torch.device("cuda")
-    with pytest.raises(RunError, match="has no kernels for float32: use model.dtype: bfloat16"):
+    with pytest.raises(RunError, match=r"has no kernels for float32: use model.dtype: bfloat16"):
         loading._check_flash_attention(model, cuda)
     with pytest.raises(RunError, match=r"needs flash_attn .*: pip install --no-build-isolation '\.\[flash\]', or use"):
         loading._check_flash_attention(model.model_copy(update={"dtype": "bfloat16"}), cuda)
