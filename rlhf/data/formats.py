@@ -134,7 +134,7 @@ def read(files: Sequence[str | Path], *, on_bad_row: OnBadRow = "stop", format: 
         raise DataError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
     reader = _Reader(on_bad_row, format)
     for path in map(Path, files):
-        reader.take(str(path), _rows(path), partial(_sha256, path))
+        reader.take(str(path), raw_rows(path), partial(_sha256, path))
     return reader.rows()
 
 
@@ -459,8 +459,11 @@ def _object(value: object) -> dict[str, object]:
 # Files
 
 
-def _rows(path: Path) -> Iterator[tuple[str, object]]:
-    """(source, row) of a file; a line that is not JSON comes as the `_Malformed` that says so."""
+def raw_rows(path: Path) -> Iterator[tuple[str, object]]:
+    """(source, row) of a file of any kind, before parsing; a line that is not JSON comes as an exception that says so.
+
+    Raises DataError for a file that cannot be read.
+    """
     head = _head(path)
     if not head:
         raise DataError(f"{path}: the file is empty; download or write it again")

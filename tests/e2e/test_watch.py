@@ -87,7 +87,7 @@ def from_base(trained: Path, out: Path, **changes):
     return small(**whole | changes)
 
 
-def test_pairs_that_are_nearly_the_same(trained, tmp_path):
+def test_pairs_that_are_nearly_the_same(trained, tmp_path, capsys):
     rng = random.Random(0)
     rows = [("say it", "red blue tea", "red blue tea " + "salt" * (i % 2)) for i in range(4)]
     rows = [(f"say it {i // 2}", chosen, rejected + "!") for i, (_, chosen, rejected) in enumerate(rows * 20)]
@@ -96,6 +96,7 @@ def test_pairs_that_are_nearly_the_same(trained, tmp_path):
     loaded = from_base(trained, tmp_path, **changes, **run, sft__max_steps=1)
     run_stages(loaded, tmp_path, "sft", "rm")
     assert "same_scores" in findings(tmp_path, "rm"), rng
+    assert "training pairs are fewer than 100: the H100 guide calls RLHF worth it" in capsys.readouterr().err
 
 
 def test_a_reward_model_that_knows_its_pairs_by_heart(trained, tmp_path):
