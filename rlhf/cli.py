@@ -18,6 +18,7 @@ from rlhf import fetch as fetching
 from rlhf import judge as judging
 from rlhf import report as reporting
 from rlhf import reproduce as reproducing
+from rlhf import score as scoring
 from rlhf import serve as serving
 from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
@@ -187,6 +188,41 @@ def chat(
             console.OUT.print(chatting.HELP, style="dim", markup=False)
         warmth = options.temperature if temperature is None else temperature
         chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
+
+
+@cli.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@recipe_options
+@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--prompt", help="Score answers to this prompt instead of FILES.")
+@click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
+@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Also write the scores here, as JSON lines.")
+def score(
+    files: tuple[Path, ...],
+    hw: str | None,
+    directory: Path | None,
+    data: tuple[str, ...],
+    weights: str | None,
+    out: Path,
+    changes: tuple[str, ...],
+    seed: int | None,
+    prompt: str | None,
+    responses: tuple[str, ...],
+    to: Path | None,
+) -> None:
+    """Score answers with a run's reward model: FILES of pairs, of prompts with responses, or samples.jsonl of a run."""
+    if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
+        raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
+    if to and to.resolve() in [file.resolve() for file in files]:
+        raise click.BadParameter(f"{to} is one of the files that are scored", param_hint="--to")
+    loaded = load_recipe(hw, directory, data, weights, changes, seed)
+    items = scoring.read(files) if files else scoring.given(prompt or "", responses)
+    with console.quiet_libraries(), console.working("scoring"):
+        model = scoring.RewardModel(loaded, out)
+        scored, cut = model.score(items)
+    scoring.show(scored, cut)
+    if to:
+        scoring.write(scored, model.digest, to)
 
 
 @cli.command()
