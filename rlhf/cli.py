@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, console, distributed, recipe, stages, tracking, watch
+from rlhf import __version__, console, distributed, ratings, recipe, stages, tracking, watch
 from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
@@ -196,7 +196,9 @@ def chat(
 @click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
 @click.option("--prompt", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
-@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Also write the scores here, as JSON lines.")
+@click.option(
+    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Also write the scores here, as JSON lines."
+)
 def score(
     files: tuple[Path, ...],
     hw: str | None,
@@ -268,14 +270,18 @@ def report(roots: tuple[Path, ...], hw: str | None, directory: Path | None, out:
     console.OUT.print(f"written to {file}", markup=False)
 
 
+A = click.option("--a", metavar="POLICY", help="The one to beat. [sft]")
+B = click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]")
+
+
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that name a finished evaluation and two policies in it."""
     options = (
         HARDWARE,
         FOLDER,
         OUT,
-        click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
-        click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]"),
+        A,
+        B,
         click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
     )
     for option in reversed(options):
@@ -340,6 +346,37 @@ def judge(
     asked = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
     judging.run(asked, found, limit=limit, at_once=parallel)
     rating.show(rating.summary(found), found.file)
+
+
+@cli.group("ratings")
+def ratings_group() -> None:
+    """Use what `rlhf ab` and `rlhf judge` have collected."""
+
+
+@ratings_group.command("export")
+@HARDWARE
+@FOLDER
+@OUT
+@A
+@B
+@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count this rater only; may be repeated.")
+@click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [left out]")
+@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+def export_ratings(
+    hw: str | None,
+    directory: Path | None,
+    out: Path,
+    a: str | None,
+    b: str | None,
+    raters: tuple[str, ...],
+    keep_ties: bool,
+    to: Path,
+) -> None:
+    """Write rated pairs as preference rows (prompt, chosen, rejected), as --data and `rlhf data check` read them."""
+    loaded = load_recipe(hw, directory, (), None, (), None)
+    root = out / loaded.name / loaded.version
+    template = loaded.recipe.tokenizer.template
+    ratings.export_to(to, rating.compare(root, a, b), root, template, raters=raters, keep_ties=keep_ties)
 
 
 cli.add_command(data_group)

@@ -101,6 +101,8 @@ def _rows(codec: Codec, prompts: Any, measured: dict[str, Measured]) -> list[dic
     rows = []
     for i, prompt in enumerate(prompts):
         row: dict[str, Any] = {"prompt": codec.prompt_text(prompt)}
+        if codec.template != "hh":  # a transcript can be read back, a chat template cannot
+            row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
         for name, found in measured.items():
             row[name] = {"response": found.texts[i]}
             if found.scores is not None:

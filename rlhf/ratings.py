@@ -1,0 +1,120 @@
+"""Ratings of `rlhf ab` and `rlhf judge` as preference rows, which training and `rlhf data check` read."""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf import ab, console
+from rlhf.data import formats
+from rlhf.run import RunError, read_json, read_lines
+
+VERDICTS = ("a", "b", "tie")  # a skip is none
+
+
+class Exported(NamedTuple):
+    """Rows to write, and what became of the pairs: rated, tied, and left out because an answer is empty."""
+
+    rows: list[dict[str, Any]]
+    rated: int
+    ties: int
+    empty: int
+
+
+def export(
+    found: ab.Comparison, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
+) -> Exported:
+    """Rows `prompt`, `chosen`, `rejected` for the pairs that were rated, in their order.
+
+    Several raters decide by majority: a verdict needs more than half of the votes, and is a tie without; skips are no
+    votes. `raters`: count these only. A tie is left out, or with `keep_ties` becomes two rows, one each way round,
+    from which a reward model learns equal scores. `samples`: the samples.jsonl that was rated. `template`: the
+    recipe's tokenizer.template, in which its prompts are written.
+
+    Raises RunError without ratings, for a rater who gave none, and for prompts that cannot be read back.
+    """
+    votes = ab.standing(found.file)
+    known = sorted({row["rater"] for row in votes})
+    if not known:
+        raise RunError(f"{found.file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
+    for rater in raters:
+        if rater not in known:
+            raise RunError(f"{found.file}: no ratings of {rater!r}; it has those of {', '.join(known)}")
+    given: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
+    for row in votes:
+        if row["verdict"] in VERDICTS and (not raters or row["rater"] in raters):
+            given[row["item"], row["sha256"]][row["rater"]] = row["verdict"]
+    texts = read_lines(samples)
+    rows: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    for pair in found.pairs:
+        verdicts = given.get((pair.item, pair.digest))
+        if not verdicts:
+            continue
+        verdict = majority(verdicts.values())
+        sides = {side: texts[pair.item][name]["response"].strip() for side, name in (("a", found.a), ("b", found.b))}
+        counts["rated"] += 1
+        counts["ties"] += verdict == "tie"
+        counts["empty"] += not all(sides.values())
+        if all(sides.values()):
+            prompt = _prompt(texts[pair.item], template, samples)
+            ways = (verdict,) if verdict != "tie" else ("b", "a") if keep_ties else ()
+            rows += [_row(prompt, sides, chosen, verdicts, found) for chosen in ways]
+    return Exported(rows, counts["rated"], counts["ties"], counts["empty"])
+
+
+def majority(verdicts: Iterable[str]) -> str:
+    """The verdict that more than half of the raters gave, else a tie."""
+    counts = Counter(verdicts)
+    verdict, count = counts.most_common(1)[0]
+    return verdict if 2 * count > counts.total() else "tie"
+
+
+def export_to(
+    file: Path, found: ab.Comparison, root: Path, template: str, *, raters: Collection[str], keep_ties: bool
+) -> None:
+    """Write the preference rows of an evaluation below `root` and say what they are. Raises RunError without any."""
+    samples = root / "evaluate" / "samples.jsonl"
+    exported = export(found, samples, template, raters=raters, keep_ties=keep_ties)
+    ties = f"{exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
+    counts = f"{exported.rated} rated pairs; {ties}" + (
+        f", {exported.empty} with an empty answer" * bool(exported.empty)
+    )
+    if not exported.rows:
+        raise RunError(f"{found.file}: nothing to export of {counts}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows)
+    file.write_text("".join(lines), encoding="utf-8")
+    console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {file}", markup=False)
+    seed = (read_json(root / "evaluate" / "manifest.json") or {}).get("seed")
+    print(
+        f"note: these prompts were held out with seed {seed}, and are again with that seed: train on them with another "
+        "--seed, and do not evaluate on them what was trained on them",
+        file=sys.stderr,
+    )
+
+
+def _row(
+    prompt: Any, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], found: ab.Comparison
+) -> dict[str, Any]:
+    rejected = "a" if chosen == "b" else "b"
+    names = {"a": found.a, "b": found.b}
+    return {
+        "prompt": prompt,
+        "chosen": sides[chosen],
+        "rejected": sides[rejected],
+        "chosen_from": names[chosen],
+        "rejected_from": names[rejected],
+        "ratings": {rater: names.get(verdict, verdict) for rater, verdict in sorted(verdicts.items())},
+    }
+
+
+def _prompt(row: Mapping[str, Any], template: str, samples: Path) -> Any:
+    """The prompt as readers know it: a transcript as it stands, or the messages that a chat template was made from."""
+    if "messages" in row:
+        return row["messages"]
+    if template != "hh" or not formats.parse_hh(row["prompt"])[:-1]:
+        raise RunError(f"{samples}: its prompts are written in a chat template; evaluate again, which keeps messages")
+    return row["prompt"]
