@@ -77,7 +77,7 @@ def test_ratings_of_other_answers_are_no_rows(root):
 
 
 def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatch, capsys):
-    """Several turns, a system message, quotes and other scripts come back to the letter, and the check likes the file."""
+    """Several turns, a system message, quotes and other scripts come back to the letter, also for `rlhf data check`."""
     prompts = [
         "\n\nHuman: One?\n\nAssistant:",
         'Be brief.\n\nHuman: Two?\n\nAssistant: Yes.\n\nHuman: Why, "then"?\n\nAssistant:',
