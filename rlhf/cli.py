@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, console, distributed, ratings, recipe, stages, tracking, watch
+from rlhf import __version__, comparison, console, distributed, ratings, recipe, stages, tracking, watch
 from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
@@ -213,18 +213,9 @@ def score(
     to: Path | None,
 ) -> None:
     """Score answers with a run's reward model: FILES of pairs, of prompts with responses, or samples.jsonl of a run."""
-    if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
-        raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
-    if to and to.resolve() in [file.resolve() for file in files]:
-        raise click.BadParameter(f"{to} is one of the files that are scored", param_hint="--to")
-    loaded = load_recipe(hw, directory, data, weights, changes, seed)
-    items = scoring.read(files) if files else scoring.given(prompt or "", responses)
-    with console.quiet_libraries(), console.working("scoring"):
-        model = scoring.RewardModel(loaded, out)
-        scored, cut = model.score(items)
-    scoring.show(scored, cut)
-    if to:
-        scoring.write(scored, model.digest, to)
+    items = scoring.items(files, prompt, responses, to)
+    with console.quiet_libraries():
+        scoring.run(load_recipe(hw, directory, data, weights, changes, seed), out, items, to)
 
 
 @cli.command()
@@ -270,18 +261,14 @@ def report(roots: tuple[Path, ...], hw: str | None, directory: Path | None, out:
     console.OUT.print(f"written to {file}", markup=False)
 
 
-A = click.option("--a", metavar="POLICY", help="The one to beat. [sft]")
-B = click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]")
-
-
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that name a finished evaluation and two policies in it."""
     options = (
         HARDWARE,
         FOLDER,
         OUT,
-        A,
-        B,
+        click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
+        click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]"),
         click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
     )
     for option in reversed(options):
@@ -348,37 +335,8 @@ def judge(
     rating.show(rating.summary(found), found.file)
 
 
-@cli.group("ratings")
-def ratings_group() -> None:
-    """Use what `rlhf ab` and `rlhf judge` have collected."""
-
-
-@ratings_group.command("export")
-@HARDWARE
-@FOLDER
-@OUT
-@A
-@B
-@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count this rater only; may be repeated.")
-@click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [left out]")
-@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
-def export_ratings(
-    hw: str | None,
-    directory: Path | None,
-    out: Path,
-    a: str | None,
-    b: str | None,
-    raters: tuple[str, ...],
-    keep_ties: bool,
-    to: Path,
-) -> None:
-    """Write rated pairs as preference rows (prompt, chosen, rejected), as --data and `rlhf data check` read them."""
-    loaded = load_recipe(hw, directory, (), None, (), None)
-    root = out / loaded.name / loaded.version
-    template = loaded.recipe.tokenizer.template
-    ratings.export_to(to, rating.compare(root, a, b), root, template, raters=raters, keep_ties=keep_ties)
-
-
+cli.add_command(comparison.compare_runs)
+cli.add_command(ratings.ratings_group)
 cli.add_command(data_group)
 
 

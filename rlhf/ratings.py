@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
+
 from rlhf import ab, console
 from rlhf.data import formats
 from rlhf.run import RunError, read_json, read_lines
@@ -72,26 +74,36 @@ def majority(verdicts: Iterable[str]) -> str:
     return verdict if 2 * count > counts.total() else "tie"
 
 
-def export_to(
-    file: Path, found: ab.Comparison, root: Path, template: str, *, raters: Collection[str], keep_ties: bool
+@click.group("ratings")
+def ratings_group() -> None:
+    """Use what `rlhf ab` and `rlhf judge` have collected."""
+
+
+@ratings_group.command("export")
+@click.argument("root", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--a", metavar="POLICY", help="As `rlhf ab` was given it. [sft]")
+@click.option("--b", metavar="POLICY", help="As `rlhf ab` was given it. [ppo; dpo where there is no ppo]")
+@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count this rater only; may be repeated.")
+@click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [left out]")
+@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+def export_ratings(
+    root: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path
 ) -> None:
-    """Write the preference rows of an evaluation below `root` and say what they are. Raises RunError without any."""
-    samples = root / "evaluate" / "samples.jsonl"
-    exported = export(found, samples, template, raters=raters, keep_ties=keep_ties)
-    ties = f"{exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
-    counts = f"{exported.rated} rated pairs; {ties}" + (
-        f", {exported.empty} with an empty answer" * bool(exported.empty)
-    )
+    """Write the rated pairs of RUN, <out>/<recipe>/<version>, as preference rows for --data and `rlhf data check`."""
+    found = ab.compare(root, a, b)
+    manifest = read_json(root / "evaluate" / "manifest.json") or {}
+    template = manifest.get("settings", {}).get("tokenizer", {}).get("template", "hh")
+    exported = export(found, root / "evaluate" / "samples.jsonl", template, raters=raters, keep_ties=keep_ties)
+    counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
+    counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
         raise RunError(f"{found.file}: nothing to export of {counts}")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows)
-    file.write_text("".join(lines), encoding="utf-8")
-    console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {file}", markup=False)
-    seed = (read_json(root / "evaluate" / "manifest.json") or {}).get("seed")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows), encoding="utf-8")
+    console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
     print(
-        f"note: these prompts were held out with seed {seed}, and are again with that seed: train on them with another "
-        "--seed, and do not evaluate on them what was trained on them",
+        f"note: these prompts were held out with seed {manifest.get('seed')}, and are again with that seed: train on "
+        "them with another --seed, and do not evaluate on what was trained on",
         file=sys.stderr,
     )
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+import click
+
 from rlhf import console, stats
 from rlhf.chat import finished
 from rlhf.data import formats
@@ -47,8 +49,14 @@ class Scored(NamedTuple):
 # ---- what is scored ----
 
 
-def given(prompt: str, responses: Sequence[str]) -> list[Item]:
-    """One item for each response to a prompt, from the command line."""
+def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], to: Path | None) -> list[Item]:
+    """What the command line names: files, or one prompt with its responses. Raises UsageError for anything else."""
+    if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
+        raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
+    if to and to.resolve() in [file.resolve() for file in files]:
+        raise click.UsageError(f"--to {to} is one of the files that are scored")
+    if prompt is None:
+        return read(files)
     messages = formats.parse_prompt(prompt, "--prompt")
     return [Item("", messages, {"response": response}, {}) for response in responses]
 
@@ -94,6 +102,16 @@ def _item(source: str, row: object) -> Item:
 
 
 # ---- scoring ----
+
+
+def run(loaded: Loaded, out: Path, items: Sequence[Item], to: Path | None) -> None:
+    """Score the items, print a table and, with `to`, write the scores there."""
+    with console.working("scoring"):
+        model = RewardModel(loaded, out)
+        scored, cut = model.score(items)
+    show(scored, cut)
+    if to:
+        write(scored, model.digest, to)
 
 
 class RewardModel:
@@ -215,8 +233,8 @@ def _line(row: Scored, reward_model: str) -> dict[str, Any]:
     line: dict[str, Any] = {"step": 0, "source": row.item.source} | row.item.row
     line |= {"reward_model": reward_model, "prompt": row.prompt}
     for name, score in row.scores.items():
-        kept = line.get(name) if isinstance(line.get(name), dict) else {}
-        line[name] = kept | {"response": row.item.answers[name], "score": score}
+        kept = line.get(name)
+        line[name] = (kept if isinstance(kept, dict) else {}) | {"response": row.item.answers[name], "score": score}
     return line | ({"margin": row.margin} if row.margin is not None else {})
 
 

@@ -74,7 +74,7 @@ def _marked(pair: PreferencePair) -> tuple[Text, Text]:
     whole = pair.chosen, pair.rejected
     words = [re.findall(r"\S+\s*|\s+", text[:LONGEST]) for text in whole]
     shown = Text(overflow="fold"), Text(overflow="fold")
-    for tag, *places in difflib.SequenceMatcher(None, *words, autojunk=False).get_opcodes():
+    for tag, *places in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
         for side, (start, end) in enumerate((places[:2], places[2:])):
             part = visible("".join(words[side][start:end]))
             if tag != "equal":

@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf import ab
+from rlhf import ab, comparison
 from rlhf.run import Run, RunError, read_json, read_lines
 from tests.conftest import run_stages, small
 
@@ -187,6 +187,20 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
     single = read_lines(chain / "cpu-tiny/v1/evaluate/samples.jsonl")
     assert [row["prompt"] for row in single] == [row["prompt"] for row in rows[::2]]
     assert "sample" not in single[0]
+
+
+def test_two_policies_compared_say_what_the_evaluation_says(chain):
+    """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
+    root = chain / "cpu-tiny/v1"
+    found = comparison.compare(comparison.load(root, "dpo"), comparison.load(root, "ppo"))
+    metrics = read_json(root / "evaluate/summary.json")["metrics"]
+    rows = {row["name"]: row for row in found["rows"]}
+    for key in ("score", "true_reward", "perplexity", "kl_per_token"):
+        assert rows[key]["a"] == pytest.approx(metrics[f"dpo/{key}"], abs=1e-6)
+        expected = metrics[f"ppo/{key}"] - metrics[f"dpo/{key}"]
+        assert rows[key]["difference"] == pytest.approx(expected, abs=1e-6)
+    assert found["reward_model"] and found["settings_that_differ"] == [] and found["prompts"] == 8
+    assert rows["rm/accuracy"]["difference"] == 0 and rows["rm/accuracy"]["interval"][1] > 0
 
 
 def linked(chain: Path, folder: Path, *stages: str) -> Path:

@@ -9,7 +9,7 @@ from rlhf.data import formats
 from rlhf.data.formats import Message
 from rlhf.data.split import conversation_key, is_heldout
 from rlhf.run import RunError
-from tests.conftest import RECIPE, rlhf
+from tests.conftest import rlhf
 from tests.e2e.test_ab import evaluation, row
 
 
@@ -89,7 +89,7 @@ def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatc
     (root / "evaluate" / "manifest.json").write_text(json.dumps({"seed": 5}))
     rate(root, *(("ann", i, "b") for i in range(4)))
     file = tmp_path / "new" / "rated.jsonl"
-    arguments = ("ratings", "export", "--recipe", RECIPE, "--out", tmp_path, "--to", file)
+    arguments = ("ratings", "export", root, "--to", file)
     code, out, err = rlhf(monkeypatch, capsys, *arguments)
     assert code == 0, err
     assert "3 preference rows of 4 rated pairs; 0 ties left out, 1 with an empty answer" in " ".join(out.split())
@@ -128,7 +128,5 @@ def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
 def test_nothing_to_export_is_one_line(root, monkeypatch, capsys, verdicts, message):
     rate(root, *verdicts)
     to = root.parents[1] / "rated.jsonl"
-    code, _, err = rlhf(
-        monkeypatch, capsys, "ratings", "export", "--recipe", RECIPE, "--out", root.parents[1], "--to", to
-    )
+    code, _, err = rlhf(monkeypatch, capsys, "ratings", "export", root, "--to", to)
     assert code == 1 and message in err and len(err.splitlines()) == 1 and not to.exists()
