@@ -155,6 +155,37 @@ def test_a_reward_for_length(taught, tmp_path, monkeypatch):
     assert found["longer"]["cause"] == "The reward model likes length, and the policy has found out"
 
 
+def test_a_reward_that_does_not_rise(taught, tmp_path):
+    """The learning rate is far too low: nothing is learned in 24 steps."""
+    more = {"ppo__steps": 24, "ppo__save_steps": 24, "ppo__eval_steps": 24}
+    loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=1e-9, ppo__value_learning_rate=1e-9)
+    run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    found = findings(tmp_path, "ppo")
+    assert found["flat_reward"]["remedies"] == {"ppo.learning_rate": 2e-9}
+    assert found["flat_reward"]["step"] >= watch.MANY
+
+
+@pytest.mark.parametrize(
+    ("gain", "steps", "seen"),
+    [
+        (0.0, 40, True),  # noise alone
+        (0.02, 40, False),  # a rise of 0.8 over the run
+        (-0.02, 40, True),  # a fall
+        (0.0, 400, False),  # too early in a long run: a quarter of it must have passed
+        (0.0, 160, True),
+    ],
+)
+def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
+    """Forty rows of a score with a noise of 0.1; none of ten healthy or ten flat runs is taken for the other."""
+    verdicts = set()
+    for seed in range(10):
+        rng = random.Random(seed)
+        history = watch.History(small(ppo__steps=steps, ppo__logging_steps=1).recipe, "ppo")
+        history.rows = [{"objective/scores": gain * i + rng.gauss(0, 0.1)} for i in range(40)]
+        verdicts.add(watch.see_flat_reward(history) is not None)
+    assert verdicts == {seen}
+
+
 def test_updates_that_are_too_large(taught, tmp_path, capsys):
     """And a stage that is told to stop on them does, and says how to go on."""
     more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 10}
