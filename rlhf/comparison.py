@@ -70,6 +70,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
         reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
         if reward_model is None:
             raise RunError(f"{scored}: not written by `rlhf score`, which names the reward model")
+    trained = (read_json(root / stage / "manifest.json") or {}).get("settings", {})
     details = read_json(folder / "details.json") or {}
     bins = details.get("reward_model", {}).get("calibration", [])
     return Evaluated(
@@ -81,7 +82,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
             for key, value in summary["metrics"].items()
             if key.startswith((f"{stage}/", "rm/"))
         },
-        settings=manifest.get("settings", {}),
+        settings=manifest.get("settings", {}) | ({stage: trained[stage]} if stage in trained else {}),
         rm_pairs=sum(found["pairs"] for found in bins),
     )
 

@@ -199,7 +199,7 @@ def test_two_policies_compared_say_what_the_evaluation_says(chain):
         assert rows[key]["a"] == pytest.approx(metrics[f"dpo/{key}"], abs=1e-6)
         expected = metrics[f"ppo/{key}"] - metrics[f"dpo/{key}"]
         assert rows[key]["difference"] == pytest.approx(expected, abs=1e-6)
-    assert found["reward_model"] and found["settings_that_differ"] == [] and found["prompts"] == 8
+    assert found["reward_model"] and found["settings_that_differ"] == ["dpo", "ppo"] and found["prompts"] == 8
     assert rows["rm/accuracy"]["difference"] == 0 and rows["rm/accuracy"]["interval"][1] > 0
 
 

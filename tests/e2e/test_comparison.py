@@ -91,11 +91,14 @@ def test_scores_of_two_reward_models_have_no_difference(tmp_path, monkeypatch, c
     a = a_run(tmp_path / "a", answers)
     nf4 = {"settings": {"model": {"quantization": "nf4"}}, "metrics": {"ppo/kl_per_token": 0.3}}
     b = a_run(tmp_path / "b", answers, reward_model="s" * 64, **nf4)
+    for root, beta in ((a, 0.1), (b, 0.2)):
+        (root / "ppo").mkdir()
+        (root / "ppo/manifest.json").write_text(json.dumps({"settings": {"ppo": {"kl_coef": beta, "lam": 1.0}}}))
     found = compared(a, b)
     assert found["score"]["difference"] is None and "win_rate_by_score" not in found
     assert found["kl_per_token"]["difference"] == pytest.approx(0.2)
     code, out, _ = rlhf(monkeypatch, capsys, "compare", a, b)
-    assert code == 0 and "settings that differ: model.quantization" in out
+    assert code == 0 and "settings that differ: model.quantization, ppo.kl_coef\n" in out
     assert "then give the two files with --scored" in " ".join(out.split())
 
     for name, shift in (("a", 0.0), ("b", 1.0)):  # as `rlhf score` writes them, with one reward model
