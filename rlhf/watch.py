@@ -204,7 +204,7 @@ def see_flat_reward(h: History) -> str | None:
     noise = noise_of_difference(found, quarter)
     if last - first > 2 * noise:
         return None
-    return f"the score went from {first:.3g} to {last:.3g} in {len(found)} rows: no rise beyond its noise of {noise:.2g}"
+    return f"the score went from {first:.3g} to {last:.3g} in {len(found)} rows: no rise beyond the noise, {noise:.2g}"
 
 
 def slower(h: History) -> dict[str, Any]:
