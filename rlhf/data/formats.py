@@ -134,7 +134,7 @@ def read(files: Sequence[str | Path], *, on_bad_row: OnBadRow = "stop", format: 
         raise DataError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
     reader = _Reader(on_bad_row, format)
     for path in map(Path, files):
-        reader.take(str(path), _rows(path), partial(_sha256, path))
+        reader.take(str(path), raw_rows(path), partial(_sha256, path))
     return reader.rows()
 
 
@@ -305,6 +305,14 @@ def _prompt(value: object) -> tuple[Message, ...]:
     return parse_hh(text)[:-1] if text.rstrip().endswith("\n\nAssistant:") else (Message("user", text),)
 
 
+def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
+    """A prompt as preference rows may hold it: text, a transcript or a list of messages. Raises DataError."""
+    try:
+        return _prompt(value)
+    except _Malformed as problem:
+        raise DataError(f"{source}: {problem}") from None
+
+
 def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
     """Split one side at its last assistant turn; a side that is only an answer belongs to the given prompt."""
     if isinstance(value, list):
@@ -459,8 +467,8 @@ def _object(value: object) -> dict[str, object]:
 # Files
 
 
-def _rows(path: Path) -> Iterator[tuple[str, object]]:
-    """(source, row) of a file; a line that is not JSON comes as the `_Malformed` that says so."""
+def raw_rows(path: Path) -> Iterator[tuple[str, object]]:
+    """(source, row) of any file, not parsed; a line that is not JSON comes as the exception that says so."""
     head = _head(path)
     if not head:
         raise DataError(f"{path}: the file is empty; download or write it again")
