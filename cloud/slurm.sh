@@ -9,6 +9,7 @@
 #SBATCH --job-name=rlhf
 #SBATCH --gpus=1
 #SBATCH --cpus-per-task=8
+# Twice what merging a 13B model is predicted to take (docs/running.md); 70B needs more.
 #SBATCH --mem=64G
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:INT@120

@@ -469,6 +469,7 @@ def load_recipe(
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
         directory = recipe.resolve(hw, recipe.RECIPES)
+        announce_version(hw, directory)
     given = recipe.parse_overrides(changes)
     overrides: dict[str, Any] = {}
     if weights == "random":
@@ -490,6 +491,20 @@ def load_recipe(
         files = [str(Path(file).resolve()) for file in data]
         overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
     return recipe.load(directory, overrides | given, seed)
+
+
+def announce_version(hw: str, directory: Path) -> None:
+    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
+
+    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
+    """
+    versions = [d for d in recipe.available(recipe.RECIPES) if d.parent == directory.parent]
+    if len(versions) == 1 or distributed.launched():
+        return
+    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
+    if directory != versions[0]:
+        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
+    print(line, file=sys.stderr)
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
 
 
 class Hardware(Section):
@@ -100,7 +101,8 @@ class Tokenizer(Section):
     name: str | None = None
     revision: str | None = None
     vocab_size: PositiveInt | None = None  # when it is trained, or a stand-in
-    template: Literal["hh", "chat"]  # hh: "\n\nHuman: …\n\nAssistant:"; chat: the tokenizer's own chat template
+    # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
+    template: Literal["hh", "plain", "chat"]
 
     @model_validator(mode="after")
     def _complete(self):
@@ -194,7 +196,9 @@ class Optimization(Section):
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
     warmup_ratio: Fraction
     weight_decay: NonNegative
-    adam_beta2: Annotated[float, Field(gt=0, lt=1)]
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay
+    adam_epsilon: Positive = 1e-8
     max_grad_norm: Positive
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     num_train_epochs: Positive
@@ -262,6 +266,7 @@ class Rm(Dialogues):
 
 class Dpo(Dialogues):
     beta: Positive
+    max_completion_length: PositiveInt | None = None  # tokens of a response, EOS included; null: max_length alone cuts
 
 
 class Ppo(Section):
@@ -278,6 +283,10 @@ class Ppo(Section):
     value_learning_rate: Positive
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
     warmup_steps: Annotated[int, Field(ge=0)]
+    weight_decay: NonNegative = 0.0
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay = 0.999
+    adam_epsilon: Positive = 1e-5  # that of openai/baselines ppo2
     max_grad_norm: Positive
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     gradient_checkpointing: bool
@@ -300,6 +309,7 @@ class Ppo(Section):
     whiten_advantages: bool
     whiten_rewards: bool = False
     normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
+    norm_responses: Annotated[int, Field(gt=1)] = 256  # how many of these, rounded up to whole batches
     sigmoid_scores: bool = False
     score_clip: Positive | None = None  # limit of the absolute score, after the two above
     missing_eos_penalty: NonNegative | None

@@ -42,7 +42,9 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         lr_scheduler_type=options.lr_scheduler_type,
         warmup_steps=options.warmup_ratio,  # a fraction is a share of all steps
         weight_decay=options.weight_decay,
+        adam_beta1=options.adam_beta1,
         adam_beta2=options.adam_beta2,
+        adam_epsilon=options.adam_epsilon,
         max_grad_norm=options.max_grad_norm,
         optim=options.optim,
         num_train_epochs=options.num_train_epochs,

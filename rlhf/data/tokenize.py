@@ -18,6 +18,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from rlhf.data.formats import HH_CHAT_TEMPLATE, DataError, Message, render_hh
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+# What `render_plain` writes, as a chat template. GAP as in HH_CHAT_TEMPLATE.
+PLAIN_CHAT_TEMPLATE = "{{ (bos_token or '') + GAP }}{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
 TURNS = ("\n\nHuman:", "\n\nAssistant:")
 
 
@@ -44,8 +46,11 @@ class Codec:
         self.eos_id: int = tokenizer.eos_token_id
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
+        """The prompt as the template writes it, up to where the response begins."""
         if self.template == "hh":
             return render_hh(messages)
+        if self.template == "plain":
+            return render_plain(messages)
         rows = [{"role": m.role, "content": m.content} for m in messages]
         return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
 
@@ -55,10 +60,15 @@ class Codec:
         return [self._cut_prompt(ids, max_length) for ids in encoded], sum(len(ids) > max_length for ids in encoded)
 
     def encode(
-        self, rows: Sequence[tuple[Sequence[Message], str]], max_prompt_length: int, max_length: int
+        self,
+        rows: Sequence[tuple[Sequence[Message], str]],
+        max_prompt_length: int,
+        max_length: int,
+        max_response_length: int | None = None,
     ) -> tuple[list[Encoded | None], Counter[str]]:
         """(prompt messages, response) -> ids, None where the whole response was cut away; and what was cut.
 
+        A response, its EOS included, gets what the prompt leaves of `max_length`, and at most `max_response_length`.
         The response is what follows the prompt in the ids of the whole text, so that training sees just what
         sampling continues. Where tokens merge over that place, prompt and response are encoded apart.
         """
@@ -88,7 +98,7 @@ class Codec:
                 response = self._ids([answer], bos=False)[0]
             counts["prompts_cut"] += len(prompt) > max_prompt_length
             prompt = self._cut_prompt(prompt, max_prompt_length)
-            room = max_length - len(prompt)
+            room = min(max_length - len(prompt), max_response_length or max_length)
             counts["responses_cut"] += 0 < room < len(response) + 1
             response = [*response, self.eos_id][: max(room, 0)]
             counts["dropped"] += not response
@@ -112,10 +122,11 @@ class Codec:
         """
         if self.template == "chat":
             return True
+        template = PLAIN_CHAT_TEMPLATE if self.template == "plain" else HH_CHAT_TEMPLATE
         said = [Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", "Who are you?")]
         rows = [{"role": m.role, "content": m.content} for m in said]
         for gap in ("", " "):
-            self.tokenizer.chat_template = HH_CHAT_TEMPLATE.replace("GAP", repr(gap))
+            self.tokenizer.chat_template = template.replace("GAP", repr(gap))
             text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
             if self._ids([text], bos=False) == self.encode_prompts([said], 1 << 20)[0]:
                 return True
@@ -125,6 +136,8 @@ class Codec:
         """What stands after the prompt when the response has been given, without the EOS that a template may write."""
         if self.template == "hh":
             return f" {response}"
+        if self.template == "plain":
+            return response
         rows = [{"role": m.role, "content": m.content} for m in (*messages, Message("assistant", response))]
         whole = self.tokenizer.apply_chat_template(rows, tokenize=False)
         if not whole.startswith(prompt):
@@ -146,6 +159,14 @@ class Codec:
         if ids[0] == self.tokenizer.bos_token_id:
             return [ids[0], *ids[len(ids) - length + 1 :]]
         return ids[-length:]
+
+
+def render_plain(messages: Sequence[Message]) -> str:
+    """A prompt as bare text: the content of each message, each followed by a line break. The response follows directly.
+
+    Nothing marks who speaks, so that `["Hello", "Yes?", "Who?"]` becomes `Hello\\nYes?\\nWho?\\n`.
+    """
+    return "".join(f"{message.content}\n" for message in messages)
 
 
 def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -38,6 +38,7 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
         "model.architecture.num_hidden_layers": layers or architecture.num_hidden_layers,
         "ppo.num_ppo_epochs": 1,
         "ppo.normalize_scores": recipe.ppo.normalize_scores,
+        "ppo.norm_responses": 2,  # one batch of rollouts
     }
     for stage in ("sft", "rm", "dpo"):
         accumulated = getattr(recipe, stage).gradient_accumulation_steps
@@ -145,10 +146,7 @@ def shortened() -> Iterator[None]:
     from rlhf.stages import ppo
 
     every = ppo.Trained._minibatches
-    with (
-        mock.patch.object(ppo, "NORM_RESPONSES", 1),
-        mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)),
-    ):
+    with mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)):
         yield
 
 

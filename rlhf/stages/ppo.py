@@ -37,9 +37,6 @@ from rlhf.run import Run, RunError, checkpoint_problem, read_lines, write_json
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
 
-NORM_RESPONSES = 256  # at least this many give the mean and spread by which scores are normalised
-ADAM = {"betas": (0.9, 0.999), "eps": 1e-5, "weight_decay": 0.0}  # eps: openai/baselines ppo2
-
 
 @dataclass
 class Experience:
@@ -165,10 +162,11 @@ def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]
 def score_norm(shared: SharedBase, draw: Callable[[int], Rollout], options: Ppo) -> tuple[float, float]:
     """Mean and standard deviation of the reward model's scores on SFT's responses to the first training prompts.
 
+    At least `norm_responses` responses are scored, in whole batches of rollouts.
     Raises RunError when the scores do not differ: such a reward model has nothing to teach.
     """
     parts = []
-    for step in range(math.ceil(NORM_RESPONSES / options.batch_size)):
+    for step in range(math.ceil(options.norm_responses / options.batch_size)):
         rollout = draw(step)
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
         parts.append(scores_of(shared, rollout, options.rollout_batch_size)[by_length])
@@ -260,7 +258,13 @@ class Trained:
             {"params": self.policy, "lr": options.learning_rate},
             {"params": self.value, "lr": options.value_learning_rate},
         ]
-        self.optimizer = new_optimizer(options.optim, groups, **ADAM)
+        self.optimizer = new_optimizer(
+            options.optim,
+            groups,
+            betas=(options.adam_beta1, options.adam_beta2),
+            eps=options.adam_epsilon,
+            weight_decay=options.weight_decay,
+        )
         self.schedule = get_scheduler(
             options.lr_scheduler_type, self.optimizer, options.warmup_steps, num_training_steps=options.steps + 1
         )

@@ -95,7 +95,8 @@ def encode_pairs(
 ) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int], list[PreferencePair]]:
     """Both sides of each pair, what was cut, and the pairs that are left: one is dropped, and counted, when either side
     loses its whole response."""
-    limits = options.max_prompt_length, options.max_length
+    longest_response = options.max_completion_length if isinstance(options, Dpo) else None
+    limits = options.max_prompt_length, options.max_length, longest_response
     with working("encoding pairs"):
         chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
         rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)

@@ -19,6 +19,7 @@ from rlhf.objectives.masked import masked_mean
 from rlhf.recipe import Ppo
 from rlhf.rollout import Rollout, Sampling, collate, sample
 from rlhf.run import Run
+from rlhf.stages import ppo
 from rlhf.stages.ppo import Experience, Trained, collect, describe, prompt_order
 from tests.conftest import small
 
@@ -301,6 +302,28 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
     with torch.no_grad():
         last = shared.hidden(rollout.ids)[torch.arange(len(scores)), rollout.last]
         assert shared.value_head(last).squeeze(1).tolist() == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+def test_adamw_is_that_of_the_recipe(run):
+    asked = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.02}
+    groups = trainer(run, **asked).optimizer.param_groups
+    assert len(groups) == 2
+    for group in groups:
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-3, 0.02)
+
+
+def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, rollout):
+    drawn: list[int] = []
+
+    def draw(step: int) -> Rollout:
+        drawn.append(step)
+        return rollout
+
+    shared = roles(run)
+    for asked, batches in ((2, 1), (8, 1), (9, 2), (24, 3)):
+        drawn.clear()
+        ppo.score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
+        assert drawn == list(range(batches))
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"])

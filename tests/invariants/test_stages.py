@@ -290,6 +290,31 @@ def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, 
     assert cuts["pairs_dropped"] == 0
 
 
+def test_dpo_cuts_completions_to_their_own_limit(trained, tmp_path):
+    loaded = small(dpo__max_completion_length=6)
+    trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
+    responses = [row[name] for row in trainer.train_dataset for name in ("chosen_ids", "rejected_ids")]
+    assert max(len(ids) for ids in responses) == 6
+    cuts = read_json(tmp_path / ROOT / "dpo" / "manifest.json")["cuts"]["train"]
+    eos = trainer.processing_class.eos_token_id
+    assert cuts["responses_cut"] == sum(ids[-1] != eos for ids in responses) > 0
+    assert cuts["prompts_cut"] == 0
+
+
+# -- the optimizer -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_adamw_of_trls_stages_is_that_of_the_recipe(trained, tmp_path, stage):
+    asked = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.02}
+    loaded = small(**{f"{stage}__{key}": value for key, value in asked.items()})
+    trainer = built(stage, loaded, beside(trained, tmp_path, "pretrain", *(["sft"] if stage != "sft" else [])))
+    trainer.create_optimizer()
+    for group in trainer.optimizer.param_groups:
+        assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-3)
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups if group["params"]} == {0.02}
+
+
 # -- which side of the split -------------------------------------------------------------------------------------------
 
 

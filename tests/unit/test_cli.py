@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from rlhf import console, recipe, reproduce, tracking
+from rlhf import console, distributed, recipe, reproduce, tracking
 from tests.conftest import RECIPE, SMALL, beside, rlhf
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
@@ -51,6 +51,25 @@ def test_recipes_are_listed(command):
     code, out, _ = command("recipes")
     assert code == 0
     assert "cpu-tiny" in out
+
+
+def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_several(command, tmp_path):
+    out = ("--out", tmp_path)
+    _, stdout, err = command("report", "--hw", "h100", *out)
+    first, *others = err.splitlines()
+    folder = recipe.RECIPES / "h100-mistral-7b/v1"
+    guide = f'--recipe {folder} is "Mistral-7B in bfloat16 on HH-RLHF, the H100 guide as published"'
+    assert first == f"--hw h100 takes h100-mistral-7b v2; {guide}"
+    assert not stdout
+    assert not [line for line in others if " takes " in line]
+    assert "takes 4090-llama2-7b v2; --recipe" in command("report", "--hw", "4090", *out)[2]
+    assert " takes " not in command("report", "--hw", "2x4090", *out)[2]
+    assert " takes " not in command("report", "--recipe", folder, *out)[2]
+
+
+def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "launched", lambda: True)
+    assert " takes " not in command("report", "--hw", "h100", "--out", tmp_path)[2]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Documents that would mislead are defects: commands must exist, links must lead somewhere, trees must be true."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +9,7 @@ import click
 import pytest
 
 from bench.memory import budgets
-from rlhf import cli
+from rlhf import cli, recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,6 +93,49 @@ def test_every_logged_key_of_ppo_is_explained():
     keys = set(re.findall(r'"((?:objective|policy|val|loss|response)/\w+)"', source))
     assert len(keys) > 12
     assert not {key for key in keys if f"`{key}`" not in page}
+
+
+def rows_of(heading: str) -> dict[str, str]:
+    """Key and default of every row of a section of docs/recipes.md."""
+    page = (ROOT / "docs/recipes.md").read_text()
+    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    assert section, f"docs/recipes.md has no section {heading}"
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section[1], re.M)
+    assert len(dict(rows)) == len(rows), "a key is explained twice"
+    return dict(rows)
+
+
+TRAINERS = (recipe.Pretrain, recipe.Sft, recipe.Rm, recipe.Dpo)
+
+
+@pytest.mark.parametrize(
+    ("heading", "kinds"),
+    [
+        ("hardware", (recipe.Hardware,)),
+        ("model", (recipe.Model,)),
+        ("model.architecture", (recipe.Architecture,)),
+        ("tokenizer", (recipe.Tokenizer,)),
+        ("data", (recipe.Data,)),
+        ("data.toy", (recipe.Toy,)),
+        ("data.lengths", (recipe.Lengths,)),
+        ("lora", (recipe.Lora,)),
+        ("pretrain, sft, rm, dpo", TRAINERS),
+        ("ppo", (recipe.Ppo,)),
+        ("evaluate", (recipe.Evaluate,)),
+        ("merge", (recipe.Merge,)),
+    ],
+)
+def test_every_key_of_a_recipe_is_explained_with_its_default(heading, kinds):
+    fields = {key: field for kind in kinds for key, field in kind.model_fields.items()}
+    defaults = {
+        key: "–" if field.is_required() else json.dumps(field.default).strip('"') for key, field in fields.items()
+    }
+    assert rows_of(heading) == defaults
+
+
+def test_every_section_of_a_recipe_is_explained():
+    headings = ", ".join(re.findall(r"^## (.+)$", (ROOT / "docs/recipes.md").read_text(), re.M)).split(", ")
+    assert {*rows_of("recipe")} | {*headings} >= {*recipe.Recipe.model_fields}
 
 
 def test_every_check_is_explained():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
+from rlhf.strict import read_yaml
 
 ROOT = Path(__file__).parents[2]
 DIRECTORIES = recipe.available(ROOT / "recipes")
@@ -169,7 +170,12 @@ SHARED_BY_H100 = {
     "ppo.temperature": 0.7,
     "ppo.sigmoid_scores": True,
     "ppo.normalize_scores": False,
+    "ppo.vf_coef": 0.1,
+    "ppo.adam_epsilon": 1e-8,
     "ppo.keep_checkpoints": "all",
+    "ppo.best_kl_limit": 3.466,
+    "ppo.adapter": "best",
+    "tokenizer.template": "plain",
     "dpo.learning_rate": 5e-4,
     "dpo.beta": 0.1,
     "dpo.num_train_epochs": 3,
@@ -199,10 +205,14 @@ SETTINGS = {
         "hardware.name": "h100",
         "model.name": "mistralai/Mistral-7B-v0.1",
         "model.quantization": "none",
+        **{f"{stage}.gradient_checkpointing": False for stage in ("sft", "rm", "ppo", "dpo")},
+        "sft.per_device_train_batch_size": 16,
+        "sft.gradient_accumulation_steps": 1,
         "sft.max_length": 512,
         "rm.max_length": 512,
         "dpo.max_length": 512,
         "dpo.max_prompt_length": 256,
+        "dpo.max_completion_length": 256,
         "evaluate.response_length": 256,
     },
     "h100-mistral-7b-4bit": SHARED_BY_H100 | {"hardware.name": "h100", "model.quantization": "nf4"},
@@ -258,6 +268,42 @@ def test_the_guides_figures_are_all_there_and_nothing_else(name):
     expected = Counter(FIGURES[name])
     assert not expected - rows, "figures of the guide that published.yaml lacks"
     assert not rows - expected, "rows of published.yaml that the guide does not have"
+
+
+LABELS = {"default", "description"}
+CHECKPOINTING = {f"{stage}.gradient_checkpointing" for stage in ("sft", "rm", "ppo", "dpo")}
+MODEL = {f"{section}.{key}" for section in ("model", "tokenizer") for key in ("name", "revision")}
+SHAPE = ("hidden_size", "intermediate_size", "max_position_embeddings", "model_type", "sliding_window")
+SHAPE = (*SHAPE, "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
+SFT_BATCH = {"sft.per_device_train_batch_size", "sft.gradient_accumulation_steps"}
+
+
+@pytest.mark.parametrize(
+    ("name", "differs"),
+    [
+        ("h100-mistral-7b/v3", CHECKPOINTING),
+        ("h100-mistral-7b-4bit/v1", {"model.quantization"}),
+        (
+            "h100-llama2-13b/v1",
+            {"model.quantization", *MODEL, *(f"model.architecture.{key}" for key in SHAPE), *SFT_BATCH},
+        ),
+    ],
+)
+def test_a_variant_of_the_guides_recipe_differs_from_it_in_one_thing(name, differs):
+    """So that what a comparison shows has one cause. The cards say the same."""
+    guide, variant = (recipe.load(ROOT / "recipes" / which).recipe for which in ("h100-mistral-7b/v1", name))
+    found = recipe.differences(guide.model_dump(), variant.model_dump())
+    assert set(found) == differs | LABELS
+
+
+@pytest.mark.parametrize("directory", [d for d in DIRECTORIES if "cpu-tiny" not in d.parent.name], ids=str)
+def test_a_recipe_for_a_gpu_states_what_decides_its_outcome(directory):
+    """Constants of the optimizers and of PPO's normalisation stand in the file, also where they are the defaults."""
+    content = read_yaml(directory / "recipe.yaml")
+    for stage in ("sft", "rm", "ppo", "dpo"):
+        assert {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"} <= content[stage].keys()
+    assert {"norm_responses", "vf_coef"} <= content["ppo"].keys()
+    assert "max_completion_length" in content["dpo"]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

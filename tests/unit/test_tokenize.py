@@ -67,6 +67,21 @@ def test_a_row_that_loses_its_whole_response_is_dropped_and_counted(codec):
     assert counts["dropped"] == 2
 
 
+def test_a_response_limit_of_its_own_counts_eos_and_what_it_cuts(codec):
+    rows = [(PROMPT, "The capital is Paris."), (PROMPT, "Paris.")]
+    whole, _ = codec.encode(rows, 64, 999)
+    lengths = [len(row.response) for row in whole]
+    limit = lengths[0] - 1
+    assert lengths[1] <= limit
+    cut, counts = codec.encode(rows, 64, 999, limit)
+    assert [row.prompt for row in cut] == [row.prompt for row in whole]
+    assert [row.response for row in cut] == [whole[0].response[:limit], whole[1].response]
+    assert counts["responses_cut"] == 1
+    assert codec.encode(rows, 64, 999, lengths[0]) == codec.encode(rows, 64, 999)
+    room = len(whole[0].prompt) + 2  # where the prompt leaves less than the limit, the smaller of the two counts
+    assert len(codec.encode(rows[:1], 64, room, limit)[0][0].response) == 2
+
+
 def test_documents_are_cut_into_pieces_and_lose_nothing(codec):
     whole = codec.encode_texts(TEXTS[:1], 999)[0]
     pieces = codec.encode_texts(TEXTS[:1], 5)
@@ -117,6 +132,22 @@ def test_the_chat_template_is_the_tokenizers_own():
     assert codec.decode(row.response) == "Paris"
 
 
+def test_the_plain_template_writes_what_the_h100_guides_snippets_write():
+    """Training on f"{instruction}\\n{input}\\n{output}", scoring f"{prompt}\\n{response}"."""
+    codec = Codec(with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>"), "plain")
+    instruction, given, output = "Name the capital.", "France", "The capital is Paris."
+    prompt = (Message("user", f"{instruction}\n{given}"),)
+    (row,), counts = codec.encode([(prompt, output)], 64, 128)
+    text = f"{instruction}\n{given}\n{output}"
+    assert codec.tokenizer.decode(row.prompt + row.response) == f"<s>{text}</s>"
+    assert codec.tokenizer.decode(row.prompt) == f"<s>{instruction}\n{given}\n"
+    assert codec.encode_prompts([prompt], 64)[0][0] == row.prompt
+    assert codec.decode(row.response) == output
+    assert not counts["merged_at_response"]
+    several = (Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", "Who are you?"))
+    assert codec.prompt_text(several) == "Hello.\nYes?\nWho are you?\n"
+
+
 def test_the_response_is_written_as_the_template_writes_it():
     """Llama-2's template puts a space before the answer, and EOS after it; EOS must not be there twice."""
     tokenizer = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
@@ -152,9 +183,10 @@ def sentencepiece_like() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
+@pytest.mark.parametrize("template", ["hh", "plain"])
 @pytest.mark.parametrize("made", [sentencepiece_like, lambda: tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)])
-def test_a_chat_interface_makes_the_ids_that_training_made(made):
-    codec = Codec(made(), "hh")
+def test_a_chat_interface_makes_the_ids_that_training_made(made, template):
+    codec = Codec(made(), template)
     assert codec.write_chat_template()
     for said in ([Message("system", "Hello."), Message("user", "Who?")], [Message("user", "Yes?")]):
         rows = [{"role": m.role, "content": m.content} for m in said]
