@@ -244,26 +244,32 @@ class _Decoding:
                 if left <= len(self.rows) // 2:
                     self._drop_ended()
                     graph = None
-            window = self.width + step
-            if window > self.layers[0].window:
-                for layer in self.layers:
-                    layer.window = min(-(-window // WINDOW) * WINDOW, self.width + self.room)
+            if self.open_window(step):
                 graph = None
             if graph is not None:
                 graph.replay()
                 continue
-            self._advance()
-            ahead = min(self.room - 1 - step, self.layers[0].window - window)
+            self.advance()
+            ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
             if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above has set up what a capture must not
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
-                    self._advance()
+                    self.advance()
         self._deliver()
         return self.found
 
     def steps(self) -> Iterable[int]:
         """Slots after the first, which the prefill has filled."""
         return range(1, self.room)
+
+    def open_window(self, step: int) -> bool:
+        """Let attention read as many cached slots as `step` needs; True if that changed the shapes of a step."""
+        needed = self.width + step
+        if needed <= self.layers[0].window:
+            return False
+        for layer in self.layers:
+            layer.window = min(-(-needed // WINDOW) * WINDOW, self.width + self.room)
+        return True
 
     def _prefill(self, ids: Tensor) -> None:
         real = self.real[:, : self.width]
@@ -278,7 +284,7 @@ class _Decoding:
         for layer in self.layers:
             layer.slot = self.slot
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Feed the newest token of every row and draw the next one."""
         newest = self.tokens.index_select(1, self.step)
         self.step += 1

@@ -153,8 +153,8 @@ def test_a_decoding_step_can_be_captured_as_a_graph(model):
 
     before = state()
     with torch.no_grad(), Watch():
-        decoding._advance()
-        decoding._advance()
+        decoding.advance()
+        decoding.advance()
     assert not asked
     assert state() == before
     assert decoding.step.item() == 2
