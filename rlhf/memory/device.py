@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from rlhf import rollout
-from rlhf.memory.kernels import INSIDE
+from rlhf.memory.gpu import UNKNOWN, Gpu
+from rlhf.memory.kernels import inside
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
 from rlhf.models import loading
 
@@ -36,10 +37,10 @@ RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_li
 
 
 class StandIn(Tracker):
-    """The tracker of a device that is only stood in for: `cuda` or `cpu`."""
+    """The tracker of a device that is only stood in for: `cuda` or `cpu`; `gpu` is the card, where it is CUDA's."""
 
-    def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int):
-        super().__init__("meta", phases, vocab_size, INSIDE if stands_for == "cuda" else {})
+    def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int, gpu: Gpu = UNKNOWN):
+        super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
         self.stands_for = stands_for
         self._patches = contextlib.ExitStack()
 

@@ -12,6 +12,7 @@ import click
 from rlhf import console
 from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
+from rlhf.memory.predict import ON_HOST as ON_HOST
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
@@ -19,7 +20,6 @@ from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError, inside
 
 GB = 1e9
-ON_HOST = ("merge",)  # stages that leave the card alone
 CHAIN = ("sft", "rm", "ppo")  # what published totals count
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 

@@ -7,7 +7,6 @@ the same operation makes the peak.
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -17,21 +16,19 @@ from typing import Any
 
 from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.memory import COMPONENTS, ranks
+from rlhf.memory import COMPONENTS, gpu, ranks
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
-from rlhf.recipe import Loaded
+from rlhf.recipe import Loaded, Recipe
 from rlhf.run import RunError
 
 DEPTHS = (2, 4)
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+TRAINING = ("sft", "rm", "ppo", "dpo")  # stages with a backward pass
+ON_HOST = ("merge",)  # stages that leave the card alone
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
-# Bytes; what torch.cuda.max_memory_allocated counts beside the tensors of the program.
-# cuBLAS takes a workspace for each thread that multiplies, forward and autograd: 2 x (2 x 4,096 KiB + 8 x 16 KiB), and
-# on compute capability 9.0 2 x 32 MiB (aten/src/ATen/cuda/CublasHandlePool.cpp).
-WORKSPACE = {"4090": 2 * 8_519_680, "h100": 2 * 33_554_432}
-# What it does not count. None of the two was measured on a GPU yet.
+# Bytes that torch.cuda.max_memory_allocated does not count. None of the two was measured on a GPU yet.
 CONTEXT = 600_000_000  # of the driver, with the kernels' code
 FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
 
@@ -74,10 +71,14 @@ class Predictor:
         if peaks is None:
             peaks = self._rehearse(alone, stage)
             _write_cache(file, peaks)
-        workspace = _workspace(loaded.recipe.hardware.name)
         layers = architecture.num_hidden_layers
         few, more = peaks
-        found = _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
+        found = _with_inner(
+            {
+                phase: _extrapolate(few[phase], more[phase], layers, workspaces(loaded.recipe, stage, phase))
+                for phase in few
+            }
+        )
         return ranks.divide(loaded.recipe, stage, found)
 
     def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
@@ -98,9 +99,16 @@ class Predictor:
         return found
 
 
-def _workspace(hardware: str) -> int:
-    """Bytes of cuBLAS on a card; `8xh100` are eight of them, and each has its own."""
-    return WORKSPACE.get(re.sub(r"^\d+x", "", hardware), 0)
+def workspaces(recipe: Recipe, stage: str, phase: str) -> int:
+    """Bytes of cuBLAS's workspaces on the recipe's card in a phase of a stage.
+
+    The program's own thread has one and autograd's thread another. A phase that decodes has a third, of the stream on
+    which a decoding step is captured; it lies in the graph's memory and goes with it.
+    """
+    if recipe.hardware.device != "cuda" or stage in ON_HOST:
+        return 0
+    threads = 2 if stage in TRAINING else 1
+    return (threads + phase.endswith("decode")) * gpu.workspace(recipe.hardware.name)
 
 
 def _start(depth: int) -> "subprocess.Popen[str]":
@@ -179,7 +187,8 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     device = loaded.recipe.hardware.device
-    key = recipes.content_hash([recipe, device, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
+    card = gpu.find(loaded.recipe.hardware.name) if device == "cuda" else None
+    key = recipes.content_hash([recipe, device, card, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 

@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 from rlhf import recipe as recipes
+from rlhf.memory import gpu
 from rlhf.recipe import Loaded, Recipe
 from rlhf.run import Run
 
@@ -132,9 +133,9 @@ class Rehearsals:
 def _stand_in(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
     from rlhf.memory.device import META, StandIn
 
-    architecture = recipe.model.architecture
+    architecture, hardware = recipe.model.architecture, recipe.hardware
     assert architecture and architecture.vocab_size
-    with StandIn(recipe.hardware.device, PHASES, architecture.vocab_size) as stand_in:
+    with StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name)) as stand_in:
         run_stage(META)
     return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
 
