@@ -20,6 +20,7 @@ import transformers
 import trl.kernels.chunked_logprob as fused_head
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
 from rlhf import rollout
@@ -194,6 +195,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     yield mock.patch.dict(rollout.LOOK, {"meta": rollout.LOOK[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(rollout._Layer, "lazy_initialization", _labelled_cache(stand_in))
+    yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
     yield patch(loading, "skeleton", _untracked(stand_in, loading.skeleton))  # on `meta`, but in earnest
     yield from _optimizers_know_meta("fused")
     yield from _paged_patches(stand_in)
@@ -213,6 +215,9 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(
         fused_head, "_addmm_fp32", lambda acc, a, b: stand_in.count_flops(2 * a.shape[0] * a.shape[1] * b.shape[1])
     )
+    # Its backward pass makes the logits again; the gradient's product is the one that is counted just above.
+    head = fused_head.ChunkedLogProbFunction
+    yield patch(head, "backward", staticmethod(_recomputing(stand_in, head.backward)))
     yield mock.patch("trl.trainer.utils._use_triton", lambda device: True)
     yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
 
@@ -308,6 +313,32 @@ def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
         stand_in.label(self.values, "kv_cache")
 
     return lazy_initialization
+
+
+def _counted_hook(stand_in: StandIn, hook: Any) -> Any:
+    """The block in which checkpointing runs a forward pass again, as one whose operations count as recomputed."""
+
+    class Hook(hook):
+        def __enter__(self) -> Any:
+            stand_in.recomputing += 1
+            return super().__enter__()
+
+        def __exit__(self, *problem: Any) -> Any:
+            stand_in.recomputing -= 1
+            return super().__exit__(*problem)
+
+    return Hook
+
+
+def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        stand_in.recomputing += 1
+        try:
+            return function(*args)
+        finally:
+            stand_in.recomputing -= 1
+
+    return call
 
 
 def _untracked(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -147,6 +147,7 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
         line(few["paged"], more["paged"]),
         line(few["flops"], more["flops"]),
+        line(few["recomputed"], more["recomputed"]),
     )
 
 

@@ -142,15 +142,42 @@ def _stand_in(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]
 
 @contextmanager
 def shortened() -> Iterator[None]:
-    """What a stage does again and again is done once or twice: it takes as much memory."""
+    """Rehearse what a stage does again and again only once or twice, and give every batch a shorter row.
+
+    Repeating takes no more memory. A batch of rows that are all as long as the stage admits needs no mask; one shorter
+    row can need one, and with it another attention kernel and copies of keys and values for every query head.
+    """
+    from transformers.data.data_collator import DataCollatorMixin
+
+    from rlhf import rollout
     from rlhf.stages import ppo
 
-    every = ppo.Trained._minibatches
+    every, decoding = ppo.Trained._minibatches, rollout._Decoding.__init__
+    collate = DataCollatorMixin.__call__
+
+    def collate_padded(self: Any, rows: list[dict[str, Any]], *more: Any, **options: Any) -> Any:
+        return collate(self, _one_shorter(rows), *more, **options)
+
+    def decode_padded(self: Any, model: Any, prompts: list[list[int]], *more: Any) -> None:
+        shorter = [prompts[0][:-1], *prompts[1:]] if len(prompts) > 1 and len(prompts[0]) > 1 else prompts
+        decoding(self, model, shorter, *more)
+
     with (
         mock.patch.object(ppo, "NORM_RESPONSES", 1),
         mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)),
+        mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
+        mock.patch.object(rollout._Decoding, "__init__", decode_padded),
     ):
         yield
+
+
+def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows for one of TRL's collators, the first of them one token shorter; of pairs the rejected response."""
+    first = rows[0]
+    keys = ("rejected_ids",) if "rejected_ids" in first else ("input_ids", "labels") if len(rows) > 1 else ()
+    if any(len(first[key]) < 2 for key in keys):
+        return rows
+    return [{key: value[:-1] if key in keys else value for key, value in first.items()}, *rows[1:]]
 
 
 def main() -> None:

@@ -544,7 +544,7 @@ def test_hours_fall_with_the_card_s_rate(monkeypatch):
 def test_decoding_is_limited_by_bandwidth():
     card = projection.Card(1000.0, 10.0, "")
     assert projection.Work(5000.0, 200.0).seconds(card) == 5 + 20
-    assert projection.Work(5000.0, 200.0).seconds(card, mfu=0.5, mbu=0.1) == 10 + 200
+    assert projection.Work(5000.0, 200.0).seconds(card, hfu=0.5, mbu=0.1) == 10 + 200
 
 
 def test_cost_is_hours_times_the_price():
