@@ -29,3 +29,12 @@ class Phase(NamedTuple):
 
 
 Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
+
+
+class StepOperations(NamedTuple):
+    """Operations of one decoding step, each at least one kernel."""
+
+    per_layer: int
+    outside: int  # before, between and after the layers
+    total: int
+    unsafe: list[str]  # what a captured graph must not hold, with the reason

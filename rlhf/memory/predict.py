@@ -19,6 +19,8 @@ from rlhf import recipe as recipes
 from rlhf.memory import COMPONENTS, gpu, ranks
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
+from rlhf.memory import StepOperations as StepOperations
+from rlhf.memory.rehearse import DECODING_STEP
 from rlhf.recipe import Loaded, Recipe
 from rlhf.run import RunError
 
@@ -60,19 +62,8 @@ class Predictor:
     def __call__(self, loaded: Loaded, stage: str) -> Stage:
         """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
         rehearsal fails."""
-        architecture = loaded.recipe.model.architecture
-        if architecture is None:
-            raise PredictionError(
-                f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
-            )
-        alone = ranks.of_one(loaded, stage)
-        file = _cache_file(alone, stage)
-        peaks = _read_cache(file)
-        if peaks is None:
-            peaks = self._rehearse(alone, stage)
-            _write_cache(file, peaks)
-        layers = architecture.num_hidden_layers
-        few, more = peaks
+        layers = _layers(loaded)
+        few, more = self._found(ranks.of_one(loaded, stage), stage)
         found = _with_inner(
             {
                 phase: _extrapolate(few[phase], more[phase], layers, workspaces(loaded.recipe, stage, phase))
@@ -81,22 +72,55 @@ class Predictor:
         )
         return ranks.divide(loaded.recipe, stage, found)
 
+    def decoding_step(self, loaded: Loaded) -> dict[str, StepOperations] | None:
+        """Return the operations of a decoding step of PPO's rollout by role; None where none is captured as a graph.
+
+        Raises PredictionError when the recipe has no architecture, or the step cannot be rehearsed.
+        """
+        if loaded.recipe.hardware.device != "cuda":
+            return None
+        layers = _layers(loaded)
+        (roles,) = self._found(ranks.of_one(loaded, "ppo"), DECODING_STEP)
+        return {
+            role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
+            for role, n in roles.items()
+        }
+
+    def _found(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
+        """What each depth that matters gives, from the cache if it was rehearsed before."""
+        file = _cache_file(loaded, stage)
+        found = _read_cache(file)
+        if found is None:
+            found = self._rehearse(loaded, stage)
+            _write_cache(file, found)
+        return found
+
     def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
         if not self._workers:
             self._workers = [_start(depth) for depth in DEPTHS]
+        workers = self._workers[:1] if stage == DECODING_STEP else self._workers
         asked = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
-        for worker in self._workers:
+        for worker in workers:
             assert worker.stdin
             print(json.dumps(asked), file=worker.stdin, flush=True)
-        found = []
-        for worker in self._workers:
+        answers = []  # all of them before one is judged: what is left unread would answer the next request
+        for worker in workers:
             assert worker.stdout
-            answer = json.loads(worker.stdout.readline() or '{"error": "its process ended"}')
+            answers.append(json.loads(worker.stdout.readline() or '{"error": "its process ended"}'))
+        for answer in answers:
             if "error" in answer:
                 reason = " ".join(answer["error"].split())[:300]
                 raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
-            found.append(answer["peaks"])
-        return found
+        return [answer["found"] for answer in answers]
+
+
+def _layers(loaded: Loaded) -> int:
+    architecture = loaded.recipe.model.architecture
+    if architecture is None:
+        raise PredictionError(
+            f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
+        )
+    return architecture.num_hidden_layers
 
 
 def workspaces(recipe: Recipe, stage: str, phase: str) -> int:
@@ -184,7 +208,9 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
-    beside = {"merge": {"sft"}, "evaluate": {"rm"}}.get(stage, set())  # what else a stage takes sizes from
+    beside = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}.get(
+        stage, set()
+    )  # what else a stage takes sizes from
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     device = loaded.recipe.hardware.device
@@ -206,7 +232,7 @@ def _read_cache(file: Path) -> list[dict[str, Any]] | None:
         found = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, list) and len(found) == len(DEPTHS) else None
+    return found if isinstance(found, list) and found and all(isinstance(part, dict) for part in found) else None
 
 
 def _write_cache(file: Path, peaks: list[dict[str, Any]]) -> None:

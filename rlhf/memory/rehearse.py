@@ -1,7 +1,8 @@
 """Runs a recipe's stages on a stand-in for its device, with random weights and the longest dialogues it admits.
 
 `python -m rlhf.memory.rehearse LAYERS` is a process of its own, so that patches and stand-ins end with it: it reads
-{"recipe": DIR, "overrides": {…}, "stage": NAME} from each line of its input and writes {"peaks": {phase: peak}}.
+{"recipe": DIR, "overrides": {…}, "stage": NAME} from each line of its input and writes {"found": {phase: peak}}, or
+{"error": MESSAGE}. For the stage DECODING_STEP it writes {"found": {role: operations}}.
 """
 
 import gc
@@ -27,6 +28,7 @@ from rlhf.run import Run
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 STEPS = 2  # the second one has optimizer states
+DECODING_STEP = "decoding step"  # in place of a stage's name
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
@@ -180,6 +182,20 @@ def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value[:-1] if key in keys else value for key, value in first.items()}, *rows[1:]]
 
 
+def _operations(loaded: Loaded) -> dict[str, dict[str, Any]]:
+    """Operations of a decoding step of each role: in one layer, outside the layers, and what no graph may hold."""
+    from rlhf.memory.decode_step import decoding_steps
+
+    return {
+        role: {
+            "per_layer": len(step.per_layer),
+            "outside": len(step.outside),
+            "unsafe": [f"{operation.name} {operation.unsafe}" for operation in step.unsafe],
+        }
+        for role, step in decoding_steps(loaded).items()
+    }
+
+
 def main() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -195,7 +211,8 @@ def main() -> None:
             answer: dict[str, Any]
             try:
                 loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
-                answer = {"peaks": rehearse(loaded, asked["stage"])}
+                count = asked["stage"] == DECODING_STEP
+                answer = {"found": _operations(loaded) if count else rehearse(loaded, asked["stage"])}
             except Exception as error:
                 traceback.print_exc()
                 answer = {"error": f"{type(error).__name__}: {error}"}

@@ -19,7 +19,7 @@ from bench.memory.measure import measure
 from rlhf import evaluation, recipe, rollout
 from rlhf.console import quiet_libraries
 from rlhf.memory import rehearse as rehearsing
-from rlhf.memory.predict import STAGES, Predictor, _extrapolate
+from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals, shortened
 from rlhf.recipe import Loaded
 from rlhf.stages import ppo
@@ -601,6 +601,7 @@ def test_no_phase_of_a_recipe_has_grown(predict, directory):
     assert list(budgets.growth(budgets.pinned(directory), now)) == []
 
 
+STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
 PEAKS = {stage: {"load": {"base": 1_000}} for stage in STAGES} | {
     "ppo": {
         "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
@@ -640,6 +641,41 @@ def test_phases_that_come_and_go_are_reported():
     assert [*budgets.growth(PEAKS, found)] == ["ppo/rollout is gone", "ppo/score is new"]
 
 
+def test_more_operations_than_are_pinned_are_named():
+    more = {"policy": {"per_layer": 51, "outside": 40}, "base": {"per_layer": 30, "outside": 42}}
+    assert list(budgets.more_operations(STEP, more)) == [
+        "decoding step of policy: 51 operations in a layer, where 50 are pinned",
+        "decoding step of base: 42 operations outside the layers, where 40 are pinned",
+    ]
+    assert not list(budgets.more_operations(more, STEP))
+    assert list(budgets.more_operations({}, {"base": {"outside": 42}})) == [
+        "decoding step of base: 42 operations outside the layers, and none pinned"
+    ]
+
+
+def test_operations_of_a_decoding_step_are_those_of_every_layer(predict, monkeypatch):
+    """Counted once, in a worker, for the recipe's number of layers; on a CPU nothing is captured."""
+    assert predict.decoding_step(tiny(4)) is None
+    changes = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
+    roles = predict.decoding_step(tiny(4, **changes))
+    assert set(roles) == {"policy", "reference", "base"}
+    assert not any(step.unsafe for step in roles.values())
+    for step in roles.values():
+        assert step.total == step.outside + 4 * step.per_layer
+    monkeypatch.setattr(Predictor, "_rehearse", lambda self, loaded, stage: 1 / 0)
+    deeper = tiny(4, **changes)
+    assert predict.decoding_step(deeper) == roles, "read again"
+
+
+def test_a_rehearsal_that_fails_leaves_no_answer_behind(predict):
+    """The other depth's answer would be taken for that of the next request."""
+    with pytest.raises(PredictionError, match="memory of sft cannot be predicted"):
+        predict(tiny(4, sft__per_device_train_batch_size=8192), "sft")  # more rows than are made
+    found = predict(tiny(4, vocab=300), "merge")
+    assert "merge" in found
+
+
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
-    budgets.pin(tmp_path, PEAKS, None)
+    budgets.pin(tmp_path, PEAKS, STEP, None)
     assert budgets.pinned(tmp_path) == PEAKS
+    assert budgets.pinned_step(tmp_path) == STEP

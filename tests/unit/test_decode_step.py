@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.memory import budgets
 from rlhf import recipe, rollout
 from rlhf.memory import decode_step
 from rlhf.memory.decode_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
@@ -30,12 +31,14 @@ def bf16() -> dict[str, DecodingStep]:
 
 @pytest.mark.parametrize("directory", ON_A_GPU, ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_every_gpu_recipe_can_be_captured(directory):
-    """No host read, no copy between devices, no shape that depends on values, for any role."""
+    """No host read, no copy between devices, no shape that depends on values; not more operations than are pinned."""
     if recipe.load(directory).recipe.model.quantization == "nf4":
         pytest.importorskip("bitsandbytes")
     found = decode_step.decoding_steps(load(directory))
     assert set(found) == set(ROLES)
     assert {role: step.unsafe for role, step in found.items()} == dict.fromkeys(ROLES, ())
+    now = {role: {"per_layer": len(s.per_layer), "outside": len(s.outside)} for role, s in found.items()}
+    assert list(budgets.more_operations(budgets.pinned_step(directory), now)) == []
 
 
 @pytest.mark.parametrize(

@@ -733,6 +733,20 @@ def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
     assert named["context_length"].flops == pytest.approx(0.5, rel=0.1), "half the tokens"
 
 
+def test_operations_of_a_decoding_step_are_shown():
+    def of(unsafe: list[str]) -> dict:
+        role = {"per_layer": 50, "outside": 40, "total": 1640, "unsafe": unsafe}
+        return {"stages": {"sft": {}, "ppo": {"decoding_step": {"policy": role, "base": role}}}}
+
+    counts = (
+        "operations of a decoding step, each at least one kernel: policy 1,640 (50 a layer), base 1,640 (50 a layer)"
+    )
+    assert plan.step_lines(of([])) == [counts]
+    host_read = "aten::_local_scalar_dense reads a value on the host"
+    assert plan.step_lines(of([host_read])) == [counts, f"a captured graph cannot hold {host_read}"]
+    assert plan.step_lines({"stages": {"ppo": {}}}) == plan.step_lines({"stages": {}}) == []
+
+
 def test_half_the_micro_batch_computes_as_much(predict, small):
     """4 rows twice, or 2 rows four times."""
     pytest.importorskip("bitsandbytes")
