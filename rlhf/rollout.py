@@ -7,7 +7,7 @@ and then in bfloat16.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from rlhf import distributed
 from rlhf.data.tokenize import Codec, pad_right
+from rlhf.models import lean
+from rlhf.models.lean import FourBit
 from rlhf.models.loading import mixed_precision
 from rlhf.run import RunError
 
@@ -136,6 +138,8 @@ class Sampling:
     temperature: float
     batch_size: int  # prompts decoded together: memory only
     top_p: float = 1.0  # below 1: from the fewest tokens that together have this probability
+    merged: bool = False  # decode with copies of the weights that have the adapter in them
+    four_bit: FourBit = "library"  # how 4-bit weights are multiplied with
 
 
 Observer = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
@@ -166,10 +170,11 @@ def sample(
     tokens = torch.zeros(len(prompts), how.response_length, dtype=torch.int64, device=device)
     logprobs, seen = torch.zeros(2, len(prompts), how.response_length, device=device)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    several = distributed.world() > 1
     if not alike:
         order = distributed.deal(order)
     # flash attention cannot leave out the padding before a short prompt
-    with mixed_precision(model), _attention(model, "sdpa"):
+    with mixed_precision(model), _attention(model, "sdpa"), cheaper(model, how, whole=not alike or not several):
         for at in range(0, len(order), how.batch_size):
             rows = order[at : at + how.batch_size]
             batch = [prompts[i] for i in rows]
@@ -406,6 +411,21 @@ class _Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self.slots
+
+
+@contextmanager
+def cheaper(model: PreTrainedModel, how: Sampling, whole: bool = True) -> Iterator[None]:
+    """Forward passes of rlhf/models/lean.py, as the device and `how` ask for; not unless the weights are `whole` here."""
+    with ExitStack() as stack:
+        if whole:
+            stack.enter_context(lean.four_bit_weights(model, how.four_bit))
+            if how.merged:
+                stack.enter_context(lean.merged_adapters(model))
+            elif FEW_KERNELS[model.device.type]:
+                stack.enter_context(lean.lean_adapters(model))
+            if FEW_KERNELS[model.device.type]:
+                stack.enter_context(lean.lean_norms(model))
+        yield
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -208,6 +208,8 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     patch = mock.patch.object
     # CUDA keeps a mask of one byte for each element; other devices one in the input's type.
     yield patch(F, "dropout", _dropout)
+    # CUDA has one kernel for RMSNorm; other devices compute it in plain steps.
+    yield patch(F, "rms_norm", _rms_norm)
     # AdamW takes its foreach form on CUDA without being asked.
     yield from _optimizers_know_meta("foreach")
     # TRL's fused head folds its tiles in Triton kernels that allocate nothing, and in torch elsewhere.
@@ -303,6 +305,10 @@ def _move_adapter(self: LoraLayer, adapter_name: str, device: Any = None) -> Non
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
+
+
+def _rms_norm(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> Tensor:
+    return x * weight  # one operation with the same result in memory
 
 
 def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
