@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -25,11 +25,18 @@ OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # compone
 
 
 def make(
-    predict: Predictor, loaded: Loaded, stages: Sequence[str] = STAGES, price: float | None = None
+    predict: Predictor,
+    loaded: Loaded,
+    stages: Sequence[str] = STAGES,
+    price: float | None = None,
+    say: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """The plan as JSON: bytes, hours, dollars at `price` an hour."""
+    """Return the plan as JSON: bytes, hours, dollars at `price` an hour. `say` is told which stage is rehearsed."""
     card = loaded.recipe.hardware.memory_gb
-    found = {stage: _stage(loaded, stage, predict(loaded, stage), price) for stage in stages}
+    found = {}
+    for at, stage in enumerate(stages, 1):
+        say(f"rehearsing {stage} ({at} of {len(stages)})")
+        found[stage] = _stage(loaded, stage, predict(loaded, stage), price)
     if "ppo" in stages and (step := predict.decoding_step(loaded)):
         found["ppo"]["decoding_step"] = {role: operations._asdict() for role, operations in step.items()}
     return {
