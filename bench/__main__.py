@@ -82,9 +82,10 @@ def main(
 
 
 NOTE = (
-    "step: median after the warm-up. tokens/s: real tokens. MFU: operations of the longest rows over the rate of a "
-    "measured product; MBU: what decoding must read over a measured copy's (both with --shape longest). hours: the "
-    "measured step times the recipe's steps, projected."
+    "step: median after the warm-up. tokens/s: real tokens. MFU: operations of the longest rows, without those that "
+    "checkpointing repeats, over the rate of a measured product (HFU, in the record: with them); MBU: what decoding "
+    "must read over a measured copy's (both with --shape longest). hours: the measured step times the recipe's steps, "
+    "projected."
 )
 
 
@@ -130,15 +131,17 @@ def measure(loaded: Loaded, stages: tuple[str, ...], count: int, shape: str) -> 
 def derived(
     loaded: Loaded, stage: str, row: Mapping[str, Any], predicted: Stage, best: Mapping[str, float], shape: str
 ) -> dict[str, Any]:
-    """MFU, MBU, predicted peak and projected hours of a stage's measured steps; None where they cannot be told."""
-    found: dict[str, Any] = {"mfu": None, "mbu": None, "hours": None, "predicted_peak_bytes": predicted[""].peak_bytes}
+    """MFU, HFU, MBU, predicted peak and projected hours of a stage's measured steps; None where they cannot be told."""
+    found: dict[str, Any] = dict.fromkeys(("mfu", "hfu", "mbu", "hours"))
+    found["predicted_peak_bytes"] = predicted[""].peak_bytes
     if row.get("out_of_memory"):
         return found
     if shape == "longest":  # operations are known for the longest rows
-        flops = projection.step_flops(loaded.recipe, stage, predicted)
-        dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
-        seconds = sum(row["phase_seconds"][phase]["median"] for phase in dense)
-        found["mfu"] = sum(dense.values()) / seconds / best["flops"]
+        for key, of_model in (("mfu", True), ("hfu", False)):
+            flops = projection.step_flops(loaded.recipe, stage, predicted, of_model)
+            dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
+            seconds = sum(row["phase_seconds"][phase]["median"] for phase in dense)
+            found[key] = sum(dense.values()) / seconds / best["flops"]
         if stage == "ppo":
             ppo = loaded.recipe.ppo
             decoded = (ppo.response_length - 1) * -(-ppo.batch_size // ppo.rollout_batch_size)

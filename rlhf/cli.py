@@ -422,14 +422,15 @@ def plan(
             ablation = {s: planning.ablation(predict, loaded, s) for s in learning}
         planning.show_ablation(loaded, ablation, as_json)
     elif published:
-        with Predictor() as predict, console.working("rehearsing the stages"):
-            made = planning.make(predict, loaded, STAGES, price)
+        with Predictor() as predict, console.working("rehearsing the stages") as say:
+            made = planning.make(predict, loaded, STAGES, price, say)
+            say("rehearsing each strategy")
             effects = planning.ablation(predict, loaded, "sft")
         rows = planning.published(loaded, made, effects)
         planning.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
     else:
-        with Predictor() as predict, console.working("rehearsing the stages"):
-            made = planning.make(predict, loaded, asked, price)
+        with Predictor() as predict, console.working("rehearsing the stages") as say:
+            made = planning.make(predict, loaded, asked, price, say)
         planning.show(made, as_json)
         if any(s["fits"] is False for s in made["stages"].values()):
             options = named(hw, directory, changes)

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -160,13 +160,13 @@ def harmless(text: str) -> str:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say on a terminal what is being done, for work whose length is not known beforehand."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what is being done, for work whose length is not known beforehand; yields what changes that."""
     if ERR.is_terminal:
-        with ERR.status(what):
-            yield
+        with ERR.status(what) as status:
+            yield status.update
     else:
-        yield
+        yield lambda what: None
 
 
 @contextmanager

@@ -22,16 +22,22 @@ def cli() -> None:
 @cli.command()
 @click.option("--write", is_flag=True, help="Pin what is predicted now.")
 def pinned(write: bool) -> None:
-    """Compare every recipe's predicted peaks with those in its predicted.json. Exit code 1 where a phase grew."""
+    """Compare what is predicted for every recipe with its predicted.json.
+
+    Exit code 1 where a phase grew, or a decoding step has more operations or one that a graph cannot hold.
+    """
     found = False
     with Predictor() as predict:
         for directory in budgets.pinned_recipes(ROOT / "recipes"):
             loaded = recipe.load(directory)
             peaks = budgets.predict(predict, loaded)
+            step, problems = budgets.decoding_step(predict, loaded)
             if write:
-                budgets.pin(directory, peaks, budgets.strategies(predict, loaded))
-                continue
-            for line in budgets.growth(budgets.pinned(directory), peaks):
+                budgets.pin(directory, peaks, step, budgets.strategies(predict, loaded))
+            else:
+                problems += budgets.growth(budgets.pinned(directory), peaks)
+                problems += budgets.more_operations(budgets.pinned_step(directory), step)
+            for line in problems:
                 found = True
                 print(f"{directory.relative_to(ROOT)}: {line}")
     sys.exit(found)

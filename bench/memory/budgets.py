@@ -14,6 +14,7 @@ ALLOWED = 0.03  # growth of a phase's peak over what is pinned
 FILE = "predicted.json"
 
 Peaks = dict[str, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
+Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
 
 
 def pinned_recipes(root: Path) -> list[Path]:
@@ -33,9 +34,19 @@ def strategies(predictor: Predictor, loaded: Loaded) -> dict[str, Any] | None:
     return ablation(predictor, loaded, "sft") if published else None
 
 
-def pin(directory: Path, peaks: Peaks, effects: dict[str, Any] | None) -> None:
-    """Write the peaks of a recipe, bytes by component, and the effects of the strategies if they are known."""
-    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks}
+def decoding_step(predictor: Predictor, loaded: Loaded) -> tuple[Step, list[str]]:
+    """Count the operations of a decoding step by role; also returns what a captured graph must not hold."""
+    found = predictor.decoding_step(loaded) or {}
+    step = {role: {"per_layer": n.per_layer, "outside": n.outside} for role, n in found.items()}
+    return step, [f"decoding step of {role}: {reason}" for role, n in found.items() for reason in n.unsafe]
+
+
+def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | None) -> None:
+    """Write what is predicted for a recipe.
+
+    `peaks` in bytes by component, the operations of a decoding `step`, and the effects of the strategies if known.
+    """
+    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step}
     if effects:
         content["strategies"] = effects
     (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -43,6 +54,23 @@ def pin(directory: Path, peaks: Peaks, effects: dict[str, Any] | None) -> None:
 
 def pinned(directory: Path) -> Peaks:
     return json.loads((directory / FILE).read_text(encoding="utf-8"))["stages"]
+
+
+def pinned_step(directory: Path) -> Step:
+    """The operations of a decoding step that are pinned; empty where none are."""
+    return json.loads((directory / FILE).read_text(encoding="utf-8")).get("decoding_step", {})
+
+
+def more_operations(before: Step, now: Step) -> Iterator[str]:
+    """One line for each role whose decoding step has more operations than are pinned, or none pinned."""
+    for role, counts in now.items():
+        for where, count in counts.items():
+            old = before.get(role, {}).get(where)
+            place = "in a layer" if where == "per_layer" else "outside the layers"
+            if old is None:
+                yield f"decoding step of {role}: {count} operations {place}, and none pinned"
+            elif count > old:
+                yield f"decoding step of {role}: {count} operations {place}, where {old} are pinned"
 
 
 def growth(before: Peaks, now: Peaks) -> Iterator[str]:

@@ -24,7 +24,17 @@ class Phase(NamedTuple):
     peak_bytes: int
     components: dict[str, int]
     paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
-    flops: int
+    flops: int  # all that the card computes
+    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
 
 
 Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
+
+
+class StepOperations(NamedTuple):
+    """Operations of one decoding step, each at least one kernel."""
+
+    per_layer: int
+    outside: int  # before, between and after the layers
+    total: int
+    unsafe: list[str]  # what a captured graph must not hold, with the reason

@@ -20,10 +20,12 @@ import transformers
 import trl.kernels.chunked_logprob as fused_head
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
 from rlhf import rollout
-from rlhf.memory.kernels import INSIDE
+from rlhf.memory.gpu import UNKNOWN, Gpu
+from rlhf.memory.kernels import inside
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
 from rlhf.models import loading
 
@@ -36,10 +38,10 @@ RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_li
 
 
 class StandIn(Tracker):
-    """The tracker of a device that is only stood in for: `cuda` or `cpu`."""
+    """The tracker of a device that is only stood in for: `cuda` or `cpu`; `gpu` is the card, where it is CUDA's."""
 
-    def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int):
-        super().__init__("meta", phases, vocab_size, INSIDE if stands_for == "cuda" else {})
+    def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int, gpu: Gpu = UNKNOWN):
+        super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
         self.stands_for = stands_for
         self._patches = contextlib.ExitStack()
 
@@ -190,9 +192,11 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: None)
     # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
     yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
-    yield mock.patch.dict(rollout.LOOK, {"meta": rollout.LOOK[stand_in.stands_for]})
+    for setting in (rollout.LOOK, rollout.WINDOW, rollout.FEW_KERNELS):
+        yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(rollout._Layer, "lazy_initialization", _labelled_cache(stand_in))
+    yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
     yield patch(loading, "skeleton", _untracked(stand_in, loading.skeleton))  # on `meta`, but in earnest
     yield from _optimizers_know_meta("fused")
     yield from _paged_patches(stand_in)
@@ -204,6 +208,8 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     patch = mock.patch.object
     # CUDA keeps a mask of one byte for each element; other devices one in the input's type.
     yield patch(F, "dropout", _dropout)
+    # CUDA has one kernel for RMSNorm; other devices compute it in plain steps.
+    yield patch(F, "rms_norm", _rms_norm)
     # AdamW takes its foreach form on CUDA without being asked.
     yield from _optimizers_know_meta("foreach")
     # TRL's fused head folds its tiles in Triton kernels that allocate nothing, and in torch elsewhere.
@@ -212,6 +218,9 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(
         fused_head, "_addmm_fp32", lambda acc, a, b: stand_in.count_flops(2 * a.shape[0] * a.shape[1] * b.shape[1])
     )
+    # Its backward pass makes the logits again; the gradient's product is the one that is counted just above.
+    head = fused_head.ChunkedLogProbFunction
+    yield patch(head, "backward", staticmethod(_recomputing(stand_in, head.backward)))
     yield mock.patch("trl.trainer.utils._use_triton", lambda device: True)
     yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
 
@@ -298,6 +307,10 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
 
 
+def _rms_norm(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> Tensor:
+    return x * weight  # one operation with the same result in memory
+
+
 def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
     original = rollout._Layer.lazy_initialization
 
@@ -307,6 +320,32 @@ def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
         stand_in.label(self.values, "kv_cache")
 
     return lazy_initialization
+
+
+def _counted_hook(stand_in: StandIn, hook: Any) -> Any:
+    """The block in which checkpointing runs a forward pass again, as one whose operations count as recomputed."""
+
+    class Hook(hook):
+        def __enter__(self) -> Any:
+            stand_in.recomputing += 1
+            return super().__enter__()
+
+        def __exit__(self, *problem: Any) -> Any:
+            stand_in.recomputing -= 1
+            return super().__exit__(*problem)
+
+    return Hook
+
+
+def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        stand_in.recomputing += 1
+        try:
+            return function(*args)
+        finally:
+            stand_in.recomputing -= 1
+
+    return call
 
 
 def _untracked(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,26 +4,86 @@ Read in the sources named at each function; a measurement on a GPU may correct t
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-DEQUANTISED_ABOVE = 1536  # rows of the input from which gemm_4bit always unpacks the weight (bitsandbytes 0.50.2)
+from rlhf.memory.gpu import Gpu
+
+Count = Callable[[Any, Any], int]
+aten = torch.ops.aten
 
 
-def _gemm_4bit(args: Any, kwargs: Any) -> int:
-    """bitsandbytes/backends/cuda/ops.py: for many rows the weight is unpacked and multiplied by cuBLAS.
+def inside(gpu: Gpu) -> dict[Any, Count]:
+    """Return what each operation allocates inside its kernels on a card, in bytes."""
+    found: dict[Any, Count] = {
+        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+        aten._scaled_dot_product_efficient_attention_backward.default: functools.partial(_efficient_backward, gpu),
+    }
+    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
+        found[torch.ops.bitsandbytes.gemm_4bit.default] = functools.partial(_gemm_4bit, gpu)
+    return found
 
-    For fewer it depends on the card and on the shape; half of the limit is taken, which errs on the large side.
-    """
-    rows, shape = args[0].numel() // args[0].shape[-1], args[2]
-    if rows <= DEQUANTISED_ABOVE // 2:
+
+# -- 4-bit products ------------------------------------------------------------------------------------------------
+
+ABSMAX_8BIT = 7  # place of this argument of gemm_4bit
+
+
+def _gemm_4bit(gpu: Gpu, args: Any, kwargs: Any) -> int:
+    """The unpacked weight and its scales, twice in float32, where the library unpacks (_dequant_linear_fallback)."""
+    x, shape, blocksize = args[0], args[2], args[4]
+    if not unpacks_4bit(gpu, x.dtype, x.numel() // x.shape[-1], shape[0], shape[1], blocksize):
         return 0
-    absmax_8bit = kwargs.get("absmax_8bit")
-    scales = 2 * 4 * absmax_8bit.numel() if absmax_8bit is not None else 0
-    return shape[0] * shape[1] * args[0].element_size() + scales
+    scales = args[ABSMAX_8BIT] if len(args) > ABSMAX_8BIT else None  # a dispatch mode gets keywords by position
+    return shape[0] * shape[1] * x.element_size() + (2 * 4 * scales.numel() if scales is not None else 0)
+
+
+@functools.cache
+def unpacks_4bit(gpu: Gpu, dtype: torch.dtype, rows: int, out: int, inner: int, blocksize: int = 64) -> bool:
+    """Whether bitsandbytes multiplies `rows` inputs with a 4-bit weight (out, inner) by unpacking the whole weight.
+
+    The alternative is one fused kernel. The library decides by shape and card (bitsandbytes/backends/cuda/ops.py, the
+    kernel of gemm_4bit); its own function is asked, with the card's properties in place of a real device's. A version
+    without that function counts as always unpacking, which takes more memory.
+    """
+    library = _bitsandbytes_cuda()
+    if library is None or rows > library._gemm_4bit_custom_max_m or inner % blocksize:
+        return True
+    properties = (gpu.multiprocessors, *gpu.capability)
+    with mock.patch.object(library, "_gpu_dispatch_props", lambda index: properties):
+        # past its cache, which knows a device by its index only
+        return not library._gemm_4bit_use_custom_cuda.__wrapped__(0, dtype, rows, out, inner)
+
+
+@functools.cache
+def _bitsandbytes_cuda() -> ModuleType | None:
+    """bitsandbytes' CUDA backend; None where it cannot be used.
+
+    Its import looks up a function that a torch without CUDA lacks, without calling it.
+    """
+    name = "_cuda_getCurrentRawStream"
+    missing = not hasattr(torch._C, name)
+    with mock.patch.object(torch._C, name, None, create=True) if missing else contextlib.nullcontext():
+        try:
+            import bitsandbytes.backends.cuda.ops as library
+        except (ImportError, AttributeError):
+            return None
+    needed = ("_gpu_dispatch_props", "_gemm_4bit_use_custom_cuda", "_gemm_4bit_custom_max_m")
+    return library if all(hasattr(library, name) for name in needed) else None
+
+
+def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
+    """Of the product."""
+    return 2 * args[0].numel() * args[2][0]
+
+
+# -- attention -----------------------------------------------------------------------------------------------------
 
 
 def _flash_backward(args: Any, kwargs: Any) -> int:
@@ -35,24 +95,55 @@ def _flash_backward(args: Any, kwargs: Any) -> int:
     return batch * heads * rows * 4 + batch * rows * heads * width * 4 + extra
 
 
-def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
-    """Of the product."""
-    return 2 * args[0].numel() * args[2][0]
+class _Blocks(NamedTuple):
+    """Tile of the memory-efficient kernel's backward pass."""
+
+    queries: int
+    keys: int
+    in_registers: bool  # whether gradients of keys and values are added up in registers, and not in memory
 
 
-Count = Callable[[Any, Any], int]
-INSIDE: dict[Any, Count] = {torch.ops.aten._scaled_dot_product_flash_attention_backward.default: _flash_backward}
-# What torch's own table of operations does not know.
-FLOPS: dict[Any, Count] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: lambda args, kwargs: sdpa_flop_count(
+def _blocks(gpu: Gpu, size: int) -> _Blocks:
+    """The kernel for bfloat16 and a head size (mem_eff_attention/kernels/cutlassB.h, dispatch_cutlassB_bf16_sm80).
+
+    torch takes the first in the list whose shared memory the card has. That those of 128 x 128 fit in 227 KB (9.0) and
+    not in 99 KB (8.6, 8.9) is inferred: 8.6 and 8.9 have an entry of their own for size 96.
+    """
+    small_shared_memory = gpu.capability in ((8, 6), (8, 9))
+    if size <= 64:
+        return _Blocks(64, 64, in_registers=True)
+    if small_shared_memory:
+        return _Blocks(128, 64, in_registers=True) if size <= 96 else _Blocks(64, 64, in_registers=False)
+    return _Blocks(128, 128, in_registers=True) if size <= 128 else _Blocks(128, 64, in_registers=False)
+
+
+def _efficient_backward(gpu: Gpu, args: Any, kwargs: Any) -> int:
+    """Sums in float32 and one number per query, of the memory-efficient kernel.
+
+    kernel_backward.h, Params::workspace_size, and attention_backward.cu: `delta`; for each block of queries a tile of
+    sums with a lock of 16 bytes; where keys' and values' gradients do not stay in registers, a tile of each for every
+    part that the keys are split into, which are few or one.
+    """
+    q, k, v = args[1:4]
+    batch, heads, length, size = q.shape
+    queries, keys, in_registers = _blocks(gpu, max(size, v.shape[-1]))
+    tile = 16 + queries * keys * 4
+    space = -(-length // queries) * -(-size // keys) * tile
+    if not in_registers:
+        parts = max(1, min(-(-k.shape[2] // keys), 200 // (batch * heads)))
+        space += 2 * parts * keys * -(-size // queries) * queries * 4
+    return batch * heads * (space + length * 4)
+
+
+FLOPS: dict[Any, Count] = {  # what torch's own table of operations does not know
+    aten._scaled_dot_product_flash_attention_for_cpu.default: lambda args, kwargs: sdpa_flop_count(
         *(x.shape for x in args[:3])
     ),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
         lambda args, kwargs: sdpa_backward_flop_count(*(x.shape for x in args[:4]))
     ),
 }
 with contextlib.suppress(ImportError):
     import bitsandbytes  # noqa: F401  # registers its operations
 
-    INSIDE[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
     FLOPS[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit_flops

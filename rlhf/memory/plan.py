@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,6 +12,7 @@ import click
 from rlhf import console
 from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
+from rlhf.memory.predict import ON_HOST as ON_HOST
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
@@ -19,16 +20,25 @@ from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError, inside
 
 GB = 1e9
-ON_HOST = ("merge",)  # stages that leave the card alone
 CHAIN = ("sft", "rm", "ppo")  # what published totals count
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 
 
 def make(
-    predict: Predictor, loaded: Loaded, stages: Sequence[str] = STAGES, price: float | None = None
+    predict: Predictor,
+    loaded: Loaded,
+    stages: Sequence[str] = STAGES,
+    price: float | None = None,
+    say: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """The plan as JSON: bytes, hours, dollars at `price` an hour."""
+    """Return the plan as JSON: bytes, hours, dollars at `price` an hour. `say` is told which stage is rehearsed."""
     card = loaded.recipe.hardware.memory_gb
+    found = {}
+    for at, stage in enumerate(stages, 1):
+        say(f"rehearsing {stage} ({at} of {len(stages)})")
+        found[stage] = _stage(loaded, stage, predict(loaded, stage), price)
+    if "ppo" in stages and (step := predict.decoding_step(loaded)):
+        found["ppo"]["decoding_step"] = {role: operations._asdict() for role, operations in step.items()}
     return {
         "recipe": loaded.name,
         "version": loaded.version,
@@ -38,7 +48,7 @@ def make(
         "cards": loaded.recipe.hardware.count,
         "price_per_hour": price,
         "assumed": projection.ASSUMED,
-        "stages": {stage: _stage(loaded, stage, predict(loaded, stage), price) for stage in stages},
+        "stages": found,
     }
 
 
@@ -161,6 +171,18 @@ def between_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def step_lines(plan: Mapping[str, Any]) -> list[str]:
+    """What a decoding step of PPO launches, and what of it no graph can hold."""
+    roles = plan["stages"].get("ppo", {}).get("decoding_step")
+    if not roles:
+        return []
+    counts = ", ".join(f"{role} {n['total']:,} ({n['per_layer']} a layer)" for role, n in roles.items())
+    unsafe = dict.fromkeys(reason for n in roles.values() for reason in n["unsafe"])
+    return [f"operations of a decoding step, each at least one kernel: {counts}"] + [
+        f"a captured graph cannot hold {reason}" for reason in unsafe
+    ]
+
+
 def show(plan: Mapping[str, Any], as_json: bool) -> None:
     """Print a plan, as tables or as one JSON object."""
     if as_json:
@@ -175,6 +197,8 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     console.rows_table(f"{name}: predicted memory in GB, hours{card}", STAGE_COLUMNS, stage_rows(plan))
     if between := between_rows(plan):
         console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
+    for line in step_lines(plan):
+        console.OUT.print(line, markup=False)
     shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
         f"peak: what torch allocates. reserved: with what the allocator wastes, paged states and the driver take, by "

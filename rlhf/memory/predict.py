@@ -7,7 +7,6 @@ the same operation makes the peak.
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -17,21 +16,21 @@ from typing import Any
 
 from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.memory import COMPONENTS, ranks
+from rlhf.memory import COMPONENTS, gpu, ranks
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
-from rlhf.recipe import Loaded
+from rlhf.memory import StepOperations as StepOperations
+from rlhf.memory.rehearse import DECODING_STEP
+from rlhf.recipe import Loaded, Recipe
 from rlhf.run import RunError
 
 DEPTHS = (2, 4)
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+TRAINING = ("sft", "rm", "ppo", "dpo")  # stages with a backward pass
+ON_HOST = ("merge",)  # stages that leave the card alone
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
-# Bytes; what torch.cuda.max_memory_allocated counts beside the tensors of the program.
-# cuBLAS takes a workspace for each thread that multiplies, forward and autograd: 2 x (2 x 4,096 KiB + 8 x 16 KiB), and
-# on compute capability 9.0 2 x 32 MiB (aten/src/ATen/cuda/CublasHandlePool.cpp).
-WORKSPACE = {"4090": 2 * 8_519_680, "h100": 2 * 33_554_432}
-# What it does not count. None of the two was measured on a GPU yet.
+# Bytes that torch.cuda.max_memory_allocated does not count. None of the two was measured on a GPU yet.
 CONTEXT = 600_000_000  # of the driver, with the kernels' code
 FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
 
@@ -63,44 +62,77 @@ class Predictor:
     def __call__(self, loaded: Loaded, stage: str) -> Stage:
         """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
         rehearsal fails."""
-        architecture = loaded.recipe.model.architecture
-        if architecture is None:
-            raise PredictionError(
-                f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
-            )
-        alone = ranks.of_one(loaded, stage)
-        file = _cache_file(alone, stage)
-        peaks = _read_cache(file)
-        if peaks is None:
-            peaks = self._rehearse(alone, stage)
-            _write_cache(file, peaks)
-        workspace = _workspace(loaded.recipe.hardware.name)
-        layers = architecture.num_hidden_layers
-        few, more = peaks
-        found = _with_inner({phase: _extrapolate(few[phase], more[phase], layers, workspace) for phase in few})
+        layers = _layers(loaded)
+        few, more = self._found(ranks.of_one(loaded, stage), stage)
+        found = _with_inner(
+            {
+                phase: _extrapolate(few[phase], more[phase], layers, workspaces(loaded.recipe, stage, phase))
+                for phase in few
+            }
+        )
         return ranks.divide(loaded.recipe, stage, found)
+
+    def decoding_step(self, loaded: Loaded) -> dict[str, StepOperations] | None:
+        """Return the operations of a decoding step of PPO's rollout by role; None where none is captured as a graph.
+
+        Raises PredictionError when the recipe has no architecture, or the step cannot be rehearsed.
+        """
+        if loaded.recipe.hardware.device != "cuda":
+            return None
+        layers = _layers(loaded)
+        (roles,) = self._found(ranks.of_one(loaded, "ppo"), DECODING_STEP)
+        return {
+            role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
+            for role, n in roles.items()
+        }
+
+    def _found(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
+        """What each depth that matters gives, from the cache if it was rehearsed before."""
+        file = _cache_file(loaded, stage)
+        found = _read_cache(file)
+        if found is None:
+            found = self._rehearse(loaded, stage)
+            _write_cache(file, found)
+        return found
 
     def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
         if not self._workers:
             self._workers = [_start(depth) for depth in DEPTHS]
+        workers = self._workers[:1] if stage == DECODING_STEP else self._workers
         asked = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
-        for worker in self._workers:
+        for worker in workers:
             assert worker.stdin
             print(json.dumps(asked), file=worker.stdin, flush=True)
-        found = []
-        for worker in self._workers:
+        answers = []  # all of them before one is judged: what is left unread would answer the next request
+        for worker in workers:
             assert worker.stdout
-            answer = json.loads(worker.stdout.readline() or '{"error": "its process ended"}')
+            answers.append(json.loads(worker.stdout.readline() or '{"error": "its process ended"}'))
+        for answer in answers:
             if "error" in answer:
                 reason = " ".join(answer["error"].split())[:300]
                 raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
-            found.append(answer["peaks"])
-        return found
+        return [answer["found"] for answer in answers]
 
 
-def _workspace(hardware: str) -> int:
-    """Bytes of cuBLAS on a card; `8xh100` are eight of them, and each has its own."""
-    return WORKSPACE.get(re.sub(r"^\d+x", "", hardware), 0)
+def _layers(loaded: Loaded) -> int:
+    architecture = loaded.recipe.model.architecture
+    if architecture is None:
+        raise PredictionError(
+            f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
+        )
+    return architecture.num_hidden_layers
+
+
+def workspaces(recipe: Recipe, stage: str, phase: str) -> int:
+    """Bytes of cuBLAS's workspaces on the recipe's card in a phase of a stage.
+
+    The program's own thread has one and autograd's thread another. A phase that decodes has a third, of the stream on
+    which a decoding step is captured; it lies in the graph's memory and goes with it.
+    """
+    if recipe.hardware.device != "cuda" or stage in ON_HOST:
+        return 0
+    threads = 2 if stage in TRAINING else 1
+    return (threads + phase.endswith("decode")) * gpu.workspace(recipe.hardware.name)
 
 
 def _start(depth: int) -> "subprocess.Popen[str]":
@@ -139,6 +171,7 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
         line(few["paged"], more["paged"]),
         line(few["flops"], more["flops"]),
+        line(few["recomputed"], more["recomputed"]),
     )
 
 
@@ -175,11 +208,14 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
-    beside = {"merge": {"sft"}, "evaluate": {"rm"}}.get(stage, set())  # what else a stage takes sizes from
+    beside = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}.get(
+        stage, set()
+    )  # what else a stage takes sizes from
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     device = loaded.recipe.hardware.device
-    key = recipes.content_hash([recipe, device, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
+    card = gpu.find(loaded.recipe.hardware.name) if device == "cuda" else None
+    key = recipes.content_hash([recipe, device, card, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 
@@ -196,7 +232,7 @@ def _read_cache(file: Path) -> list[dict[str, Any]] | None:
         found = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, list) and len(found) == len(DEPTHS) else None
+    return found if isinstance(found, list) and found and all(isinstance(part, dict) for part in found) else None
 
 
 def _write_cache(file: Path, peaks: list[dict[str, Any]]) -> None:

@@ -14,7 +14,9 @@ from rlhf.memory.predict import Phase, Stage
 from rlhf.memory.rehearse import STEPS
 from rlhf.recipe import Recipe
 
-ASSUMED = {"mfu": 0.4, "mbu": 0.5}  # shares of the matrix rate in training, of the bandwidth in decoding
+# Shares of the matrix rate in training and of the bandwidth in decoding. HFU counts all that the card computes, and so
+# does `Work.flops`; MFU leaves out what checkpointing computes again.
+ASSUMED = {"hfu": 0.4, "mbu": 0.5}
 WINDOW = 16  # batches that are sorted by length together, as in rlhf/trainer.py
 
 
@@ -49,19 +51,24 @@ class Work(NamedTuple):
     flops: float
     decoded_bytes: float
 
-    def seconds(self, card: Card, mfu: float = 1.0, mbu: float = 1.0) -> float:
-        return self.flops / (card.flops * mfu) + self.decoded_bytes / (card.bandwidth * mbu)
+    def seconds(self, card: Card, hfu: float = 1.0, mbu: float = 1.0) -> float:
+        return self.flops / (card.flops * hfu) + self.decoded_bytes / (card.bandwidth * mbu)
 
 
-def step_flops(recipe: Recipe, stage: str, predicted: Stage) -> dict[str, float]:
-    """Operations of one optimizer step (PPO: one step) on the longest rows, by phase."""
+def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = False) -> dict[str, float]:
+    """Operations of one optimizer step (PPO: one step) on the longest rows, by phase.
+
+    All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
+    """
     if stage == "ppo":
         options = recipe.ppo
         updates = options.num_mini_batches * options.num_ppo_epochs / min(2, options.num_mini_batches)
         times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
-        return {phase: predicted[phase].flops / STEPS * n for phase, n in times.items() if phase in predicted}
-    accumulation = getattr(recipe, stage).gradient_accumulation_steps
-    return {"train": predicted["train"].flops / STEPS * accumulation / min(2, accumulation)}
+    else:
+        accumulation = getattr(recipe, stage).gradient_accumulation_steps
+        times = {"train": accumulation / min(2, accumulation)}
+    found = {name: (predicted[name], n / STEPS) for name, n in times.items() if name in predicted}
+    return {name: (phase.flops - phase.recomputed * of_model) * n for name, (phase, n) in found.items()}
 
 
 def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:

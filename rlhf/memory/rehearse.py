@@ -1,7 +1,8 @@
 """Runs a recipe's stages on a stand-in for its device, with random weights and the longest dialogues it admits.
 
 `python -m rlhf.memory.rehearse LAYERS` is a process of its own, so that patches and stand-ins end with it: it reads
-{"recipe": DIR, "overrides": {…}, "stage": NAME} from each line of its input and writes {"peaks": {phase: peak}}.
+{"recipe": DIR, "overrides": {…}, "stage": NAME} from each line of its input and writes {"found": {phase: peak}}, or
+{"error": MESSAGE}. For the stage DECODING_STEP it writes {"found": {role: operations}}.
 """
 
 import gc
@@ -21,11 +22,13 @@ from typing import Any
 from unittest import mock
 
 from rlhf import recipe as recipes
+from rlhf.memory import gpu
 from rlhf.recipe import Loaded, Recipe
 from rlhf.run import Run
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 STEPS = 2  # the second one has optimizer states
+DECODING_STEP = "decoding step"  # in place of a stage's name
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
@@ -133,21 +136,64 @@ class Rehearsals:
 def _stand_in(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
     from rlhf.memory.device import META, StandIn
 
-    architecture = recipe.model.architecture
+    architecture, hardware = recipe.model.architecture, recipe.hardware
     assert architecture and architecture.vocab_size
-    with StandIn(recipe.hardware.device, PHASES, architecture.vocab_size) as stand_in:
+    with StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name)) as stand_in:
         run_stage(META)
     return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
 
 
 @contextmanager
 def shortened() -> Iterator[None]:
-    """What a stage does again and again is done once or twice: it takes as much memory."""
+    """Rehearse what a stage does again and again only once or twice, and give every batch a shorter row.
+
+    Repeating takes no more memory. A batch of rows that are all as long as the stage admits needs no mask; one shorter
+    row can need one, and with it another attention kernel and copies of keys and values for every query head.
+    """
+    from transformers.data.data_collator import DataCollatorMixin
+
+    from rlhf import rollout
     from rlhf.stages import ppo
 
-    every = ppo.Trained._minibatches
-    with mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)):
+    every, decoding = ppo.Trained._minibatches, rollout._Decoding.__init__
+    collate = DataCollatorMixin.__call__
+
+    def collate_padded(self: Any, rows: list[dict[str, Any]], *more: Any, **options: Any) -> Any:
+        return collate(self, _one_shorter(rows), *more, **options)
+
+    def decode_padded(self: Any, model: Any, prompts: list[list[int]], *more: Any) -> None:
+        shorter = [prompts[0][:-1], *prompts[1:]] if len(prompts) > 1 and len(prompts[0]) > 1 else prompts
+        decoding(self, model, shorter, *more)
+
+    with (
+        mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)),
+        mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
+        mock.patch.object(rollout._Decoding, "__init__", decode_padded),
+    ):
         yield
+
+
+def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows for one of TRL's collators, the first of them one token shorter; of pairs the rejected response."""
+    first = rows[0]
+    keys = ("rejected_ids",) if "rejected_ids" in first else ("input_ids", "labels") if len(rows) > 1 else ()
+    if any(len(first[key]) < 2 for key in keys):
+        return rows
+    return [{key: value[:-1] if key in keys else value for key, value in first.items()}, *rows[1:]]
+
+
+def _operations(loaded: Loaded) -> dict[str, dict[str, Any]]:
+    """Operations of a decoding step of each role: in one layer, outside the layers, and what no graph may hold."""
+    from rlhf.memory.decode_step import decoding_steps
+
+    return {
+        role: {
+            "per_layer": len(step.per_layer),
+            "outside": len(step.outside),
+            "unsafe": [f"{operation.name} {operation.unsafe}" for operation in step.unsafe],
+        }
+        for role, step in decoding_steps(loaded).items()
+    }
 
 
 def main() -> None:
@@ -165,7 +211,8 @@ def main() -> None:
             answer: dict[str, Any]
             try:
                 loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
-                answer = {"peaks": rehearse(loaded, asked["stage"])}
+                count = asked["stage"] == DECODING_STEP
+                answer = {"found": _operations(loaded) if count else rehearse(loaded, asked["stage"])}
             except Exception as error:
                 traceback.print_exc()
                 answer = {"error": f"{type(error).__name__}: {error}"}

@@ -35,6 +35,7 @@ class Peak:
     operations: dict[str, dict[str, int]] = field(default_factory=dict)
     paged: int = 0  # bytes in unified memory, not among the others
     flops: int = 0  # of the whole phase
+    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
 
     @property
     def bytes(self) -> int:
@@ -80,6 +81,8 @@ class Tracker(TorchDispatchMode):
         self._events: list[tuple[int | None, int, tuple[str, ...], str]] = []
         self._live: dict[int, tuple[int, weakref.ref]] = {}  # id of a live storage -> its index
         self._flops: Counter[tuple[str, ...]] = Counter()
+        self._recomputed: Counter[tuple[str, ...]] = Counter()
+        self.recomputing = 0  # above 0 while a forward pass is computed again
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._paused = False
@@ -111,9 +114,10 @@ class Tracker(TorchDispatchMode):
         for tensor in tensors_in(out):
             self._see(tensor, str(func))
         if func._overloadpacket in flop_registry:
-            self.count_flops(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
+            flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+            self.count_flops(flops, recomputed=self.recomputing > 0)
         elif func in FLOPS:
-            self.count_flops(FLOPS[func](args, kwargs))
+            self.count_flops(FLOPS[func](args, kwargs), recomputed=self.recomputing > 0)
         if func in self.kernels:
             self._inside(self.kernels[func](args, kwargs), f"{func} (inside)")
         return out
@@ -122,9 +126,10 @@ class Tracker(TorchDispatchMode):
         """Execute one operation; a device without memory of its own overrides this."""
         return func(*args, **kwargs)
 
-    def count_flops(self, flops: int) -> None:
-        """Floating-point operations of the phase that runs, beside those that are counted by themselves."""
+    def count_flops(self, flops: int, recomputed: bool = False) -> None:
+        """Count floating-point operations of the phase that runs, beside those that are counted by themselves."""
         self._flops[self._phase] += flops
+        self._recomputed[self._phase] += flops if recomputed else 0
 
     def label(self, tensor: Tensor | None, component: str) -> None:
         """Say what a tensor's storage holds, at any time while it lives; what was said first counts."""
@@ -194,6 +199,7 @@ class Tracker(TorchDispatchMode):
         for phase, flops in self._flops.items():
             for peak in _around(found, phase):
                 peak.flops += flops
+                peak.recomputed += self._recomputed[phase]
         return found
 
     # -- details ---------------------------------------------------------------------------------------------------

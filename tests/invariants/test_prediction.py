@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from trl.trainer import dpo_trainer, reward_trainer, sft_trainer
 
 from bench.memory import budgets
 from bench.memory.measure import measure
 from rlhf import evaluation, recipe, rollout
 from rlhf.console import quiet_libraries
-from rlhf.memory.predict import STAGES, Predictor, _extrapolate
+from rlhf.memory import rehearse as rehearsing
+from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals, shortened
 from rlhf.recipe import Loaded
 from rlhf.stages import ppo
@@ -434,7 +436,7 @@ def test_a_cache_grows_with_rows_and_tokens(two):
 
 
 def rehearsed(**operations: dict[str, int]) -> dict:
-    return {"operations": operations, "paged": 0, "flops": 0}
+    return {"operations": operations, "paged": 0, "flops": 0, "recomputed": 0}
 
 
 def test_the_line_through_two_depths_by_hand():
@@ -457,19 +459,83 @@ def test_what_was_rehearsed_is_predicted():
 def test_operations_of_a_training_step():
     """SFT on a GPU's stand-in: two steps of 4 rows of 64 tokens, 24 of them with a label, over two layers.
 
+    One row of each step is one token shorter: its place is computed all the same, and it has one label less.
+
     For each token, a product with a frozen matrix costs 2 operations a weight forward and 2 for its input's gradient;
     an adapter's 6. Attention costs 4 x 64 x hidden forward, masked or not, and 2.5 times that backward. The output
     layer sees labels only, a second time in the backward pass. What enters the first layer needs no gradient.
     """
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
-    flops = Rehearsals(None)(loaded, "sft")["train"]["flops"]
-    tokens, labels = 2 * 4 * 64, 2 * 4 * 24
+    found = Rehearsals(None)(loaded, "sft")["train"]
+    tokens, labels = 2 * 4 * 64, 2 * (4 * 24 - 1)
     matrices = 2 * sum(width * out for width, out in WIDTHS)
     adapters = 2 * RANK * sum(width + out for width, out in WIDTHS)
     attention = 2 * 3.5 * 4 * 64 * HIDDEN
     spared = 2 * sum(width * out + RANK * width for width, out in WIDTHS[:3])
     by_hand = tokens * (4 * matrices + 6 * adapters + attention - spared) + labels * 6 * 200 * HIDDEN
-    assert flops == by_hand
+    assert found["flops"] == by_hand
+    assert found["recomputed"] == labels * 2 * 200 * HIDDEN, "the logits"
+
+
+@pytest.fixture(scope="module")
+def on_cuda() -> Rehearsals:
+    """At two layers; stages that others build on are rehearsed once."""
+    return Rehearsals(2)
+
+
+@pytest.mark.parametrize(("stage", "phase"), [("sft", "train"), ("ppo", "update")])
+def test_the_model_s_operations_do_not_depend_on_checkpointing(on_cuda, stage, phase):
+    """But for one product: peft asks for the gradient of what enters the first layer, so that there is one to trace."""
+    changes = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
+    plain, again = (
+        on_cuda(tiny(2, vocab=200, **changes, **{f"{stage}__gradient_checkpointing": on}), stage)[phase]
+        for on in (False, True)
+    )
+    more = again["flops"] - again["recomputed"] - (plain["flops"] - plain["recomputed"])
+    assert 0 <= more < 0.04 * plain["flops"]
+    if stage == "sft":
+        assert more == 2 * 4 * 64 * 2 * sum(width * out + RANK * width for width, out in WIDTHS[:3])
+    repeated = again["recomputed"] - plain["recomputed"]
+    assert 0.25 * plain["flops"] < repeated < 0.5 * plain["flops"], "about a forward pass of a forward and a backward"
+
+
+def test_every_batch_has_a_row_that_needs_padding():
+    """As in a worker: the collators of the three trainers, given rows that are all alike."""
+    pairs = [{"chosen_ids": [1] * 6, "rejected_ids": [2] * 6}] * 3
+    preferences = [{"prompt_ids": [1] * 4, "chosen_ids": [2] * 2, "rejected_ids": [3] * 2}] * 3
+    dialogues = [{"input_ids": [1] * 6, "labels": [-100] * 4 + [1, 1]}] * 3
+    for collator, rows in (
+        (sft_trainer.DataCollatorForLanguageModeling(0), dialogues),
+        (reward_trainer.DataCollatorForPreference(0), pairs),
+        (dpo_trainer.DataCollatorForPreference(0), preferences),
+    ):
+        lengths = collator(rows)["attention_mask"].sum(1).tolist()
+        assert sorted(lengths) == [5, *[6] * (len(lengths) - 1)]
+    alone = sft_trainer.DataCollatorForLanguageModeling(0)(dialogues[:1])
+    assert alone["attention_mask"].all(), "one row is not padded"
+
+
+def test_a_shorter_prompt_is_decoded_with_the_others(two, monkeypatch):
+    loaded, rehearse, _ = two
+    seen = []
+    prefill = rollout._Decoding._prefill
+
+    def note(self, ids) -> None:
+        seen.append(self.real[:, : self.width].sum(1).tolist())
+        prefill(self, ids)
+
+    monkeypatch.setattr(rollout._Decoding, "_prefill", note)
+    rehearse(loaded, "ppo")
+    assert seen and all(sorted(lengths) == [PROMPT - 1, *[PROMPT] * (len(lengths) - 1)] for lengths in seen)
+
+
+def test_a_shorter_row_never_needs_less_memory(on_cuda, monkeypatch):
+    """So that a rehearsal with one in every batch covers batches without. Tensors of labels have one number less."""
+    loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
+    padded = peaks(on_cuda(loaded, "sft"))["train"]
+    monkeypatch.setattr(rehearsing, "_one_shorter", lambda rows: rows)
+    full = peaks(on_cuda(loaded, "sft"))["train"]
+    assert total(padded) >= 0.999 * total(full)
 
 
 # -- one prediction and the next ---------------------------------------------------------------------------------------
@@ -536,6 +602,7 @@ def test_no_phase_of_a_recipe_has_grown(predict, directory):
     assert list(budgets.growth(budgets.pinned(directory), now)) == []
 
 
+STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
 PEAKS = {stage: {"load": {"base": 1_000}} for stage in STAGES} | {
     "ppo": {
         "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
@@ -575,6 +642,41 @@ def test_phases_that_come_and_go_are_reported():
     assert [*budgets.growth(PEAKS, found)] == ["ppo/rollout is gone", "ppo/score is new"]
 
 
+def test_more_operations_than_are_pinned_are_named():
+    more = {"policy": {"per_layer": 51, "outside": 40}, "base": {"per_layer": 30, "outside": 42}}
+    assert list(budgets.more_operations(STEP, more)) == [
+        "decoding step of policy: 51 operations in a layer, where 50 are pinned",
+        "decoding step of base: 42 operations outside the layers, where 40 are pinned",
+    ]
+    assert not list(budgets.more_operations(more, STEP))
+    assert list(budgets.more_operations({}, {"base": {"outside": 42}})) == [
+        "decoding step of base: 42 operations outside the layers, and none pinned"
+    ]
+
+
+def test_operations_of_a_decoding_step_are_those_of_every_layer(predict, monkeypatch):
+    """Counted once, in a worker, for the recipe's number of layers; on a CPU nothing is captured."""
+    assert predict.decoding_step(tiny(4)) is None
+    changes = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
+    roles = predict.decoding_step(tiny(4, **changes))
+    assert set(roles) == {"policy", "reference", "base"}
+    assert not any(step.unsafe for step in roles.values())
+    for step in roles.values():
+        assert step.total == step.outside + 4 * step.per_layer
+    monkeypatch.setattr(Predictor, "_rehearse", lambda self, loaded, stage: 1 / 0)
+    deeper = tiny(4, **changes)
+    assert predict.decoding_step(deeper) == roles, "read again"
+
+
+def test_a_rehearsal_that_fails_leaves_no_answer_behind(predict):
+    """The other depth's answer would be taken for that of the next request."""
+    with pytest.raises(PredictionError, match="memory of sft cannot be predicted"):
+        predict(tiny(4, sft__per_device_train_batch_size=8192), "sft")  # more rows than are made
+    found = predict(tiny(4, vocab=300), "merge")
+    assert "merge" in found
+
+
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
-    budgets.pin(tmp_path, PEAKS, None)
+    budgets.pin(tmp_path, PEAKS, STEP, None)
     assert budgets.pinned(tmp_path) == PEAKS
+    assert budgets.pinned_step(tmp_path) == STEP

@@ -1,6 +1,7 @@
 """The rollout engine: the tokens of `generate`, the distribution of the model, the log-probabilities of training."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Mistra
 
 from rlhf import rollout as engine
 from rlhf.objectives.logprobs import token_logprobs
-from rlhf.rollout import Rollout, Sampling, pick, sample
+from rlhf.rollout import Rollout, Sampling, Window, pick, sample
 from rlhf.run import RunError
 
 VOCAB, EOS, PAD = 50, 2, 0
@@ -57,10 +58,10 @@ def responses(found: Rollout) -> list[list[int]]:
     return [row[mask].tolist() for row, mask in zip(found.tokens, found.mask, strict=True)]
 
 
-@pytest.mark.parametrize("window", [1, 7, 64])
+@pytest.mark.parametrize("window", [Window(0, 1, 1), Window(0, 7, 1), Window(0, 64, 1), engine.WINDOW["cuda"]])
 def test_greedy_tokens_are_those_of_generate(model, monkeypatch, window):
     """One prompt at a time there, all together here: with padding before them, and rows that end early."""
-    monkeypatch.setattr(engine, "WINDOW", window)
+    monkeypatch.setitem(engine.WINDOW, "cpu", window)
     rows = prompts(12)
     settings = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=EOS, pad_token_id=PAD)
     expected = []
@@ -70,6 +71,17 @@ def test_greedy_tokens_are_those_of_generate(model, monkeypatch, window):
         expected.append(new[0, len(row) :].tolist())
     assert responses(drawn(model, rows, temperature=0.0, batch_size=12)) == expected
     assert len({len(row) for row in expected}) > 2, "rows that end early belong to this test"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("few_kernels", [False, True])
+def test_padding_is_left_out_by_every_attention(model, monkeypatch, attention, few_kernels):
+    """Also where the mask is a bias that is added to scores, as eager attention and CUDA take it."""
+    rows = prompts(12)
+    expected = responses(drawn(model, rows, batch_size=1))
+    monkeypatch.setitem(engine.FEW_KERNELS, "cpu", few_kernels)
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", attention)
+    assert responses(drawn(model, rows, batch_size=12)) == expected
 
 
 def test_a_response_does_not_depend_on_its_neighbours(model):
@@ -123,6 +135,35 @@ def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
     assert len(sizes) == longest  # and nothing is decoded after the last row has ended
 
 
+@pytest.mark.parametrize(("width", "windows"), [(384, {512}), (380, {512}), (1, {272, 528}), (17, {288, 544})])
+def test_windows_on_cuda(width, windows):
+    """One for 128 or 256 steps of a prompt that is padded to 384, and for any prompt one every 256 steps."""
+    room = 128 if width > 100 else 528
+    growth = engine.WINDOW["cuda"]
+    decoding = SimpleNamespace(width=width, room=room, growth=growth)
+    decoding.layers = [engine._Layer(engine._round_up(width + room, growth.whole))]
+    decoding.layers[0].window = width
+    opened = [step for step in range(1, room) if engine._Decoding.open_window(decoding, step)]
+    assert len(opened) == len(windows)
+    assert decoding.layers[0].window == max(windows)
+
+
+def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch):
+    """Keys and values of 3 layers, 2 heads of 8 numbers, float32: 384 bytes per slot and row."""
+    decoding = engine._Decoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids(), None)
+    decoding.open_window(1)
+    assert decoding.layers[0].window == 60
+    assert not decoding._worth_dropping(10, 5)
+    assert decoding._worth_dropping(10, 4)
+    decoding.capture = True
+    saved = 384 * 60 * 4 * 30  # four rows in 30 steps
+    monkeypatch.setattr(engine, "CAPTURE_BYTES", saved - 1)
+    assert decoding._worth_dropping(10, 4)
+    assert not decoding._worth_dropping(11, 4)
+    monkeypatch.setattr(engine, "CAPTURE_BYTES", saved)
+    assert not decoding._worth_dropping(10, 4)
+
+
 @pytest.mark.parametrize("every", [3, 8])
 def test_looking_less_often_changes_nothing(model, monkeypatch, every):
     """On CUDA the engine looks every 8 steps whether rows have ended."""
@@ -153,8 +194,8 @@ def test_a_decoding_step_can_be_captured_as_a_graph(model):
 
     before = state()
     with torch.no_grad(), Watch():
-        decoding._advance()
-        decoding._advance()
+        decoding.advance()
+        decoding.advance()
     assert not asked
     assert state() == before
     assert decoding.step.item() == 2

@@ -544,7 +544,7 @@ def test_hours_fall_with_the_card_s_rate(monkeypatch):
 def test_decoding_is_limited_by_bandwidth():
     card = projection.Card(1000.0, 10.0, "")
     assert projection.Work(5000.0, 200.0).seconds(card) == 5 + 20
-    assert projection.Work(5000.0, 200.0).seconds(card, mfu=0.5, mbu=0.1) == 10 + 200
+    assert projection.Work(5000.0, 200.0).seconds(card, hfu=0.5, mbu=0.1) == 10 + 200
 
 
 def test_cost_is_hours_times_the_price():
@@ -731,6 +731,20 @@ def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
     named = {effect.strategy.name: effect for effect in found}
     assert named["gradient_checkpointing"].changes is None
     assert named["context_length"].flops == pytest.approx(0.5, rel=0.1), "half the tokens"
+
+
+def test_operations_of_a_decoding_step_are_shown():
+    def of(unsafe: list[str]) -> dict:
+        role = {"per_layer": 50, "outside": 40, "total": 1640, "unsafe": unsafe}
+        return {"stages": {"sft": {}, "ppo": {"decoding_step": {"policy": role, "base": role}}}}
+
+    counts = (
+        "operations of a decoding step, each at least one kernel: policy 1,640 (50 a layer), base 1,640 (50 a layer)"
+    )
+    assert plan.step_lines(of([])) == [counts]
+    host_read = "aten::_local_scalar_dense reads a value on the host"
+    assert plan.step_lines(of([host_read])) == [counts, f"a captured graph cannot hold {host_read}"]
+    assert plan.step_lines({"stages": {"ppo": {}}}) == plan.step_lines({"stages": {}}) == []
 
 
 def test_half_the_micro_batch_computes_as_much(predict, small):

@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.memory import Phase, ranks
 from rlhf.memory.plan import between_rows
-from rlhf.memory.predict import WORKSPACE, _workspace
 from rlhf.recipe import Loaded
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -91,18 +90,6 @@ def test_what_ranks_tell_each_other_by_hand():
     micro = 32 // 4 // 2 // fsdp.ppo.per_device_train_batch_size
     passes = 2 * 2 * (2 * 4) * micro + 1
     assert ranks.traffic(fsdp, "ppo").weights == passes * ranks.layers_bytes(fsdp) / 2
-
-
-def test_a_card_has_its_workspace_alone_and_among_several():
-    assert [_workspace(name) for name in ("4090", "2x4090")] == [WORKSPACE["4090"]] * 2
-    assert [_workspace(name) for name in ("h100", "8xh100")] == [WORKSPACE["h100"]] * 2
-    assert _workspace("cpu") == _workspace("2xcpu") == 0
-
-
-@pytest.mark.parametrize(("name", "card"), [("2x4090-llama2-13b/v1", "4090"), ("8xh100-llama2-70b/v1", "h100")])
-def test_each_of_several_cards_has_the_workspace_of_one(name, card):
-    pinned = json.loads((RECIPES / name / "predicted.json").read_text())["stages"]
-    assert pinned["sft"]["train"]["workspace"] == WORKSPACE[card]
 
 
 def test_scaling_is_between_no_overlap_and_all():

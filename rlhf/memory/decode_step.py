@@ -1,0 +1,199 @@
+"""The device operations of one decoding step: what a captured graph would hold, read off the stand-in device.
+
+A step of a small batch takes the time of reading the weights, and a gap of a few microseconds for each kernel. This
+module counts the kernels and names every operation that a CUDA graph must not hold. The real engine runs
+(rlhf/rollout.py), on `meta` tensors.
+
+One operation is at least one kernel. Some are more: a sort, or a 4-bit product whose weight is unpacked first.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlhf import recipe as recipes
+from rlhf import rollout
+from rlhf.data.tokenize import Codec
+from rlhf.memory.device import META, StandIn
+from rlhf.memory.rehearse import PHASES, settings
+from rlhf.memory.tracker import tensors_in
+from rlhf.models.loading import ADAPTER_FILE, load_base, load_codec, mixed_precision, new_adapter, save_adapter
+from rlhf.models.shared_base import SCORE_WEIGHT, SharedBase
+from rlhf.recipe import Loaded, Ppo
+from rlhf.rollout import Sampling
+from rlhf.run import Run
+
+LAYERS = 2  # all decoder layers are alike
+ROLES = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
+ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
+
+HOST_READ = "reads a value on the host"
+OTHER_DEVICE = "copies between devices"
+DYNAMIC_SHAPE = "has a shape that depends on values"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that launches at least one kernel, or that a captured graph must not hold."""
+
+    name: str  # as torch calls it: aten::mm
+    layer: int | None  # of the decoder; None outside its layers
+    unsafe: str | None = None  # why a captured graph must not hold it
+
+
+@dataclass(frozen=True)
+class DecodingStep:
+    """The operations of one decoding step, in order."""
+
+    operations: tuple[Operation, ...]
+
+    @property
+    def per_layer(self) -> tuple[str, ...]:
+        """Operations of one decoder layer. Raises ValueError if layers differ."""
+        layers = {op.layer for op in self.operations} - {None}
+        found = {tuple(op.name for op in self.operations if op.layer == layer) for layer in layers}
+        if len(found) != 1:
+            raise ValueError(f"{len(layers)} decoder layers have {len(found)} different lists of operations")
+        return found.pop()
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Operations before, between and after the decoder layers: embedding, mask, rotation, output layer, draw."""
+        return tuple(op.name for op in self.operations if op.layer is None)
+
+    @property
+    def unsafe(self) -> tuple[Operation, ...]:
+        """Operations that a captured graph must not hold."""
+        return tuple(op for op in self.operations if op.unsafe)
+
+    def kernels(self, layers: int) -> int:
+        """Operations of a step of a model with this many decoder layers."""
+        return len(self.outside) + layers * len(self.per_layer)
+
+
+def decoding_steps(loaded: Loaded, layers: int = LAYERS) -> dict[str, DecodingStep]:
+    """One step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
+
+    Raises RecipeError when the recipe has no model.architecture.
+    """
+    changes = loaded.overrides | settings(loaded.recipe, layers)
+    changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
+    architecture = changed.recipe.model.architecture
+    assert architecture and architecture.vocab_size
+    with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder:
+        run = Run(Path(folder), changed, "ppo")
+        recorder = _Recorder(changed.recipe.hardware.device, architecture.vocab_size)
+        with recorder:
+            shared = _roles(run)
+            codec = load_codec(run)
+            return {role: step(recorder, shared, role, codec, changed.recipe.ppo) for role in ROLES}
+
+
+def step(recorder: "_Recorder", shared: SharedBase, role: str, codec: Codec, options: Ppo) -> DecodingStep:
+    """The second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
+    how = Sampling(options.max_prompt_length, options.response_length, options.temperature, options.rollout_batch_size)
+    lengths = [how.max_prompt_length] * how.batch_size
+    lengths[0] = max(1, how.max_prompt_length // 2)  # a padded row, so that there is a mask
+    prompts = [[codec.eos_id] * length for length in lengths]
+    uniforms = torch.empty(how.batch_size, how.response_length, device=META)
+    on_policy = options.value_model == "head" and options.old_logprobs == "rollout"
+    observe = shared.values if on_policy else None
+    shared.activate(role)
+    shared.base.eval()
+    with torch.no_grad(), mixed_precision(shared.base), rollout.cheaper(shared.base, how):
+        decoding = rollout._Decoding(shared.base, prompts, uniforms, how, codec, observe)
+        decoding.open_window(1)
+        decoding.advance()
+        with recorder.recording(shared.base.get_decoder()) as found:
+            decoding.advance()
+    return DecodingStep(tuple(found))
+
+
+def _roles(run: Run) -> SharedBase:
+    """The roles of PPO over one base on the stand-in device, from new adapters."""
+    policy, reward = run.root / "sft", run.root / "rm"
+    adapter = new_adapter(load_base(run, META), run)
+    for stage in (policy, reward):
+        save_adapter(adapter, run, stage / "adapter", adapter="default")
+    file = reward / "adapter" / ADAPTER_FILE
+    hidden = adapter.config.hidden_size
+    save_file(load_file(file) | {SCORE_WEIGHT: torch.zeros(1, hidden)}, file, {"format": "pt"})
+    shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
+    shared.add_reward(reward)
+    shared.add_value(run.loaded.recipe.ppo.value_model, reward, 0.0, 1.0)
+    return shared
+
+
+class _Recorder(StandIn):
+    """The stand-in device, writing down the operations of a block."""
+
+    def __init__(self, stands_for: str, vocab_size: int):
+        super().__init__(stands_for, PHASES, vocab_size)
+        self._layer: int | None = None
+        self._found: list[Operation] | None = None
+
+    @contextmanager
+    def recording(self, decoder: nn.Module) -> Iterator[list[Operation]]:
+        """The operations inside the block, each with the decoder layer that asked for it."""
+        found: list[Operation] = []
+        hooks = []
+        for index, layer in enumerate(decoder.layers):  # type: ignore[arg-type]
+            hooks.append(layer.register_forward_pre_hook(lambda *_, index=index: self._enter(index)))
+            hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
+        self._found = found
+        try:
+            yield found
+        finally:
+            self._found = None
+            for hook in hooks:
+                hook.remove()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        inputs = [*tensors_in(*args, *kwargs.values())]
+        before = {id(x.untyped_storage()) for x in inputs}
+        out = super().run(func, args, kwargs)
+        if self._found is not None:
+            unsafe = _unsafe(func, args, kwargs, inputs)
+            if unsafe or _launches(func, before, [*tensors_in(out)]):
+                self._found.append(Operation(func._schema.name, self._layer, unsafe))
+        return out
+
+    def _enter(self, layer: int | None) -> None:
+        self._layer = layer
+
+
+def _launches(func: Any, before: set[int], made: list[Tensor]) -> bool:
+    """Whether an operation works on the device: it writes into a tensor there, or makes one that is not a view."""
+    if not any(x.device == META for x in made) or func._schema.name.removeprefix("aten::") in ALLOCATIONS:
+        return False
+    return func._schema.is_mutable or any(id(x.untyped_storage()) not in before for x in made)
+
+
+def _unsafe(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> str | None:
+    """Why a captured graph must not hold an operation, None if it may."""
+    if not any(x.device == META for x in inputs) and kwargs.get("device") != META:
+        return None
+    if torch.Tag.data_dependent_output in func.tags:
+        return HOST_READ
+    if _picks_by_mask(func, args) or (torch.Tag.dynamic_output_shape in func.tags and not _indexing(func)):
+        return DYNAMIC_SHAPE
+    device = kwargs.get("device")
+    devices = {x.device for x in inputs if x.dim() or func._overloadpacket is torch.ops.aten._to_copy}
+    devices |= {torch.device(device)} if device is not None else set()
+    return OTHER_DEVICE if len(devices) > 1 else None
+
+
+def _indexing(func: Any) -> bool:
+    return func._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+
+
+def _picks_by_mask(func: Any, args: Any) -> bool:
+    """Indexing with a mask: how many elements it picks must be read before the kernel is launched."""
+    return _indexing(func) and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])

@@ -1,0 +1,254 @@
+"""Forward passes for decoding: the same mathematics as the layers of peft, bitsandbytes and transformers, made cheaper.
+
+A decoding step has one token per row, so that it costs what reading the weights costs, plus a gap for every kernel.
+Each context manager here replaces the `forward` of some layers of a model while its block lasts, and nothing else: the
+modules, their parameters and peft's format stay as they are. Weights are prepared when the block begins and must not
+change inside it. There are no gradients.
+
+- `lean_adapters`, `lean_norms`: LoRA and RMSNorm in fewer kernels.
+- `merged_adapters`: a copy of each weight that has an adapter, with the adapter added to it.
+- `four_bit_weights`: which kernels multiply with 4-bit weights.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+
+Forward = Callable[[Tensor], Tensor]
+FourBit = Literal["library", "row_groups", "unpacked"]
+
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings that are given the same tensor
+FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight on every card
+
+
+@contextmanager
+def lean_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Compute LoRA in fewer kernels: one product with all A that read the same input, one in-place product for each B.
+
+    In bfloat16 the sum with the base layer's result is made in float32 and rounded once, where peft rounds B A x, its
+    scaled value and the sum. Adapters are cast once, where autocast casts those of a frozen role at each use.
+    """
+    with _replaced(_lora_forwards(model)):
+        yield
+
+
+@contextmanager
+def lean_norms(model: PreTrainedModel) -> Iterator[None]:
+    """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, where transformers rounds before the weight too."""
+    norms = [module for module in model.modules() if isinstance(module, LlamaRMSNorm | MistralRMSNorm)]
+    with _replaced({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
+        yield
+
+
+@contextmanager
+def merged_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Multiply with W + scaling * B A, a copy in the model's dtype of each weight that has an active adapter.
+
+    The sum is made in float32 and rounded once. Where the base is in 4 bits the copy is not: it needs the memory of the
+    unpacked weights.
+    """
+    dtype = _dtype(model)
+    forwards: dict[nn.Module, Forward] = {}
+    for layer, name in _plain_adapters(model).items():
+        base = layer.get_base_layer()
+        a, b = (part[name].weight.float() for part in (layer.lora_A, layer.lora_B))
+        weight = torch.addmm(_unpacked(base).float(), b, a, alpha=layer.scaling[name]).to(dtype)
+        forwards[layer] = _linear(weight, base.bias)
+    with _replaced(forwards):
+        yield
+
+
+@contextmanager
+def four_bit_weights(model: PreTrainedModel, how: FourBit) -> Iterator[None]:
+    """Choose how 4-bit weights are multiplied with.
+
+    `library`: as bitsandbytes chooses. For more rows than a limit of the card and the shape it unpacks a weight for each
+    product. `row_groups`: rows of a decoding step in groups below that limit, each of which reads the packed weight.
+    `unpacked`: every weight is unpacked once, when the block begins.
+    """
+    forwards: dict[nn.Module, Forward] = {}
+    if how != "library":
+        for layer in _four_bit_layers(model):
+            unpack = how == "unpacked"
+            forwards[layer] = _linear(_unpacked(layer), layer.bias) if unpack else _in_row_groups(layer)
+    with _replaced(forwards):
+        yield
+
+
+# -- adapters ------------------------------------------------------------------------------------------------------
+
+
+def _lora_forwards(model: PreTrainedModel) -> dict[nn.Module, Forward]:
+    """Lean forward passes of the LoRA layers, those of siblings with the same input in groups."""
+    dtype = _dtype(model)
+    adapters = _plain_adapters(model)
+    groups: list[list[LoraLayer]] = []
+    for parent in model.modules():
+        children = {name: child for name, child in parent.named_children() if child in adapters}
+        for names in SAME_INPUT:
+            groups.append([children.pop(name) for name in names if name in children])
+        groups += [[child] for child in children.values()]
+    forwards: dict[nn.Module, Forward] = {}
+    for group in filter(None, groups):
+        forwards |= _lora_group([(layer, adapters[layer]) for layer in group], dtype)
+    return forwards
+
+
+def _lora_group(group: list[tuple[LoraLayer, str]], dtype: torch.dtype) -> dict[nn.Module, Forward]:
+    """Forward passes of LoRA layers with the same input, by layer; `group` names the adapter of each."""
+    down = _DownProjection([layer.lora_A[name].weight.to(dtype) for layer, name in group])
+    found: dict[nn.Module, Forward] = {}
+    start = 0
+    for layer, name in group:
+        up = layer.lora_B[name].weight.to(dtype).t()  # (r, out)
+        part = slice(start, start + len(up))
+        start = part.stop
+        found[layer] = _lora_forward(layer, down, part, up, layer.scaling[name])
+    return found
+
+
+def _lora_forward(layer: LoraLayer, down: "_DownProjection", part: slice, up: Tensor, scaling: float) -> Forward:
+    """W x + scaling * B (A x), with the adapter's part added in place to the fresh result of the base layer."""
+
+    def forward(x: Tensor) -> Tensor:
+        result = layer.base_layer(x)
+        result.view(-1, result.shape[-1]).addmm_(down(x)[:, part], up, alpha=scaling)
+        return result
+
+    return forward
+
+
+class _DownProjection:
+    """A x of several adapters with the same input: one product, made when the first of them asks."""
+
+    def __init__(self, weights: list[Tensor]):
+        self.weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # (sum of r, in)
+        self._input: weakref.ref[Tensor] | None = None
+        self._result: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(tokens, sum of r). The same tensor object is known to be the same input: nothing writes into it between."""
+        if self._result is None or self._input is None or self._input() is not x:
+            self._result = F.linear(x, self.weight).flatten(0, -2)
+            self._input = weakref.ref(x)
+        return self._result
+
+
+def _plain_adapters(model: PreTrainedModel) -> dict[LoraLayer, str]:
+    """LoRA layers that add scaling * B A x of one adapter, and its name; the others keep peft's forward pass."""
+    found = {}
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer) or layer.disable_adapters or layer.merged:
+            continue
+        active = [name for name in layer.active_adapters if name in layer.lora_A]
+        linear = isinstance(layer.get_base_layer(), nn.Linear)
+        if linear and len(active) == 1 and active[0] not in layer.lora_variant and not layer.lora_bias[active[0]]:
+            found[layer] = active[0]
+    return found
+
+
+# -- norms ---------------------------------------------------------------------------------------------------------
+
+
+def _norm_forward(weight: Tensor, eps: float) -> Forward:
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):  # it would hand on float32
+            return F.rms_norm(x, list(weight.shape), weight, eps)
+
+    return forward
+
+
+# -- 4-bit weights -------------------------------------------------------------------------------------------------
+
+
+def _four_bit_layers(model: PreTrainedModel) -> list[nn.Linear]:
+    try:
+        from bitsandbytes.nn import Linear4bit
+    except ImportError:
+        return []
+    return [module for module in model.modules() if isinstance(module, Linear4bit)]
+
+
+def _unpacked(layer: nn.Linear) -> Tensor:
+    """A linear layer's weight (out, in), unpacked in the type that bitsandbytes computes in if it has 4 bits."""
+    state = getattr(layer.weight, "quant_state", None)
+    if state is None:
+        return layer.weight
+    if getattr(state, "packing_format_for_cpu", False):  # only the layer's own kernel reads that format
+        one = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
+        return layer(one).t().contiguous()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(layer.weight.data, state)
+
+
+def _in_row_groups(layer: nn.Linear) -> Forward:
+    """The layer's own forward pass, over groups of rows if x (rows, 1, in) has more than one fused kernel takes."""
+    whole = layer.forward
+    out_features, in_features = layer.weight.quant_state.shape
+
+    def forward(x: Tensor) -> Tensor:
+        rows = x.numel() // in_features
+        if x.shape[-2] > 1:  # a prompt
+            return whole(x)
+        most = fused_rows(x, rows, out_features, in_features)
+        if most == rows:
+            return whole(x)
+        return torch.cat([whole(part) for part in x.chunk(math.ceil(rows / most))])
+
+    return forward
+
+
+def fused_rows(x: Tensor, rows: int, out_features: int, in_features: int) -> int:
+    """The most rows up to `rows` of a product that bitsandbytes makes without unpacking the weight, on x's device.
+
+    Asks the heuristic by which bitsandbytes chooses (backends/cuda/ops.py, 0.50); other devices than CUDA have none.
+    """
+    if x.device.type != "cuda":
+        return min(rows, FUSED_EVERYWHERE)
+    from bitsandbytes.backends.cuda.ops import _gemm_4bit_use_custom_fn
+
+    def fused(count: int) -> bool:
+        return _gemm_4bit_use_custom_fn(x.device.index, x.dtype, count, out_features, in_features)
+
+    return next(filter(fused, range(rows, 1, -1)), 1)
+
+
+# -- all of them ---------------------------------------------------------------------------------------------------
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> Forward:
+    def forward(x: Tensor) -> Tensor:
+        return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+
+    return forward
+
+
+def _dtype(model: PreTrainedModel) -> torch.dtype:
+    """The type in which the model multiplies."""
+    return model.get_input_embeddings().weight.dtype
+
+
+@contextmanager
+def _replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
+    """Modules with another `forward` for a while."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, usual in before.items():
+            del module.forward
+            if usual is not None:
+                module.forward = usual

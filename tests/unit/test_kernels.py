@@ -1,0 +1,202 @@
+"""What CUDA libraries allocate on a card: workspaces, unpacked 4-bit weights, attention's sums."""
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.profiler import record_function
+
+from rlhf import recipe
+from rlhf.memory import gpu, kernels, predict
+from rlhf.memory.device import META, StandIn
+from rlhf.memory.gpu import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
+from rlhf.memory.rehearse import PHASES
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+CARDS = ("4090", "h100", "8xh100")
+
+# -- cards and workspaces ----------------------------------------------------------------------------------------------
+
+
+def test_several_cards_are_cards_of_their_kind():
+    assert gpu.find("2x4090") == gpu.find("4090") == GPUS["4090"]
+    assert gpu.find("8xh100").multiprocessors == 132, "a name of its own: these are SXM cards"
+    assert gpu.find("2xh100") == GPUS["h100"]
+    assert gpu.find("some-card") == UNKNOWN
+
+
+@pytest.mark.parametrize("card", ["4090", "2x4090", (8, 9), (8, 0), (8, 6)])
+def test_a_workspace_of_a_card_before_hopper(card):
+    assert gpu.workspace(card) == 8_519_680 == SMALL_WORKSPACE
+
+
+@pytest.mark.parametrize("card", ["h100", "8xh100", "h200", (9, 0), (10, 0), (12, 0)])
+def test_a_workspace_since_hopper(card):
+    assert gpu.workspace(card) == 2**25
+
+
+def test_a_card_that_is_not_known_counts_as_the_one_that_takes_most():
+    assert gpu.workspace("some-card") == max(gpu.workspace(name) for name in GPUS)
+
+
+def test_each_thread_and_the_captured_stream_have_a_workspace():
+    loaded = recipe.load(RECIPES / "4090-llama2-7b" / "v1").recipe
+    found = {
+        (stage, phase): predict.workspaces(loaded, stage, phase) / gpu.workspace("4090")
+        for stage, phase in (
+            ("sft", "train"),
+            ("ppo", "rollout/prefill"),
+            ("ppo", "rollout/decode"),
+            ("evaluate", "load"),
+            ("evaluate", "evaluate/decode"),
+            ("merge", "merge"),
+        )
+    }
+    assert list(found.values()) == [2, 2, 3, 1, 2, 0], (
+        "autograd's thread only where there is training; merging: no card"
+    )
+    cpu = recipe.load(RECIPES / "cpu-tiny" / "v1").recipe
+    assert predict.workspaces(cpu, "sft", "train") == 0
+
+
+@pytest.mark.parametrize(("name", "card"), [("2x4090-llama2-13b/v1", "4090"), ("8xh100-llama2-70b/v1", "h100")])
+def test_each_of_several_cards_has_the_workspaces_of_one(name, card):
+    pinned = json.loads((RECIPES / name / "predicted.json").read_text())["stages"]
+    assert pinned["sft"]["train"]["workspace"] == 2 * gpu.workspace(card)
+
+
+# -- 4-bit products ----------------------------------------------------------------------------------------------------
+
+SHAPES = {  # (out, in) of the linear layers
+    "llama2-7b": ((4096, 4096), (11008, 4096), (4096, 11008)),
+    "llama2-13b": ((5120, 5120), (13824, 5120), (5120, 13824)),
+    "mistral-7b": ((4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)),
+    "llama2-70b": ((8192, 8192), (1024, 8192), (28672, 8192), (8192, 28672)),
+}
+
+
+def library_unpacks(card: Gpu, rows: int, out: int, inner: int) -> bool:
+    """What bitsandbytes itself does: its kernel for CUDA is called, with both of its ways replaced by notes."""
+    library = pytest.importorskip("bitsandbytes") and kernels._bitsandbytes_cuda()
+    assert library
+    ways = []
+    x = torch.empty(rows, inner, dtype=torch.bfloat16, device=META)
+    packed = torch.empty(out * inner // 2, 1, dtype=torch.uint8, device=META)
+    scales = torch.empty(out * inner // 64, device=META)
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    library._gemm_4bit_use_custom_cuda.cache_clear()
+    with (
+        mock.patch.object(library, "_gpu_dispatch_props", lambda index: (card.multiprocessors, *card.capability)),
+        mock.patch.object(library, "_dequant_linear_fallback", lambda *_, **__: ways.append(True) or x),
+        mock.patch.object(library, "_gemm_4bit_kernel_impl", lambda *_, **__: ways.append(False) or x),
+    ):
+        torch.ops.bitsandbytes.gemm_4bit.default.redispatch(cuda, x, packed, [out, inner], scales, 64, "nf4")
+    library._gemm_4bit_use_custom_cuda.cache_clear()
+    return ways[0]
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_4bit_weight_is_unpacked_where_the_library_unpacks_it(card, model):
+    """Every number of rows that a rollout decodes together, and those around the limits of larger batches."""
+    pytest.importorskip("bitsandbytes")
+    found = GPUS[card]
+    for out, inner in SHAPES[model]:
+        for rows in (*range(1, 65), 128, 512, 513, 1536, 1537, 4096):
+            assert kernels.unpacks_4bit(found, torch.bfloat16, rows, out, inner) == library_unpacks(
+                found, rows, out, inner
+            ), (out, inner, rows)
+
+
+def test_the_rows_up_to_which_decoding_stays_fused():
+    """bitsandbytes 0.50.2; another version may choose otherwise, and then docs/memory.md is to be corrected."""
+    pytest.importorskip("bitsandbytes")
+
+    def fused(card: str, model: str) -> int:
+        shapes = SHAPES[model]
+        return next(
+            rows - 1
+            for rows in range(1, 65)
+            if any(kernels.unpacks_4bit(GPUS[card], torch.bfloat16, rows, *shape) for shape in shapes)
+        )
+
+    models = ("llama2-7b", "llama2-13b", "mistral-7b")
+    assert [fused("4090", model) for model in models] == [8, 8, 8]
+    assert [fused("h100", model) for model in models] == [5, 5, 5]
+
+
+def inside(card: Gpu, rows: int, out: int, inner: int) -> int:
+    """Bytes that the stand-in counts inside one product with a 4-bit weight whose scales are 8-bit."""
+    x = torch.empty(rows, inner, dtype=torch.bfloat16, device=META)
+    packed = torch.empty(out * inner // 2, 1, dtype=torch.uint8, device=META)
+    nested = {
+        "absmax_8bit": torch.empty(out * inner // 64, dtype=torch.uint8, device=META),
+        "absmax_code": torch.empty(256, device=META),
+        "absmax_offset": torch.empty((), device=META),
+    }
+    scales = torch.empty(out * inner // 64 // 256, device=META)
+    with StandIn("cuda", PHASES, 10**9, card) as found, record_function("decode"):
+        torch.ops.bitsandbytes.gemm_4bit.default(x, packed, [out, inner], scales, 64, "nf4", **nested)
+    return max(parts.get("kernels", 0) for parts in found.peaks()["decode"].operations.values())
+
+
+def test_an_unpacked_weight_takes_its_memory_on_the_card_that_unpacks_it():
+    pytest.importorskip("bitsandbytes")
+    weight, scales = 2 * 4096 * 4096, 2 * 4 * 4096 * 4096 // 64
+    assert inside(GPUS["4090"], 8, 4096, 4096) == 0
+    assert inside(GPUS["4090"], 9, 4096, 4096) == weight + scales
+    assert inside(GPUS["h100"], 8, 4096, 4096) == weight + scales
+    assert inside(GPUS["4090"], 9, 11008, 4096) == 0 < inside(GPUS["h100"], 33, 11008, 4096)
+
+
+def test_a_library_without_the_choice_counts_as_unpacking(monkeypatch):
+    monkeypatch.setattr(kernels, "_bitsandbytes_cuda", lambda: None)
+    kernels.unpacks_4bit.cache_clear()
+    assert kernels.unpacks_4bit(GPUS["4090"], torch.bfloat16, 1, 4096, 4096)
+    kernels.unpacks_4bit.cache_clear()
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+def attention_inside(card: Gpu, heads: int, length: int, size: int) -> int:
+    """Bytes inside the backward pass of masked attention over two rows, as the stand-in counts them."""
+    q, k, v = (
+        torch.empty(2, heads, length, size, dtype=torch.bfloat16, device=META, requires_grad=True) for _ in range(3)
+    )
+    mask = torch.ones(2, 1, length, length, dtype=torch.bool, device=META)
+    with StandIn("cuda", PHASES, 10**9, card) as found, record_function("train"):
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
+    operations = found.peaks()["train"].operations
+    (parts,) = (parts for name, parts in operations.items() if "(inside)" in name)
+    return parts["kernels"]
+
+
+def rounded(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def test_masked_attention_adds_up_gradients_in_float32():
+    """Heads of 128, 300 places: 3 blocks of 128 on an H100; on a 4090 5 blocks of 64 in 2 columns, and for keys and
+    values one block of 64 x 128 each, with 200 // (2 x 40) = 2 parts."""
+    delta = 2 * 40 * 300 * 4
+    assert attention_inside(GPUS["h100"], 40, 300, 128) == rounded(2 * 40 * 3 * (16 + 128 * 128 * 4) + delta)
+    tiles = 5 * 2 * (16 + 64 * 64 * 4)
+    assert attention_inside(GPUS["4090"], 40, 300, 128) == rounded(2 * 40 * (tiles + 2 * 2 * 64 * 128 * 4) + delta)
+
+
+def test_many_rows_share_one_part_of_the_keys():
+    tiles = 5 * 2 * (16 + 64 * 64 * 4)
+    found = attention_inside(GPUS["4090"], 128, 300, 128)
+    assert found == rounded(2 * 128 * (tiles + 2 * 64 * 128 * 4 + 300 * 4))
+
+
+@pytest.mark.parametrize(
+    ("card", "size", "blocks", "columns"), [("4090", 64, 64, 1), ("h100", 64, 64, 1), ("4090", 96, 128, 2)]
+)
+def test_small_heads_keep_keys_and_values_in_registers(card, size, blocks, columns):
+    tiles = -(-300 // blocks) * columns * (16 + blocks * 64 * 4)
+    assert attention_inside(GPUS[card], 4, 300, size) == rounded(2 * 4 * (tiles + 300 * 4))

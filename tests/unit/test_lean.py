@@ -1,0 +1,274 @@
+"""Lean forward passes against those of peft, transformers and bitsandbytes, for every role and every kind of weight."""
+
+import copy
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from rlhf.models import lean
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+}
+ROLES = ("policy", "reference", "base")
+
+
+def four_bit(model) -> None:
+    """Pack the layers' linear weights in NF4 with double quantization, as recipes do.
+
+    Without the kernel that bitsandbytes has for some CPUs, which multiplies in bfloat16 whatever the inputs.
+    """
+    bnb = pytest.importorskip("bitsandbytes")
+    for parent in list(model.model.layers.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear:
+                shape = child.in_features, child.out_features
+                packed = bnb.nn.Linear4bit(*shape, bias=False, compute_dtype=child.weight.dtype, quant_type="nf4")
+                packed.load_state_dict(child.state_dict())
+                packed.support_avx512bf16_for_cpu = False
+                setattr(parent, name, packed.to("cpu"))
+
+
+def adapted(dtype: torch.dtype, kind: str = "llama", nf4: bool = False, **lora):
+    """A base with a trainable and a frozen adapter, whose B are not zero and whose scaling is no power of two."""
+    torch.manual_seed(0)
+    config, model = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}[kind]
+    base = model(config(**SIZES)).to(dtype)
+    if nf4:
+        four_bit(base)
+    settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "init_lora_weights": False} | lora
+    found = get_peft_model(base, LoraConfig(**settings), adapter_name="policy", autocast_adapter_dtype=True)
+    found.add_adapter("reference", LoraConfig(**settings))
+    for name, parameter in found.named_parameters():
+        parameter.requires_grad_(".policy." in name)
+        if ".lora_" in name:
+            parameter.data = torch.randn_like(parameter, dtype=torch.float32) * 0.1
+    return found.eval()
+
+
+def states(model, role: str, ids: Tensor) -> Tensor:
+    """Hidden states (B, T, H), float32, as sampling computes them."""
+    base = model.get_base_model()
+    if role == "base":
+        model.base_model.disable_adapter_layers()
+    else:
+        model.base_model.enable_adapter_layers()
+        model.base_model.set_adapter(role, inference_mode=role == "reference")
+    half = base.dtype == torch.bfloat16
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+        return base.model(input_ids=ids, use_cache=False).last_hidden_state.float()
+
+
+def activated(model, role: str):
+    states(model, role, torch.zeros(1, 1, dtype=torch.int64))
+    return model.get_base_model()
+
+
+IDS = torch.randint(64, (5, 9), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("ids", [IDS, IDS[:, :1], IDS[:1, :1]], ids=["prompts", "step", "one"])
+def test_float32_is_the_same_but_for_the_order_of_sums(kind, role, ids):
+    model = adapted(torch.float32, kind)
+    expected = states(model, role, ids)
+    base = activated(model, role)
+    with lean.lean_adapters(base), lean.lean_norms(base):
+        found = states(model, role, ids)
+    assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
+    others = [states(model, other, ids) for other in ROLES if other != role]
+    assert all((expected - other).abs().max() > 0.01 for other in others), "roles must differ for this test"
+
+
+@pytest.mark.parametrize("nf4", [False, True], ids=["bf16", "nf4"])
+@pytest.mark.parametrize("role", ROLES)
+def test_bfloat16_is_no_further_from_the_truth_than_peft(role, nf4):
+    """The truth: the same weights in float32. Mean error over 40 prompts, at most 2 % above peft's."""
+    model = adapted(torch.bfloat16, nf4=nf4)
+    ids = torch.randint(64, (40, 8), generator=torch.Generator().manual_seed(2))
+    usual = states(model, role, ids)
+    base = activated(model, role)
+    with lean.lean_adapters(base), lean.lean_norms(base):
+        found = states(model, role, ids)
+    exact = adapted(torch.float32)
+    for a, b in zip(exact.get_base_model().modules(), base.modules(), strict=True):
+        for name, parameter in a.named_parameters(recurse=False):
+            parameter.data.copy_(lean._unpacked(b) if name == "weight" else getattr(b, name))
+    truth = states(exact, role, ids)
+    error, usually = ((x - truth).abs().mean() for x in (found, usual))
+    assert 0 < error < 1.02 * usually < 0.03 * truth.abs().mean()
+    assert (found - usual).abs().max() < 0.15 * truth.abs().max()
+
+
+def test_adapters_of_one_input_share_a_product():
+    """In each layer 7 products of the base, 4 with A (one for q, k, v and one for gate, up) and 7 with B."""
+    model = adapted(torch.float32)
+    base = activated(model, "policy")
+    counted: Counter[str] = Counter()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counted[func._schema.name] += 1
+            return func(*args, **(kwargs or {}))
+
+    with lean.lean_adapters(base), Count():
+        states(model, "policy", IDS)
+    assert (counted["aten::mm"], counted["aten::addmm_"]) == (2 * (7 + 4), 2 * 7)
+
+
+def test_a_shared_product_belongs_to_its_input():
+    down = lean._DownProjection([torch.eye(3), 2 * torch.eye(3)])
+    a, b = torch.randn(2, 1, 3), torch.randn(2, 1, 3)
+    for x in (a, b, a.clone(), a):
+        assert torch.equal(down(x), torch.cat([x, 2 * x], -1).flatten(0, 1))
+    del a, x
+    for _ in range(20):  # tensors that take the place of one that is gone
+        x = torch.randn(2, 1, 3)
+        assert torch.equal(down(x), torch.cat([x, 2 * x], -1).flatten(0, 1))
+
+
+def test_everything_is_as_before_afterwards():
+    model = adapted(torch.float32)
+    base = activated(model, "policy")
+    expected = states(model, "policy", IDS)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ZeroDivisionError), lean.lean_adapters(base), lean.lean_norms(base), lean.merged_adapters(base):
+        raise ZeroDivisionError
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(states(model, "policy", IDS), expected)
+
+
+def test_weights_are_those_of_the_moment():
+    """An update between two rollouts shows in the second."""
+    model = adapted(torch.float32)
+    base = activated(model, "policy")
+    for scale in (1.0, 3.0):
+        for name, parameter in model.named_parameters():
+            if "lora_B.policy" in name:
+                parameter.data *= scale
+        expected = states(model, "policy", IDS)
+        for manager in (lean.lean_adapters, lean.merged_adapters):
+            with manager(base):
+                assert (states(model, "policy", IDS) - expected).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("what", ["dora", "two adapters", "some layers"])
+def test_adapters_of_other_kinds(what):
+    """What is more than B A x is left to peft."""
+    changes = {"dora": {"use_dora": True}, "some layers": {"target_modules": ["q_proj"]}}
+    model = adapted(torch.float32, **changes.get(what, {}))
+    base = activated(model, "policy")
+    if what == "two adapters":
+        model.base_model.set_adapter(["policy", "reference"])
+
+    def computed() -> Tensor:
+        with torch.no_grad():
+            return base.model(input_ids=IDS, use_cache=False).last_hidden_state
+
+    expected = computed()
+    with lean.lean_adapters(base):
+        lean_layers = sum("forward" in m.__dict__ for m in model.modules() if isinstance(m, LoraLayer))
+        assert lean_layers == (2 if what == "some layers" else 0)
+        assert (computed() - expected).abs().max() < 1e-5
+
+
+# -- merged ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nf4", [False, True], ids=["full", "nf4"])
+@pytest.mark.parametrize("role", ROLES)
+def test_merged_weights_compute_the_same(role, nf4):
+    """Float32: but for the order of sums. bfloat16: the merged weight is rounded to 8 bits."""
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
+        model = adapted(dtype, nf4=nf4)
+        expected = states(model, role, IDS)
+        base = activated(model, role)
+        with lean.merged_adapters(base):
+            found = states(model, role, IDS)
+        assert (found - expected).abs().max() < bound * expected.abs().max()
+
+
+# -- 4-bit weights -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("how", ["library", "row_groups", "unpacked"])
+@pytest.mark.parametrize("adapters", [lean.lean_adapters, None], ids=["lean", "peft"])
+def test_4_bit_weights_are_the_same_however_they_are_multiplied_with(role, how, adapters):
+    """In float32, where nothing but the order of sums may differ."""
+    model = adapted(torch.float32, nf4=True)
+    for ids in (IDS, IDS.repeat(2, 1)[:, :1]):
+        expected = states(model, role, ids)
+        base = activated(model, role)
+        with lean.four_bit_weights(base, how), adapters(base) if adapters else torch.no_grad():
+            found = states(model, role, ids)
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_a_weight_in_the_format_of_a_cpu_kernel_is_unpacked_as_that_kernel_reads_it():
+    bnb = pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    layer = bnb.nn.Linear4bit(128, 192, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").to("cpu").eval()
+    expected = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    for _ in range(2):  # the first product of a CPU with the kernel packs the weight anew
+        assert (lean._unpacked(layer).float() - expected).abs().max() < 0.01 * expected.abs().max()
+        with torch.no_grad():
+            layer(torch.zeros(1, 128, dtype=torch.bfloat16))
+
+
+def test_rows_are_multiplied_in_groups_in_a_step_only(monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    model = adapted(torch.float32, nf4=True)
+    base = activated(model, "base")
+    layer = base.model.layers[0].mlp.up_proj.get_base_layer()
+    sizes: list[int] = []
+    usual = type(layer).forward
+    monkeypatch.setattr(type(layer), "forward", lambda self, x: (sizes.append(x.shape[0]), usual(self, x))[1])
+    with lean.four_bit_weights(base, "row_groups"):
+        for rows, length, expected in ((4, 1, [4]), (5, 1, [3, 2]), (10, 1, [4, 4, 2]), (10, 3, [10])):
+            sizes.clear()
+            assert layer(torch.randn(rows, length, 128)).shape == (rows, length, 192)
+            assert sizes == expected
+
+
+@pytest.mark.parametrize(("card", "properties"), [("4090", (128, 8, 9)), ("h100", (132, 9, 0))])
+def test_groups_are_what_the_library_would_not_unpack(monkeypatch, card, properties):
+    """bitsandbytes' own heuristic with the properties of each card, for the shapes of Llama-2-7B and Mistral-7B."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)  # a torch for CPUs has none
+    ops = pytest.importorskip("bitsandbytes.backends.cuda.ops")
+    monkeypatch.setattr(ops, "_gpu_dispatch_props", lambda index: properties)
+    ops._gemm_4bit_use_custom_cuda.cache_clear()
+    x = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
+    shapes = {(4096, 4096), (1024, 4096), (11008, 4096), (4096, 11008), (14336, 4096), (4096, 14336)}
+    for out_features, in_features in shapes:
+        for rows in range(1, 65):
+            most = lean.fused_rows(x, rows, out_features, in_features)
+            chosen = [ops._gemm_4bit_use_custom_fn(0, x.dtype, n, out_features, in_features) for n in range(1, rows + 1)]
+            assert chosen[most - 1] and not any(chosen[most:])
+    square, down = (lean.fused_rows(x, 20, 4096, n) for n in (4096, 11008))
+    assert (square, down) == {"4090": (8, 20), "h100": (7, 5)}[card]
+    ops._gemm_4bit_use_custom_cuda.cache_clear()
+
+
+def test_a_copy_of_a_model_is_independent():
+    """`deepcopy` inside a block would copy the replaced passes; sampling never does, and after it nothing is left."""
+    model = adapted(torch.float32)
+    with lean.lean_adapters(activated(model, "policy")):
+        pass
+    assert torch.equal(states(copy.deepcopy(model), "policy", IDS), states(model, "policy", IDS))
