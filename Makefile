@@ -15,6 +15,12 @@ OUT ?= $(OUT_DEFAULT)
 WEIGHTS ?=
 ## PRICE      dollars for an hour of the card, for `make plan`
 PRICE ?=
+## PROMPT     for `make score`: a prompt, with RESPONSE, an answer to it
+PROMPT ?=
+## RESPONSE   for `make score`: the answer to PROMPT that is scored
+RESPONSE ?=
+## FILES      for `make score`: files to score, instead of PROMPT and RESPONSE; no spaces in their names
+FILES ?=
 ## FIT        12GB: `make plan` looks for the fastest settings that need no more; card: that fit the recipe's card
 FIT ?=
 ## RUNTIME    docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
@@ -63,14 +69,19 @@ PIP_ARGS ?=
 BENCH_ARGS ?=
 ## CHECK_ARGS more arguments for `make data-check`: "--heldout test.jsonl --tokenizer DIR --to report.json"
 CHECK_ARGS ?=
+## SHOW_ARGS  more arguments for `make data-show`: "--rows 20 --only unfinished"
+SHOW_ARGS ?=
+## SCORE_ARGS more arguments for `make score`: "--to runs/scores.jsonl"
+SCORE_ARGS ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat serve report ab judge data-check image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
+export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # one GPU: stages never run side by side, whatever -j says
@@ -102,6 +113,8 @@ plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothi
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(if $(PRICE),--price '$(PRICE)') $(fit))
 data-check: setup ## read the files in DATA and report what is wrong with them; Error 3: warnings, Error 1: errors
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-check needs DATA="file ..."))
+data-show: setup ## read some rows of the files in DATA in the terminal, chosen beside rejected
+	@$(VENV)/bin/rlhf data show $(if $(DATA),$(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-show needs DATA="file ..."))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
 pretrain: $(ready)  ## a small base model from nothing, for recipes that do not start from a published one
@@ -119,6 +132,8 @@ judge: setup        ## let a model rate the same pairs: URL=http://127.0.0.1:800
 	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE))
+score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
+	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## the merged model behind an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 all: $(ready) ppo dpo eval merge ## every stage of the recipe
@@ -128,6 +143,7 @@ reproduce: $(ready) ## the recipe once for each of SEEDS, against its published 
 $(STAGES):
 	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed))
 
+scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" --response "$$RESPONSE"))
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
 sets      = $(foreach s,$(SET),--set '$(s)')
@@ -152,7 +168,7 @@ user      = --user "$$(id -u):0"$(if $(filter podman,$(engine_name)), --userns k
 keys      = HF_TOKEN HF_HUB_OFFLINE RLHF_VRAM_CAP WANDB_API_KEY WANDB_MODE WANDB_ENTITY WANDB_BASE_URL TRACKIO_SPACE_ID
 passed    = -e HF_HOME='$(hub)' $(addprefix -e ,$(keys)) -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
 mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(HOME)/.cache/rlhf:/cache/rlhf'
-read_only = $(abspath $(DATA_FILES) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)))
+read_only = $(abspath $(DATA_FILES) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)))
 written   = $(abspath $(OUT) results $(hub))
 hub       = $(or $(HF_HOME),$(HOME)/.cache/huggingface)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)

@@ -86,7 +86,8 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
             raise RunError(f"{root / 'evaluate'}: no answers of {name!r}; it has those of {', '.join(names)}")
     if a == b:
         raise RunError(f"{a} against itself: choose another --a or --b")
-    pairs = [_pair(index, row, a, b) for index, row in enumerate(rows)]
+    # Where each policy gave several answers to a prompt, the first ones are rated: a prompt counts once.
+    pairs = [_pair(index, row, a, b) for index, row in enumerate(rows) if row.get("sample", 0) == 0]
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
         raise RunError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlhf.console import harmless as harmless
 from rlhf.data.formats import Message
 from rlhf.recipe import Loaded
 from rlhf.run import ParentMissing, Run, RunError
@@ -119,8 +120,3 @@ def typed() -> Iterator[str]:
             yield input("you: ")
         except EOFError:
             return
-
-
-def harmless(text: str) -> str:
-    """What a model says, without the control characters by which it could take over a terminal."""
-    return "".join(c for c in text if c in "\n\t" or (c.isprintable() or c == "\u200d"))

@@ -11,14 +11,16 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, console, distributed, recipe, stages, tracking, watch
+from rlhf import __version__, comparison, console, distributed, ratings, recipe, stages, tracking, watch
 from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
 from rlhf import judge as judging
 from rlhf import report as reporting
 from rlhf import reproduce as reproducing
+from rlhf import score as scoring
 from rlhf import serve as serving
+from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
@@ -189,6 +191,34 @@ def chat(
 
 
 @cli.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@recipe_options
+@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--prompt", help="Score answers to this prompt instead of FILES.")
+@click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
+@click.option(
+    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Also write the scores here, as JSON lines."
+)
+def score(
+    files: tuple[Path, ...],
+    hw: str | None,
+    directory: Path | None,
+    data: tuple[str, ...],
+    weights: str | None,
+    out: Path,
+    changes: tuple[str, ...],
+    seed: int | None,
+    prompt: str | None,
+    responses: tuple[str, ...],
+    to: Path | None,
+) -> None:
+    """Score answers with a run's reward model: FILES of pairs, of prompts with responses, or samples.jsonl of a run."""
+    items = scoring.items(files, prompt, responses, to)
+    with console.quiet_libraries():
+        scoring.run(load_recipe(hw, directory, data, weights, changes, seed), out, items, to)
+
+
+@cli.command()
 @recipe_options
 @click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
 @click.option(
@@ -305,60 +335,9 @@ def judge(
     rating.show(rating.summary(found), found.file)
 
 
-@cli.group("data")
-def data_group() -> None:
-    """Look at data."""
-
-
-@data_group.command("check")
-@click.argument("files", nargs=-1, required=True)
-@click.option("--heldout", multiple=True, metavar="FILE", help="Look for leakage into this file, not within FILES.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the split, as in training.")
-@click.option(
-    "--heldout-fraction",
-    "fraction",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.1,
-    show_default=True,
-    help="Of the split, as in training.",
-)
-@click.option("--tokenizer", metavar="DIR", help="Count lengths in the tokens of this local tokenizer, not in words.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Write that JSON object to FILE as well.")
-def check_data(
-    files: tuple[str, ...],
-    heldout: tuple[str, ...],
-    seed: int,
-    fraction: float,
-    tokenizer: str | None,
-    as_json: bool,
-    to: Path | None,
-) -> None:
-    """Read FILES as training would and report on their quality.
-
-    Exit code 0: notes at most. 3: warnings. 1: errors, such as malformed rows. 2: a mistake in the command.
-    """
-    from rlhf.data import formats, quality, spread
-
-    if not math.isfinite(fraction):
-        raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
-    count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
-    with console.working("reading and checking"):
-        rows = formats.read(list(files), on_bad_row="skip")
-        other = formats.read(list(heldout), on_bad_row="skip") if heldout else None
-        report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
-    content = json.dumps(report.to_dict(), indent=2)
-    if to:
-        to.write_text(content + "\n", encoding="utf-8")
-    if as_json:
-        click.echo(content)
-    else:
-        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in report.table()]
-        console.rows_table("data", ("what", "value", "hint"), lines)
-    malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
-    if malformed:
-        raise DataError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
-    sys.exit({"error": 1, "warning": 3}.get(report.severity, 0))
+cli.add_command(comparison.compare_runs)
+cli.add_command(ratings.ratings_group)
+cli.add_command(data_group)
 
 
 @cli.command()

@@ -154,6 +154,11 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     OUT.print(table)
 
 
+def harmless(text: str) -> str:
+    """The text without the control characters by which it could take over a terminal."""
+    return "".join(c for c in text if c in "\n\t" or (c.isprintable() or c == "\u200d"))
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Say on a terminal what is being done, for work whose length is not known beforehand."""

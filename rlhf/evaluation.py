@@ -26,7 +26,10 @@ EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves 
 
 @dataclass(frozen=True)
 class Measured:
-    """One policy's responses to the same prompts; per-response tensors (N,) on the CPU."""
+    """One policy's responses to the same prompts; per-response tensors (N,) on the CPU.
+
+    With several responses to each prompt, those to one prompt stand together: N is prompts · `per_prompt`.
+    """
 
     texts: list[str]
     lengths: Tensor
@@ -34,6 +37,7 @@ class Measured:
     kl: float  # nats per token to the reference, from full distributions at every response token
     scores: Tensor | None
     truths: Tensor | None
+    per_prompt: int = 1
 
     def metrics(self) -> dict[str, float]:
         found: dict[str, float] = {
@@ -61,9 +65,19 @@ def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
 
 @torch.no_grad()
 def measure(
-    shared: SharedBase, role: str, codec: Codec, prompts: Sequence[Prompt], how: Sampling, *, seed: int, truth: bool
+    shared: SharedBase,
+    role: str,
+    codec: Codec,
+    prompts: Sequence[Prompt],
+    how: Sampling,
+    *,
+    seed: int,
+    truth: bool,
+    per_prompt: int = 1,
 ) -> Measured:
-    """Sample one response per prompt from a role and measure it; `truth` asks the toy world for the true reward."""
+    """Sample `per_prompt` responses to each prompt from a role and measure them; `truth` asks the toy world for the
+    true reward."""
+    prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
     ids, _ = codec.encode_prompts(prompts, how.max_prompt_length)
     with (
         working("evaluating on held-out prompts"),
@@ -93,6 +107,7 @@ def measure(
         kl=divergence.item() / int(rollout.response_length.sum()),
         scores=scores.cpu() if shared.score_head is not None else None,
         truths=truths,
+        per_prompt=per_prompt,
     )
 
 
@@ -120,7 +135,7 @@ def compare(before: Measured, after: Measured) -> dict[str, float]:
             metrics[f"{name}_sft"] = old.mean().item()
             metrics[f"{name}_gain_sd"] = ((new.mean() - old.mean()) / old.std()).item()
     if before.scores is not None and after.scores is not None:
-        metrics |= win_rate(after.scores - before.scores)
+        metrics |= win_rate(after.scores - before.scores, after.per_prompt)
     return metrics
 
 
@@ -131,7 +146,9 @@ def closer_look(before: Measured, after: Measured, gains: Mapping[str, float]) -
         return metrics
     if before.scores is not None and after.scores is not None:
         difference = (after.scores - before.scores).tolist()
-        controlled = length_controlled_win_rate(outcomes(difference), (after.lengths - before.lengths).tolist())
+        won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.per_prompt)
+        longer = per_prompt_means((after.lengths - before.lengths).double(), after.per_prompt)
+        controlled = length_controlled_win_rate(won.tolist(), longer.tolist())
         assert controlled is not None
         metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
         metrics["lc_win_rate_vs_sft"] = controlled.value
@@ -190,9 +207,18 @@ def score_histograms(measured: dict[str, Measured]) -> dict[str, Any] | None:
     return {"edges": edges, "counts": {name: histogram(values, edges) for name, values in scores.items()}}
 
 
-def win_rate(differences: Tensor) -> dict[str, float]:
-    """Share of prompts with the higher score, ties counted half, and the half-width of its 95 % interval (normal)."""
-    wins = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
+def per_prompt_means(values: Tensor, per_prompt: int) -> Tensor:
+    """Means (prompts,) of per-response values (N,): responses to one prompt are no independent observations."""
+    return values.view(-1, per_prompt).mean(1)
+
+
+def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
+    """Share of responses with the higher score, ties counted half, and the half-width of its 95 % interval (normal).
+
+    Several responses to a prompt count as one observation, their mean.
+    """
+    won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
+    wins = per_prompt_means(won, per_prompt)
     return {
         "win_rate_vs_sft": wins.mean().item(),
         "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),

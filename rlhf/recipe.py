@@ -344,6 +344,7 @@ class Evaluate(Section):
     max_prompt_length: PositiveInt
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens that hold this much probability
+    num_samples: PositiveInt = 1  # answers of each policy to each prompt
     bertscore_model: str | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 
@@ -563,6 +564,8 @@ def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
     if stage == "dpo":
         sections.add("evaluate")  # its gains are measured that way
     found = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+    if "evaluate" in found and (stage == "dpo" or recipe.evaluate.num_samples == 1):
+        found["evaluate"].pop("num_samples")  # DPO always takes one answer, as did runs from before this key
     for key in ("count", "engine"):  # decide nothing but rounding: a run may go on with another number of devices
         found["hardware"].pop(key)
     if "ppo" in found:

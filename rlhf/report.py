@@ -410,7 +410,7 @@ def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
         rows = read_lines(run.path / "evaluate" / "samples.jsonl") or read_lines(run.path / "ppo" / "samples.jsonl")
         total += len(rows)
         for row in rows[-SAMPLES:]:
-            answers = {key: value for key, value in row.items() if key not in ("step", "prompt")}
+            answers = {key: value for key, value in row.items() if key not in ("step", "prompt", "sample", "messages")}
             cells = []
             for who, said in answers.items():
                 found = said if isinstance(said, Mapping) else {"response": said}

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from statistics import NormalDist, fmean, pstdev
+from statistics import NormalDist, fmean, pstdev, stdev
 from typing import NamedTuple
 
 Z95 = NormalDist().inv_cdf(0.975)
@@ -30,6 +30,14 @@ def wilson(count: float, total: int) -> Estimate:
     return Estimate(p, max(0.0, middle - half), min(1.0, middle + half))
 
 
+def mean_interval(values: Sequence[float]) -> Estimate | None:
+    """The mean of independent values with its normal interval, mean ± z·sd/√n; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    middle, half = fmean(values), Z95 * stdev(values) / math.sqrt(len(values))
+    return Estimate(middle, middle - half, middle + half)
+
+
 def outcomes(differences: Sequence[float]) -> list[float]:
     """1 for a win, 0 for a loss, 0.5 for a tie, from what one side has more than the other."""
     return [1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in differences]
@@ -40,10 +48,11 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
 
     P(win) = σ(a + b·tanh(d/s)), fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by maximum likelihood, d the answer's
     length less its rival's (`longer`, any unit), s the standard deviation of d; the rate is σ(a). Its interval is a's,
-    from H⁻¹MH⁻¹: H is the Hessian and M the sum of squared residuals: of ties as they are, (p − ½)², of wins
-    and losses as fitted, p(1 − p), which stays honest where one side wins everything. Of that paper's regression the
-    term for the difficulty of a prompt is left out: with two answers to each it cannot be told from noise. A penalty of
-    0.01·(a² + b²) keeps the fit finite where length decides every outcome. None without outcomes.
+    from H⁻¹MH⁻¹: H is the Hessian and M the sum of squared residuals: of wins and losses as fitted, p(1 − p), which
+    stays honest where one side wins everything; of ties and of means of several outcomes as they are, (p − y)². Of that
+    paper's regression the term for the difficulty of a prompt is left out: with two answers to each it cannot be told
+    from noise. A penalty of 0.01·(a² + b²) keeps the fit finite where length decides every outcome. None without
+    outcomes.
     """
     if not outcomes:
         return None
@@ -67,7 +76,7 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
     maa = mab = mbb = 0.0
     for x, y in rows:
         p = sigmoid(a + b * x)
-        square = (p - 0.5) ** 2 if y == 0.5 else p * (1 - p)
+        square = (p - y) ** 2 if 0 < y < 1 else p * (1 - p)
         maa, mab, mbb = maa + square, mab + square * x, mbb + square * x * x
     error = Z95 * math.sqrt(hbb * hbb * maa - 2 * hbb * hab * mab + hab * hab * mbb) / determinant
     return Estimate(sigmoid(a), sigmoid(a - error), sigmoid(a + error))

@@ -80,12 +80,20 @@ def see_flat_loss(h: History) -> str | None:
         return None
     quarter = len(found) // 4
     first, last = found[:quarter], found[-quarter:]
-    steps = [b - a for a, b in itertools.pairwise(last)]  # noise without trend: half of their mean square
-    noise = math.sqrt(statistics.fmean(x * x for x in steps) / quarter)  # of the difference of two such means
+    noise = noise_of_difference(last, quarter)
     fallen = statistics.fmean(first) - statistics.fmean(last)
     if fallen > 2 * noise:
         return None
     return f"the loss has fallen by {fallen:.3g}, which its noise of {noise:.2g} explains"
+
+
+def noise_of_difference(values: Sequence[float], count: int) -> float:
+    """Standard error of the difference of two means of `count` values each, that vary from step to step as `values` do.
+
+    Half of the mean square of their steps is the variance of one value, whatever slow trend they have.
+    """
+    steps = [b - a for a, b in itertools.pairwise(values)]
+    return math.sqrt(statistics.fmean(x * x for x in steps) / count)
 
 
 def see_rising_loss(h: History) -> str | None:
@@ -185,6 +193,20 @@ def see_value_explosion(h: History) -> str | None:
     return f"the value loss has gone from {usual:.3g} to {last:.3g}" if grown else None
 
 
+def see_flat_reward(h: History) -> str | None:
+    """From the first to the last quarter of the rows so far, once they are a quarter of the run. The score is compared
+    before KL and penalties; steps in which only the critic learns are left out."""
+    found = h.values("objective/scores")[h.options.value_warmup_steps // h.options.logging_steps :]
+    if len(found) < max(MANY, h.options.steps // h.options.logging_steps // 4):
+        return None
+    quarter = len(found) // 4
+    first, last = statistics.fmean(found[:quarter]), statistics.fmean(found[-quarter:])
+    noise = noise_of_difference(found, quarter)
+    if last - first > 2 * noise:
+        return None
+    return f"the score went from {first:.3g} to {last:.3g} in {len(found)} rows: no rise beyond the noise, {noise:.2g}"
+
+
 def slower(h: History) -> dict[str, Any]:
     """Half the learning rate, as the guide has it for divergence."""
     return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
@@ -193,6 +215,11 @@ def slower(h: History) -> dict[str, Any]:
 def faster(h: History) -> dict[str, Any]:
     epochs = {f"{h.stage}.num_train_epochs": 2 * h.options.num_train_epochs}
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
+
+
+def bolder(h: History) -> dict[str, Any]:
+    """The guide: twice the learning rate (2e-5 instead of 1e-5) where PPO does not converge."""
+    return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate}
 
 
 def calmer(h: History) -> dict[str, Any]:
@@ -236,6 +263,13 @@ CHECKS = (
     Check("nan", (*SUPERVISED, "ppo"), see_nan, "Numbers overflow, mostly after steps that are too large", slower),
     Check("flat_loss", SUPERVISED, see_flat_loss, "The learning rate is too low, or the data teach nothing", faster),
     Check("rising_loss", SUPERVISED, see_rising_loss, "The learning rate is too high", slower),
+    Check(
+        "flat_reward",
+        ("ppo",),
+        see_flat_reward,
+        "The learning rate is too low, or the reward model scores what the policy cannot change",
+        bolder,
+    ),
     Check("large_updates", ("ppo",), see_large_updates, "The learning rate is too high", calmer),
     Check(
         "same_scores",

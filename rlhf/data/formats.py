@@ -348,6 +348,14 @@ def _prompt(value: object) -> tuple[Message, ...]:
     return parse_hh(text)[:-1] if text.rstrip().endswith("\n\nAssistant:") else (Message("user", text),)
 
 
+def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
+    """A prompt as preference rows may hold it: text, a transcript or a list of messages. Raises DataError."""
+    try:
+        return _prompt(value)
+    except Malformed as problem:
+        raise DataError(f"{source}: {problem}") from None
+
+
 def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
     """Split one side at its last assistant turn; a side that is only an answer belongs to the given prompt."""
     if isinstance(value, list):

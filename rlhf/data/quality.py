@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
-from rlhf.data import spread
+from rlhf.data import amount, spread
 from rlhf.data.flaws import FLAWS, texts
 from rlhf.data.formats import Message, PreferencePair, Row, Rows
 from rlhf.data.leakage import leaks
@@ -21,7 +21,6 @@ from rlhf.data.split import row_key, split
 from rlhf.stats import wilson
 
 LISTED, SHOWN = 10, 3  # sources kept of each flaw, and shown beside it in the table
-FEW_PAIRS = 1000  # published guides for one GPU ask for 1,000 to 10,000 pairs
 RARE, SOME, MANY = 0.01, 0.05, 0.5  # tolerated shares: of most flaws, of unfinished answers, of repeated prompts
 LENGTH_BIAS = 0.6  # share from which on length alone predicts the label noticeably
 NOISY, TWICE = 0.25, 30  # rate of wrong labels that is worth a warning, from so many answers labelled more than once
@@ -164,11 +163,10 @@ class QualityReport:
         ]
 
     def _kept(self) -> list[Line]:
-        few = f"Few for a reward model; {FEW_PAIRS:,} or more are advised."
         kinds = (("text rows", self.documents), ("instruction rows", self.examples), ("pairs", self.pairs))
         lines = [Line(name, f"{count:,}") for name, count in kinds if count]
-        if 0 < self.pairs < FEW_PAIRS:
-            lines[-1] = lines[-1]._replace(hint=few, severity="note")
+        if self.pairs and (few := amount.advice(self.pairs)):
+            lines[-1] = lines[-1]._replace(hint=f"{few[0].upper()}{few[1:]}.", severity="note")
         return lines or [Line("rows kept", "0", "Nothing is left to train on.", "error")]
 
     def _labels(self) -> list[Line]:

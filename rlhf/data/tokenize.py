@@ -64,6 +64,19 @@ class Codec:
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
         answers = [self._answer_text(*row, text) for row, text in zip(rows, texts, strict=True)]
+        return self._encode(texts, answers, max_prompt_length, max_length)
+
+    def encode_written(
+        self, rows: Sequence[tuple[str, str]], max_prompt_length: int, max_length: int
+    ) -> tuple[list[Encoded | None], Counter[str]]:
+        """The same for prompts that are text already, as `prompt_text` writes it and samples.jsonl keeps it."""
+        gap = " " if self.template == "hh" else ""
+        answers = [f"{gap}{response}" for _, response in rows]
+        return self._encode([prompt for prompt, _ in rows], answers, max_prompt_length, max_length)
+
+    def _encode(
+        self, texts: Sequence[str], answers: Sequence[str], max_prompt_length: int, max_length: int
+    ) -> tuple[list[Encoded | None], Counter[str]]:
         prompts = self._ids(texts, bos=True)
         wholes = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)
         counts: Counter[str] = Counter()

@@ -10,7 +10,7 @@ import torch
 from trl import DPOConfig, DPOTrainer
 
 from rlhf import distributed
-from rlhf.data import load
+from rlhf.data import amount, load
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation import compare, measure, sample_of, sampling
 from rlhf.models.loading import load_base, load_codec, save_adapter, trainable_adapter
@@ -34,6 +34,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_counts, _ = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
+    if run.leads and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
+        amount.note("dpo", len(training))
     _fit(run, codec, training, device, telemetry)
     let_go()
 

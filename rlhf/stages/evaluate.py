@@ -1,11 +1,14 @@
 """Every policy of a run on the same held-out prompts, and every held-out pair under the reward model."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from rlhf.data import load
 from rlhf.data.formats import PreferencePair
+from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import Measured, closer_look, compare, measure, reward_model_figures, sampling, score_histograms
 from rlhf.models.loading import load_base, load_codec
@@ -44,14 +47,17 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("load"):
         shared = SharedBase(load_base(run, device), {name: run.root / stage for name, stage in _roles(trained).items()})
         shared.add_reward(run.root / "rm")
-        overlap = Overlap(answers(corpus, prompts), options.bertscore_model, device)
+        references = [found for found in answers(corpus, prompts) for _ in range(options.num_samples)]
+        overlap = Overlap(references, options.bertscore_model, device)
     measured: dict[str, Measured] = {}
     perplexities: dict[str, float] = {}
     with telemetry.phase("evaluate"):
         for name in ("base", "sft", *trained):
             role = "reference" if name == "sft" else name
             truth = recipe.data.source == "toy"
-            measured[name] = measure(shared, role, codec, prompts, how, seed=recipe.seed, truth=truth)
+            measured[name] = measure(
+                shared, role, codec, prompts, how, seed=recipe.seed, truth=truth, per_prompt=options.num_samples
+            )
             shared.activate(role)
             perplexities[name] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
         micro = 2 * recipe.rm.per_device_train_batch_size
@@ -71,7 +77,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     metrics |= {f"rm/{key}": value for key, value in found_rm.items()}
     details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
     write_json(run.path / "details.json", details)
-    run.log_samples(0, _rows(codec, prompts, measured))
+    run.log_samples(0, _rows(codec, prompts, measured, options.num_samples))
     texts = {name: found.texts[0] for name, found in measured.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
 
@@ -97,10 +103,17 @@ def _roles(trained: list[str]) -> dict[str, str]:
     return {"reference": "sft"} | {stage: stage for stage in trained}
 
 
-def _rows(codec: Codec, prompts: Any, measured: dict[str, Measured]) -> list[dict[str, Any]]:
+def _rows(
+    codec: Codec, prompts: Sequence[Prompt], measured: dict[str, Measured], per_prompt: int
+) -> list[dict[str, Any]]:
+    """A row for each prompt with every policy's answer; `per_prompt` rows where there are several, by number."""
     rows = []
-    for i, prompt in enumerate(prompts):
+    for i, (prompt, number) in enumerate(itertools.product(prompts, range(per_prompt))):
         row: dict[str, Any] = {"prompt": codec.prompt_text(prompt)}
+        if per_prompt > 1:
+            row["sample"] = number
+        if codec.template != "hh":  # a transcript can be read back, a chat template cannot
+            row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
         for name, found in measured.items():
             row[name] = {"response": found.texts[i]}
             if found.scores is not None:

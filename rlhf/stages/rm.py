@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
 from rlhf.console import working
-from rlhf.data import load, toy
+from rlhf.data import amount, load, toy
 from rlhf.data.formats import DataError, PreferencePair
 from rlhf.data.tokenize import Codec, Encoded, pad_right
 from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
@@ -39,6 +39,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_counts, known = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
+    if run.leads and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
+        amount.note("rm", len(training))
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):

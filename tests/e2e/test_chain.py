@@ -13,6 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlhf import ab, comparison
 from rlhf.run import Run, RunError, read_json, read_lines
 from tests.conftest import run_stages, small
 
@@ -170,6 +171,36 @@ def test_evaluate_runs_again_when_a_new_policy_is_there(trained, tmp_path):
     second = run_stages(small(dpo__max_steps=1), tmp_path, "dpo", "evaluate")
     assert "dpo/true_reward" in second["metrics"]
     assert read_json(target / "evaluate.before-1/summary.json") == first
+
+
+def test_several_answers_to_each_prompt(chain, tmp_path):
+    target = linked(chain, tmp_path, "data", "pretrain", "sft", "rm", "dpo")
+    summary = run_stages(small(evaluate__num_samples=2), tmp_path, "evaluate")  # and DPO is taken as it is
+    rows = read_lines(target / "evaluate/samples.jsonl")
+    assert [row["sample"] for row in rows] == [0, 1] * 8
+    assert all(a["prompt"] == b["prompt"] for a, b in zip(rows[::2], rows[1::2], strict=True))
+    assert sum(a["sft"] != b["sft"] for a, b in zip(rows[::2], rows[1::2], strict=True)) > 4
+    scores = [row["dpo"]["score"] for row in rows]
+    assert summary["metrics"]["dpo/score"] == pytest.approx(sum(scores) / len(scores), abs=1e-6)
+    pairs = ab.compare(target, "sft", "dpo").pairs
+    assert {rows[pair.item]["sample"] for pair in pairs} == {0} and len(pairs) > 4
+    single = read_lines(chain / "cpu-tiny/v1/evaluate/samples.jsonl")
+    assert [row["prompt"] for row in single] == [row["prompt"] for row in rows[::2]]
+    assert "sample" not in single[0]
+
+
+def test_two_policies_compared_say_what_the_evaluation_says(chain):
+    """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
+    root = chain / "cpu-tiny/v1"
+    found = comparison.compare(comparison.load(root, "dpo"), comparison.load(root, "ppo"))
+    metrics = read_json(root / "evaluate/summary.json")["metrics"]
+    rows = {row["name"]: row for row in found["rows"]}
+    for key in ("score", "true_reward", "perplexity", "kl_per_token"):
+        assert rows[key]["a"] == pytest.approx(metrics[f"dpo/{key}"], abs=1e-6)
+        expected = metrics[f"ppo/{key}"] - metrics[f"dpo/{key}"]
+        assert rows[key]["difference"] == pytest.approx(expected, abs=1e-6)
+    assert found["reward_model"] and found["settings_that_differ"] == ["dpo", "ppo"] and found["prompts"] == 8
+    assert rows["rm/accuracy"]["difference"] == 0 and rows["rm/accuracy"]["interval"][1] > 0
 
 
 def linked(chain: Path, folder: Path, *stages: str) -> Path:

@@ -87,7 +87,7 @@ def from_base(trained: Path, out: Path, **changes):
     return small(**whole | changes)
 
 
-def test_pairs_that_are_nearly_the_same(trained, tmp_path):
+def test_pairs_that_are_nearly_the_same(trained, tmp_path, capsys):
     rng = random.Random(0)
     rows = [("say it", "red blue tea", "red blue tea " + "salt" * (i % 2)) for i in range(4)]
     rows = [(f"say it {i // 2}", chosen, rejected + "!") for i, (_, chosen, rejected) in enumerate(rows * 20)]
@@ -96,6 +96,7 @@ def test_pairs_that_are_nearly_the_same(trained, tmp_path):
     loaded = from_base(trained, tmp_path, **changes, **run, sft__max_steps=1)
     run_stages(loaded, tmp_path, "sft", "rm")
     assert "same_scores" in findings(tmp_path, "rm"), rng
+    assert "training pairs are fewer than 100: the H100 guide calls RLHF worth it" in capsys.readouterr().err
 
 
 def test_a_reward_model_that_knows_its_pairs_by_heart(trained, tmp_path):
@@ -152,6 +153,37 @@ def test_a_reward_for_length(taught, tmp_path, monkeypatch):
     found = findings(tmp_path, "ppo")
     assert {"longer", "fewer_ends"} <= set(found), found
     assert found["longer"]["cause"] == "The reward model likes length, and the policy has found out"
+
+
+def test_a_reward_that_does_not_rise(taught, tmp_path):
+    """The learning rate is far too low: nothing is learned in 24 steps."""
+    more = {"ppo__steps": 24, "ppo__save_steps": 24, "ppo__eval_steps": 24}
+    loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=1e-9, ppo__value_learning_rate=1e-9)
+    run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    found = findings(tmp_path, "ppo")
+    assert found["flat_reward"]["remedies"] == {"ppo.learning_rate": 2e-9}
+    assert found["flat_reward"]["step"] >= watch.MANY
+
+
+@pytest.mark.parametrize(
+    ("gain", "steps", "seen"),
+    [
+        (0.0, 40, True),  # noise alone
+        (0.02, 40, False),  # a rise of 0.8 over the run
+        (-0.02, 40, True),  # a fall
+        (0.0, 400, False),  # too early in a long run: a quarter of it must have passed
+        (0.0, 160, True),
+    ],
+)
+def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
+    """Forty rows of a score with a noise of 0.1; none of ten healthy or ten flat runs is taken for the other."""
+    verdicts = set()
+    for seed in range(10):
+        rng = random.Random(seed)
+        history = watch.History(small(ppo__steps=steps, ppo__logging_steps=1).recipe, "ppo")
+        history.rows = [{"objective/scores": gain * i + rng.gauss(0, 0.1)} for i in range(40)]
+        verdicts.add(watch.see_flat_reward(history) is not None)
+    assert verdicts == {seen}
 
 
 def test_updates_that_are_too_large(taught, tmp_path, capsys):

@@ -6,6 +6,7 @@ import pytest
 
 from rlhf.data import convert, formats
 from rlhf.data.formats import DataError
+from tests.conftest import rlhf
 
 ROWS = {
     "text": {"text": "Rain fell.\n"},
@@ -64,3 +65,13 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     with pytest.raises(DataError, match="is there already and is not overwritten"):
         convert.write(convert.convert([file], {}), file)
     assert file.read_text()
+
+
+def test_the_command_writes_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
+    file = write(tmp_path / "a.jsonl", ROWS["preference"], ROWS["preference"], {**ROWS["preference"], "chosen": 3})
+    arguments = ("data", "convert", file, "--to", tmp_path / "b.jsonl")
+    code, _, err = rlhf(monkeypatch, capsys, *arguments)
+    assert code == 1 and "a.jsonl:3: 'chosen' is a number" in err
+    assert not (tmp_path / "b.jsonl").exists()
+    code, out, _ = rlhf(monkeypatch, capsys, *arguments, "--skip-bad-rows")
+    assert code == 0 and "1 malformed" in out and "2 rows written to" in " ".join(out.split())

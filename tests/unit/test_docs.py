@@ -73,6 +73,19 @@ def test_the_tables_of_predicted_memory_are_those_that_are_pinned():
     assert budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1") in page
 
 
+def test_the_predicted_peaks_beside_the_advice_are_those_of_the_readme():
+    pinned = {name: [rm, ppo, dpo] for name, _, rm, ppo, dpo, *_ in _rows(budgets.peaks_table(ROOT / "recipes"))}
+    page = (ROOT / "docs/choosing.md").read_text()
+    shown = {name: peaks for name, *peaks in _rows(page) if re.search(r" v\d$", name)}
+    assert len(shown) >= 2
+    assert shown == {name: pinned[name] for name in shown}
+
+
+def _rows(page: str) -> list[list[str]]:
+    """Cells of every line of a table."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+
+
 def test_every_logged_key_of_ppo_is_explained():
     page = (ROOT / "docs/metrics.md").read_text()
     source = (ROOT / "rlhf/stages/ppo.py").read_text()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf.evaluation import Measured, compare, exact_kl, win_rate
+from rlhf.evaluation import Measured, closer_look, compare, exact_kl, win_rate
 from rlhf.rollout import Rollout, collate
 from rlhf.trainer import perplexity
 
@@ -139,3 +139,35 @@ def test_a_tie_is_half_a_win_and_the_interval_is_normal():
     # Wins 1, 1, 0.5, 0 deviate by 0.375, 0.375, -0.125, -0.625, whose squares sum to 0.6875.
     assert found["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * math.sqrt(0.6875 / 3 / 4))
     assert win_rate(torch.tensor([-1.0, -2.0]))["win_rate_vs_sft"] == 0.0
+
+
+def test_several_answers_to_a_prompt_are_one_observation():
+    """Two answers to each of three prompts: wins 1 1, 0.5 0, 0 1 have the means 1, 0.25 and 0.5."""
+    found = win_rate(torch.tensor([0.3, 0.1, 0.0, -1.0, -2.0, 4.0]), per_prompt=2)
+    mean = 1.75 / 3
+    spread = math.sqrt(((1 - mean) ** 2 + (0.25 - mean) ** 2 + (0.5 - mean) ** 2) / 2)
+    assert found["win_rate_vs_sft"] == pytest.approx(mean)
+    assert found["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * spread / math.sqrt(3))
+
+
+def repeated(one: Measured, times: int) -> Measured:
+    """As if each prompt had the same answer several times."""
+
+    def again(x: Tensor) -> Tensor:
+        return x.repeat_interleave(times)
+
+    texts = [text for text in one.texts for _ in range(times)]
+    return Measured(texts, again(one.lengths), again(one.ended), one.kl, again(one.scores), again(one.truths), times)
+
+
+def test_answers_that_repeat_add_no_certainty():
+    """Copies of each answer leave every mean and the width of every interval as they were."""
+    before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
+    after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
+    one, three = (
+        compare(a, b) | closer_look(a, b, {}) for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
+    )
+    intervals = [name for name in one if "ci95" in name or "_low" in name or "_high" in name]
+    assert len(intervals) == 3
+    means = [name for name in one if not name.endswith("_gain_sd") and not name.startswith("distinct")]
+    assert {name: three[name] for name in means} == pytest.approx({name: one[name] for name in means})

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 # Each layer may import itself and those to its right: cli -> stages -> models, rollout -> data, run -> objectives.
 LAYERS = (
     ("cli",),
-    ("reproduce", "fetch", "serve", "chat", "report", "ab", "judge"),
+    ("reproduce", "fetch", "serve", "chat", "report", "ab", "judge", "score", "ratings", "comparison"),
     ("memory",),
     ("stages",),
     ("evaluation", "references", "vllm"),
@@ -55,7 +55,15 @@ def test_imports_point_down(file):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["recipes"], ["data", "check", "rows.jsonl"], ["run", "ppo", "--hw", "cpu"], ["ab", "--hw", "cpu", "--summary"]],
+    [
+        ["recipes"],
+        ["data", "check", "rows.jsonl"],
+        ["data", "show", "rows.jsonl"],
+        ["run", "ppo", "--hw", "cpu"],
+        ["ab", "--hw", "cpu", "--summary"],
+        ["ratings", "export", "runs", "--to", "rated.jsonl"],
+        ["compare", "runs-a", "runs-b"],
+    ],
 )
 def test_what_needs_no_model_starts_without_torch(tmp_path, arguments):
     (tmp_path / "rows.jsonl").write_text('{"instruction": "Add 2 and 3.", "output": "5"}\n')

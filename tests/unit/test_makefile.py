@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
 OTHERS = [
-    *("all", "reproduce", "recipes", "plan", "data-check", "fetch", "image", "shell", "test-image"),
-    *("chat", "serve", "report", "ab", "judge"),
+    *("all", "reproduce", "recipes", "plan", "data-check", "data-show", "fetch", "image", "shell", "test-image"),
+    *("chat", "score", "serve", "report", "ab", "judge"),
     *("bench", "bench-ablation", "bench-micro", "bench-gpu", "bench-peer", "bench-defaults", "bench-memory"),
     *("budgets", "results", "test", "lint", "lock", "clean"),
 ]
@@ -195,6 +195,26 @@ def test_data_check(files):
     (words,) = calls("data-check", f"DATA={files[0]}", "CHECK_ARGS=--heldout test.jsonl")
     assert words == ["data", "check", "--heldout", "test.jsonl", str(files[0])]
     assert "needs DATA=" in make("-n", "data-check").stderr
+
+
+def test_data_show(files):
+    assert calls("data-show", f"DATA={files[0]}", "SHOW_ARGS=--rows 2") == [
+        ["data", "show", "--rows", "2", str(files[0])]
+    ]
+    assert "needs DATA=" in make("-n", "data-show").stderr
+
+
+def test_score_takes_a_prompt_with_any_quotes_or_files(files, tmp_path):
+    (words,) = calls("score", "HW=cpu", f"FILES={files[0]} {files[1]}", "SCORE_ARGS=--to s.jsonl")
+    assert words == ["score", "--hw", "cpu", "--out", "runs", *map(str, files[:2]), "--to", "s.jsonl"]
+    program = tmp_path / "bin" / "rlhf"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    said = ['PROMPT=Why, "it" isn\'t?', "RESPONSE=It's 2 + `2`."]
+    result = make("score", "HW=cpu", *said, f"VENV={tmp_path}", "-o", "setup")
+    expected = ["--prompt", 'Why, "it" isn\'t?', "--response", "It's 2 + `2`."]
+    assert result.stdout.splitlines()[-4:] == expected, result.stderr
 
 
 def test_data_check_fails_where_the_check_does(files, tmp_path):

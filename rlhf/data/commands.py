@@ -1,0 +1,104 @@
+"""`rlhf data …`: check data files and read some of their rows. Nothing here imports torch."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import click
+
+from rlhf import console
+from rlhf.data import convert, flaws, formats, quality, show, spread
+from rlhf.data.formats import DataError
+
+
+@click.group("data")
+def data_group() -> None:
+    """Look at data."""
+
+
+@data_group.command("check")
+@click.argument("files", nargs=-1, required=True)
+@click.option("--heldout", multiple=True, metavar="FILE", help="Look for leakage into this file, not within FILES.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the split, as in training.")
+@click.option(
+    "--heldout-fraction",
+    "fraction",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Of the split, as in training.",
+)
+@click.option("--tokenizer", metavar="DIR", help="Count lengths in the tokens of this local tokenizer, not in words.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Write that JSON object to FILE as well.")
+def check_data(
+    files: tuple[str, ...],
+    heldout: tuple[str, ...],
+    seed: int,
+    fraction: float,
+    tokenizer: str | None,
+    as_json: bool,
+    to: Path | None,
+) -> None:
+    """Read FILES as training would and report on their quality.
+
+    Exit code 0: notes at most. 3: warnings. 1: errors, such as malformed rows. 2: a mistake in the command.
+    """
+    if not math.isfinite(fraction):
+        raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
+    count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
+    with console.working("reading and checking"):
+        rows = formats.read(list(files), on_bad_row="skip")
+        other = formats.read(list(heldout), on_bad_row="skip") if heldout else None
+        report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
+    content = json.dumps(report.to_dict(), indent=2)
+    if to:
+        to.write_text(content + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(content)
+    else:
+        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in report.table()]
+        console.rows_table("data", ("what", "value", "hint"), lines)
+    malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
+    if malformed:
+        raise DataError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
+    sys.exit({"error": 1, "warning": 3}.get(report.severity, 0))
+
+
+@data_group.command("show")
+@click.argument("files", nargs=-1, required=True)
+@click.option("--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="How many to show.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random choice of rows.")
+@click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
+@click.option(
+    "--only", type=click.Choice(list(flaws.FLAWS)), help="Only rows with this flaw, as `data check` counts it."
+)
+def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None) -> None:
+    """Read some rows of FILES: the prompt above, chosen and rejected answer side by side.
+
+    Words that differ are bold. Control characters are written as escapes.
+    """
+    rows = formats.read(list(files), on_bad_row="skip")
+    chosen, total = show.choose(rows, count, seed=None if first else seed, only=only)
+    for row in chosen:
+        console.OUT.print(show.render(row))
+    with_flaw = f" with {only}" if only else ""
+    order = "the first" if first else f"drawn with --seed {seed}"
+    shown = f"{len(chosen)} of {total:,} rows{with_flaw}" + (f", {order}" if len(chosen) < total else "")
+    console.OUT.print(f"{shown}; {rows.report.summary()}", style="dim", markup=False)
+
+
+@data_group.command("convert")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out instead of stopping at the first.")
+@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
+    """Rewrite FILES of any known kind as JSON lines in one plain form.
+
+    Answers that are labelled good or bad one by one (prompt, completion, label) become preference pairs.
+    """
+    rows = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
+    count = convert.write(rows, to)
+    console.OUT.print(f"{rows.report.summary()}; {count:,} rows written to {to}", markup=False)
