@@ -156,7 +156,7 @@ class Data(Section):
     name: str | None = None
     revision: str | None = None
     data_dir: str | None = None
-    format: Literal["auto", "text", "hh", "instruction", "preference"] = "auto"
+    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none

@@ -12,7 +12,7 @@ import click
 
 from rlhf import console, stats
 from rlhf.chat import finished
-from rlhf.data import formats
+from rlhf.data import formats, raw
 from rlhf.data.formats import DataError, Message
 from rlhf.recipe import Loaded
 from rlhf.run import Run, read_json
@@ -70,7 +70,7 @@ def read(files: Sequence[Path]) -> list[Item]:
 
 
 def _items(file: Path) -> Iterator[Item]:
-    rows = formats.raw_rows(file)
+    rows = raw.rows(file)
     first = next(rows, None)
     if first is not None and _answers(first[1]):
         yield from (_item(source, row) for source, row in itertools.chain([first], rows))

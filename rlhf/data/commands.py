@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rlhf import console
-from rlhf.data import flaws, formats, quality, show, spread
+from rlhf.data import convert, flaws, formats, quality, show, spread
 from rlhf.data.formats import DataError
 
 
@@ -87,3 +87,18 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     order = "the first" if first else f"drawn with --seed {seed}"
     shown = f"{len(chosen)} of {total:,} rows{with_flaw}" + (f", {order}" if len(chosen) < total else "")
     console.OUT.print(f"{shown}; {rows.report.summary()}", style="dim", markup=False)
+
+
+@data_group.command("convert")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out instead of stopping at the first.")
+@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
+    """Rewrite FILES of any known kind as JSON lines in one plain form.
+
+    Answers that are labelled good or bad one by one (prompt, completion, label) become preference pairs.
+    """
+    rows = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
+    count = convert.write(rows, to)
+    console.OUT.print(f"{rows.report.summary()}; {count:,} rows written to {to}", markup=False)

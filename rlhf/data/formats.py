@@ -1,12 +1,17 @@
 """Readers: data files and hub sets in; documents, examples and preference pairs out.
 
-Four kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
+Six kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
 
     text          {"text"}                                  -> Document
     hh            {"chosen", "rejected"}: two transcripts   -> PreferencePair
     instruction   {"instruction", "input"?, "output"}       -> Example
     preference    {"prompt", "chosen", "rejected"}: text or lists of messages; lists that hold the whole
                   conversation need no prompt               -> PreferencePair
+    completion    {"prompt", "completion" or "response"}: text or lists of messages
+                                                            -> Example
+    messages      {"messages"} as OpenAI and TRL have it, or {"conversations"} as ShareGPT has it: the last turn is the
+                  response, the turns before it are the prompt
+                                                            -> Example
 
 Other keys are ignored. Each row out carries its source: `file:line`, or `file:row N` where rows are not lines.
 
@@ -19,23 +24,23 @@ whose two sides answer different prompts or give the same answer, are found in t
 they are left out and listed.
 """
 
-import gzip
 import hashlib
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from rlhf.data import hub
+from rlhf.data import hub, raw
+from rlhf.data.raw import DataError as DataError
+from rlhf.data.raw import Malformed
 
 Role = Literal["system", "user", "assistant"]
-Kind = Literal["text", "hh", "instruction", "preference"]
-Format = Literal["auto", "text", "hh", "instruction", "preference"]
+Kind = Literal["text", "hh", "instruction", "preference", "completion", "messages"]
+Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"]
 OnBadRow = Literal["stop", "skip"]
 
 KEYS: dict[Kind, tuple[str, ...]] = {
@@ -43,11 +48,9 @@ KEYS: dict[Kind, tuple[str, ...]] = {
     "hh": ("chosen", "rejected"),
     "instruction": ("instruction", "output"),
     "preference": ("prompt", "chosen", "rejected"),
+    "completion": ("prompt", "completion"),
+    "messages": ("messages",),
 }
-
-
-class DataError(ValueError):
-    """Data that cannot be used as it is; one line that says where, what is wrong and the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,18 @@ def read(files: Sequence[str | Path], *, on_bad_row: OnBadRow = "stop", format: 
     """Read JSON lines, JSON arrays (both also gzipped) and Parquet; which it is shows in the content, not the name."""
     if isinstance(files, str) or not files:
         raise DataError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
+    sources = ((str(path), raw.rows(path), partial(raw.sha256, path)) for path in map(Path, files))
+    return parse(sources, on_bad_row=on_bad_row, format=format)
+
+
+Source = tuple[str, Iterable[tuple[str, object]], Callable[[], str]]  # name, (source, row) of each row, hash
+
+
+def parse(sources: Iterable[Source], *, on_bad_row: OnBadRow = "stop", format: Format = "auto") -> Rows:
+    """Parse raw rows, those of each source by one kind. Raises DataError as `read` does."""
     reader = _Reader(on_bad_row, format)
-    for path in map(Path, files):
-        reader.take(str(path), raw_rows(path), partial(_sha256, path))
+    for name, rows, sha256 in sources:
+        reader.take(name, rows, sha256)
     return reader.rows()
 
 
@@ -222,10 +234,6 @@ HH_CHAT_TEMPLATE = (
 # One row
 
 
-class _Malformed(Exception):
-    """Why a row cannot be used; `_Reader` knows where it stands and what to do about it."""
-
-
 _ROLES: dict[object, Role] = {
     "system": "system",
     "user": "user",
@@ -252,6 +260,10 @@ def _kind_of(row: dict[str, object]) -> Kind | None:
             return "preference" if "prompt" in keys or lists else "hh"
         if "instruction" in keys:
             return "instruction"
+        if "messages" in keys or "conversations" in keys:
+            return "messages"
+        if "prompt" in keys and ("completion" in keys or "response" in keys):
+            return "completion"
         if "text" in keys:
             return "text"
     return None
@@ -261,22 +273,53 @@ def _parse(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
     if kind == "text":
         text = _text(_field(row, "text", kind), "text")
         if not text.strip():
-            raise _Malformed("'text' is empty")
+            raise Malformed("'text' is empty")
         return Document(text, source)
     if kind == "instruction":
-        return _example(row, source)
+        return _instruction(row, source)
+    if kind == "messages":
+        return _conversation(row, source)
+    if kind == "completion":
+        return _completion(row, source)
     return _pair(row, kind, source)
 
 
-def _example(row: dict[str, object], source: str) -> Example | LeftOut:
+def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
     request = _text(_field(row, "instruction", "instruction"), "instruction")
     response = _text(_field(row, "output", "instruction"), "output").removeprefix(" ").rstrip()
     if not request.strip():
-        raise _Malformed("'instruction' is empty")
+        raise Malformed("'instruction' is empty")
     if row.get("input") is not None:
         extra = _text(row["input"], "input")
         request += f"\n{extra}" if extra.strip() else ""
     return Example((Message("user", request),), response, source) if response else "empty answer"
+
+
+def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
+    key = "messages" if row.get("messages") is not None or "conversations" not in row else "conversations"
+    value = _field(row, key, "messages")
+    if not isinstance(value, list):
+        raise Malformed(f"'{key}' is {_type_name(value)}; it must be a list of messages")
+    prompt, response = _answer(value, key, None)
+    return _example(prompt, response, source)
+
+
+def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
+    if isinstance(row.get("label"), bool):
+        raise Malformed(
+            "an answer that is labelled good or bad by itself (KTO), and no pair of answers; "
+            "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
+        )
+    given = _prompt(_field(row, "prompt", "completion"))
+    key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"
+    prompt, response = _answer(_field(row, key, "completion"), key, given)
+    return _example(prompt, response, source)
+
+
+def _example(prompt: tuple[Message, ...], response: str, source: str) -> Example | LeftOut:
+    if not any(message.role == "user" and message.content.strip() for message in prompt):
+        raise Malformed("no user turn with text before the answer")
+    return Example(prompt, response.rstrip(), source) if response.strip() else "empty answer"
 
 
 def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | LeftOut:
@@ -289,9 +332,9 @@ def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | L
     if prompt != other_prompt:
         return "prompts differ"
     if given is not None and prompt != given:
-        raise _Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
+        raise Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
     if not any(message.role == "user" and message.content.strip() for message in prompt):
-        raise _Malformed("no user turn with text before the answer")
+        raise Malformed("no user turn with text before the answer")
     chosen, rejected = chosen.rstrip(), rejected.rstrip()
     if not chosen or not rejected:
         return "empty answer"
@@ -309,7 +352,7 @@ def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
     """A prompt as preference rows may hold it: text, a transcript or a list of messages. Raises DataError."""
     try:
         return _prompt(value)
-    except _Malformed as problem:
+    except Malformed as problem:
         raise DataError(f"{source}: {problem}") from None
 
 
@@ -323,9 +366,9 @@ def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple
         messages = parse_hh(text) if whole else (Message("assistant", text.removeprefix(" ")),)
     if not any(message.role == "assistant" for message in messages):
         hint = "" if given else r"; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'"
-        raise _Malformed(f"'{key}' has no assistant turn{hint}")
+        raise Malformed(f"'{key}' has no assistant turn{hint}")
     if messages[-1].role != "assistant":
-        raise _Malformed(f"'{key}' ends with a {messages[-1].role} turn; the answer, an assistant turn, must come last")
+        raise Malformed(f"'{key}' ends with a {messages[-1].role} turn; the answer, an assistant turn, must come last")
     if given is not None and len(messages) == 1:
         return given, messages[0].content
     return messages[:-1], messages[-1].content
@@ -336,31 +379,31 @@ def _messages(values: list[object], key: str) -> tuple[Message, ...]:
     for number, value in enumerate(values, 1):
         where = f"{key}[{number}]"
         if not isinstance(value, dict):
-            raise _Malformed(f"'{where}' is {_type_name(value)}; a message is an object with role and content")
+            raise Malformed(f"'{where}' is {_type_name(value)}; a message is an object with role and content")
         name = value.get("role", value.get("from"))
         role = _ROLES.get(name) if isinstance(name, str) else None
         if role is None:
-            raise _Malformed(f"'{where}' has the role {str(name)[:40]!r}; known are {', '.join(map(str, _ROLES))}")
+            raise Malformed(f"'{where}' has the role {str(name)[:40]!r}; known are {', '.join(map(str, _ROLES))}")
         if role == "system" and number > 1:
-            raise _Malformed(f"'{where}' is a system message; only the first can be one")
+            raise Malformed(f"'{where}' is a system message; only the first can be one")
         messages.append(Message(role, _text(value.get("content", value.get("value")), f"{where}.content")))
     return tuple(messages)
 
 
 def _field(row: dict[str, object], key: str, kind: Kind) -> object:
     if key not in row:
-        raise _Malformed(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
+        raise Malformed(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
     return row[key]
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise _Malformed(f"'{name}' is {_type_name(value)}; it must be text")
+        raise Malformed(f"'{name}' is {_type_name(value)}; it must be text")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise _Malformed(f"'{name}' holds half a surrogate pair at character {error.start}") from None
+            raise Malformed(f"'{name}' holds half a surrogate pair at character {error.start}") from None
     return value
 
 
@@ -372,10 +415,6 @@ def _names(keys: Iterable[str]) -> str:
     """The first few keys for a message; a damaged row may have any number of any length."""
     shown = [repr(key[:40]) for key in itertools.islice(keys, 8)]
     return ", ".join(shown) or "no keys"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 # All rows
@@ -406,7 +445,7 @@ class _Reader:
                 row = _object(value)
                 kind = self._checked_kind(row, kind)
                 outcome = _parse(row, kind, source)
-            except _Malformed as problem:
+            except Malformed as problem:
                 if self.on_bad_row == "stop":
                     raise DataError(f"{source}: {problem}. Set data.on_bad_row: skip to leave such rows out") from None
                 bad.append((source, str(problem)))
@@ -431,10 +470,13 @@ class _Reader:
         if kind is None:
             if found is None:
                 known = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
-                raise _Malformed(f"unknown columns: {_names(row)}. Rename them to those of a known kind: {known}")
+                raise Malformed(
+                    f"unknown columns: {_names(row)}. Rename them to those of a known kind: {known}. "
+                    "`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that"
+                )
             return found
         if self.format == "auto" and found not in (None, kind):
-            raise _Malformed(
+            raise Malformed(
                 f"one {found} row among {kind} rows, which have {', '.join(KEYS[kind])}; this one has {_names(row)}. "
                 "Keep one kind in a file, or name it in data.format"
             )
@@ -457,142 +499,8 @@ class _Reader:
 
 
 def _object(value: object) -> dict[str, object]:
-    if isinstance(value, _Malformed):
+    if isinstance(value, Malformed):
         raise value
     if not isinstance(value, dict):
-        raise _Malformed(f"a row must be a JSON object; this one is {_type_name(value)}")
+        raise Malformed(f"a row must be a JSON object; this one is {_type_name(value)}")
     return value
-
-
-# Files
-
-
-def raw_rows(path: Path) -> Iterator[tuple[str, object]]:
-    """(source, row) of any file, not parsed; a line that is not JSON comes as the exception that says so."""
-    head = _head(path)
-    if not head:
-        raise DataError(f"{path}: the file is empty; download or write it again")
-    if head.startswith(b"version https://git-lfs"):
-        raise DataError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
-    if head.startswith(b"PAR1"):
-        return _parquet_rows(path)
-    if path.suffix == ".parquet":
-        raise DataError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
-    return _json_rows(path, _decoded(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b"))))
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(64)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check the path in data.files") from None
-    except IsADirectoryError:
-        raise DataError(f"{path}: a directory; name the files in it in data.files") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
-    count = 0
-    try:
-        with gzip.open(path) if gzipped else path.open("rb") as file:
-            for line in file:
-                yield line
-                count += 1
-    except EOFError:
-        raise DataError(f"{path}: gzip stream ends early after {count:,} lines; download it again") from None
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: gzip stream damaged after {count:,} lines ({error}); download it again") from None
-
-
-def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """(number, text) of the lines that are not blank, without a byte order mark."""
-    offset = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}:{number}: byte 0x{line[error.start]:02x} at offset {offset + error.start} is not UTF-8; "
-                "convert the file to UTF-8"
-            ) from None
-        offset += len(line)
-        if number == 1:
-            text = text.removeprefix("\ufeff")
-        if text.strip():
-            yield number, text
-
-
-def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[str, object]]:
-    first = next(lines, None)
-    if first is None:
-        return
-    lines = itertools.chain([first], lines)
-    if _is_one_document(path, first[1]):
-        yield from _document_rows(path, lines)
-        return
-    for number, line in lines:
-        try:
-            yield f"{path}:{number}", json.loads(line.strip())
-        except (ValueError, RecursionError) as error:
-            reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-            if not line.endswith("\n"):
-                raise DataError(
-                    f"{path}:{number}: invalid JSON ({reason}) in a last line without a line end: the file looks cut "
-                    "off; download or write it again"
-                ) from None
-            yield f"{path}:{number}", _Malformed(f"invalid JSON ({reason})")
-
-
-def _is_one_document(path: Path, first: str) -> bool:
-    """Whether all lines make one JSON value, to go by the first: an array, {"data": [...]}, or something unfinished."""
-    if first.lstrip().startswith("["):
-        return True
-    try:
-        value = json.loads(first)
-    except (ValueError, RecursionError):
-        return ".jsonl" not in path.suffixes
-    return isinstance(value, dict) and isinstance(value.get("data"), list)
-
-
-def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, object]]:
-    """Rows of an array or of {"data": [...]}; the file is held in memory as a whole."""
-    numbers, texts = zip(*lines, strict=True)
-    try:
-        content = json.loads("".join(texts))
-    except json.JSONDecodeError as error:
-        number = numbers[min(error.lineno, len(numbers)) - 1]
-        raise DataError(
-            f"{path}:{number}: invalid JSON ({error.msg} at column {error.colno}): the file is damaged or cut off; "
-            "download or write it again"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: invalid JSON ({error}); write it again") from None
-    rows = content.get("data") if isinstance(content, dict) else content
-    if not isinstance(rows, list):
-        raise DataError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
-    for number, row in enumerate(rows, 1):
-        yield f"{path}:row {number}", row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
-    import pyarrow  # type: ignore[import-untyped]  # slow to import, and only needed here
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:row {number}", row
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: Parquet file damaged after {number:,} rows ({_one_line(error)}); download it again"
-        ) from None

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf.data import raw
 from rlhf.data.formats import (
     DataError,
     Document,
@@ -36,7 +37,16 @@ HH = {
 }
 INSTRUCTION = {"instruction": "Add the numbers.", "input": "2, 3", "output": "5"}
 PREFERENCE = {"prompt": "Capital of Peru?", "chosen": "Lima.", "rejected": "Quito."}
-ROWS = {"text": TEXT, "hh": HH, "instruction": INSTRUCTION, "preference": PREFERENCE}
+COMPLETION = {"prompt": "Capital of Peru?", "completion": "Lima."}
+MESSAGES = {"messages": [{"role": "user", "content": "Capital of Peru?"}, {"role": "assistant", "content": "Lima."}]}
+ROWS = {
+    "text": TEXT,
+    "hh": HH,
+    "instruction": INSTRUCTION,
+    "preference": PREFERENCE,
+    "completion": COMPLETION,
+    "messages": MESSAGES,
+}
 
 
 def user(text: str) -> Message:
@@ -115,6 +125,87 @@ def test_hh_drops_one_space_before_a_turn_and_white_space_after_a_response(write
 def test_instruction_with_and_without_input(write, extra, content):
     rows = read([write("a.jsonl", lines({"instruction": "Add.", "output": " 5 \n", **extra}))])
     assert rows.examples == (Example((user(content),), "5", "a.jsonl:1"),)
+
+
+SHAREGPT = {"conversations": [{"from": "human", "value": "Capital of Peru?"}, {"from": "gpt", "value": "Lima."}]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        COMPLETION,
+        {"prompt": "Capital of Peru?", "response": " Lima. "},
+        {"prompt": MESSAGES["messages"][:1], "completion": MESSAGES["messages"][1:]},
+        {"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima."},
+        MESSAGES,
+        {**MESSAGES, "prompt": "Capital of Peru?", "prompt_id": "7"},
+        SHAREGPT,
+    ],
+)
+def test_demonstrations_as_completions_and_conversations(write, row):
+    (example,) = read([write("one.jsonl", lines(row))]).examples
+    assert (example.prompt, example.response) == ((user("Capital of Peru?"),), "Lima.")
+
+
+def test_earlier_turns_and_a_system_message_belong_to_the_prompt(write):
+    turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Ciao")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    (example,) = read([write("one.jsonl", lines(row))]).examples
+    assert example.prompt == (Message("system", "Be brief."), user("Hi"), assistant("Hello"), user("Bye"))
+    assert example.response == "Ciao"
+
+
+def test_labelled_answers_are_refused_with_the_way_to_pair_them(write):
+    message = refusal([write("kto.jsonl", lines({**COMPLETION, "label": True}))])
+    assert message.startswith("kto.jsonl:1: an answer that is labelled good or bad by itself (KTO)")
+    assert "rlhf data convert FILE --to pairs.jsonl" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "prompt,chosen,rejected\n"),
+        ("a.data", "\ufeffprompt,chosen,rejected\r\n"),
+        ("a.tsv", "prompt\tchosen\trejected\n"),
+    ],
+)
+def test_tables(write, name, content):
+    comma = "\t" if name.endswith("tsv") else ","
+    content += f'"Two ""lines""\n\nhere?"{comma}Yes.{comma}No\nShort?{comma}No.{comma}Yes\n'
+    pairs = read([write(name, content.encode())]).pairs
+    assert [pair.prompt[0].content for pair in pairs] == ['Two "lines"\n\nhere?', "Short?"]
+    assert [(pair.chosen, pair.rejected) for pair in pairs] == [("Yes.", "No"), ("No.", "Yes")]
+    assert [pair.source for pair in pairs] == [f"{name}:2", f"{name}:5"]
+
+
+def test_a_table_s_faults_are_named(write):
+    text = "prompt,completion\nHi,Hello\nHi,Hello,more\nWhy?,\n"
+    assert refusal([write("a.csv", text.encode())]).startswith("a.csv:3: 3 cells in a table of 2 columns. Set data.on_")
+    rows = read(["a.csv"], on_bad_row="skip")
+    assert [example.response for example in rows.examples] == ["Hello"]
+    assert rows.report.empty == ("a.csv:4",)
+    assert refusal([write("b.csv", b'prompt,completion\nHi,"Hello\n')]).startswith("b.csv:2: not a table of comma-sep")
+
+
+def test_pipes_and_devices_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "link.jsonl").symlink_to("/dev/zero")
+    for name in ("pipe.jsonl", "link.jsonl"):
+        message = refusal([tmp_path / name])
+        assert message == f"{tmp_path / name}: a pipe or a device, which may never end; write the rows to a file first"
+
+
+def test_what_would_fill_the_memory_is_refused(write, monkeypatch):
+    monkeypatch.setattr(raw, "MAX_LINE", 1000)
+    message = refusal([write("long.jsonl", lines(TEXT) + b'{"text": "' + b"a" * 2000 + b'"}')])
+    assert message.startswith("long.jsonl:2: a line of more than 0 MiB")
+    monkeypatch.setattr(raw, "FREE_INFLATION", 10_000)
+    bomb = gzip.compress(lines(*[{"text": "a" * 900}] * 10_000))
+    message = refusal([write("bomb.jsonl.gz", bomb)])
+    assert message.startswith("bomb.jsonl.gz: unpacks to more than 250 times its size after ")
+    monkeypatch.setattr(raw, "MAX_ARRAY", 1000)
+    message = refusal([write("array.json", b"[" + b'{"text": "a"},\n' * 100 + b"{}]")])
+    assert message.endswith("write one object on each line")
 
 
 def test_preference_as_text(write):

@@ -1,0 +1,233 @@
+"""Raw rows of files: JSON lines, JSON arrays, Parquet and CSV; what a row means is for rlhf/data/formats.py.
+
+Which of them a file is shows in its content, not in its name. Whatever cannot be read is a `DataError` of one line.
+Only ordinary files are read: a pipe or a device may never end. A line and a JSON array have a largest size, and so has
+what a gzipped file becomes, so that no file can fill the memory of the machine.
+"""
+
+import csv
+import gzip
+import hashlib
+import itertools
+import json
+import re
+import stat
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
+MAX_ARRAY = 2**31  # bytes of a file that is one JSON value, which is held in memory as a whole: 2 GiB
+MAX_INFLATION = 250  # times the size of a gzipped file, beyond the first GiB; dialogues are packed to a third or less
+FREE_INFLATION = 2**30
+
+
+class DataError(ValueError):
+    """Data that cannot be used as it is; one line that says where, what is wrong and the way out."""
+
+
+class Malformed(Exception):
+    """Why a row cannot be used; the reader knows where it stands and what to do about it."""
+
+
+def rows(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield (source, row) for each row; a line that is not JSON comes as the `Malformed` that says so.
+
+    A source is `file:line`, or `file:row N` where rows are not lines. Raises DataError when the file cannot be read.
+    """
+    head = _head(path)
+    if not head:
+        raise DataError(f"{path}: the file is empty; download or write it again")
+    if head.startswith(b"version https://git-lfs"):
+        raise DataError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
+    if head.startswith(b"PAR1"):
+        return _parquet_rows(path)
+    if path.suffix == ".parquet":
+        raise DataError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
+    lines = _decoded(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b")))
+    lines = itertools.dropwhile(lambda line: not line[1].strip(), lines)
+    first = next(lines, None)
+    if first is None:
+        return iter(())
+    lines = itertools.chain([first], lines)
+    delimiter = _delimiter(path, first[1])
+    if delimiter:
+        return _table_rows(path, lines, delimiter)
+    lines = (line for line in lines if line[1].strip())
+    return _document_rows(path, lines) if _is_one_document(path, first[1]) else _json_lines(path, lines)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise DataError(f"{path}: a pipe or a device, which may never end; write the rows to a file first")
+        with path.open("rb") as file:
+            return file.read(64)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path in data.files") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: a directory; name the files in it in data.files") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def sha256(path: Path) -> str:
+    """Hash of the file's bytes, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
+    """Yield the lines, inflated. Raises DataError where a line or the whole file becomes too large."""
+    count = size = 0
+    most = FREE_INFLATION + MAX_INFLATION * path.stat().st_size
+    try:
+        with gzip.open(path) if gzipped else path.open("rb") as file:
+            while line := file.readline(MAX_LINE + 1):
+                size += len(line)
+                if len(line) > MAX_LINE:
+                    raise DataError(
+                        f"{path}:{count + 1}: a line of more than {MAX_LINE >> 20} MiB; put each row on its own line"
+                    )
+                if gzipped and size > most:
+                    raise DataError(
+                        f"{path}: unpacks to more than {MAX_INFLATION} times its size after {count:,} lines, which no "
+                        "text does; unpack it by hand and look at it"
+                    )
+                yield line
+                count += 1
+    except EOFError:
+        raise DataError(f"{path}: gzip stream ends early after {count:,} lines; download it again") from None
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: gzip stream damaged after {count:,} lines ({error}); download it again") from None
+
+
+def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of each line, without a byte order mark."""
+    offset = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: byte 0x{line[error.start]:02x} at offset {offset + error.start} is not UTF-8; "
+                "convert the file to UTF-8"
+            ) from None
+        offset += len(line)
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+        yield number, text
+
+
+def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[str, object]]:
+    """Yield (source, row) for each line that is not blank."""
+    for number, line in lines:
+        try:
+            yield f"{path}:{number}", json.loads(line.strip())
+        except (ValueError, RecursionError) as error:
+            reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            if not line.endswith("\n"):
+                raise DataError(
+                    f"{path}:{number}: invalid JSON ({reason}) in a last line without a line end: the file looks cut "
+                    "off; download or write it again"
+                ) from None
+            yield f"{path}:{number}", Malformed(f"invalid JSON ({reason})")
+
+
+def _is_one_document(path: Path, first: str) -> bool:
+    """Whether all lines make one JSON value, to go by the first: an array, {"data": [...]}, or something unfinished."""
+    if first.lstrip().startswith("["):
+        return True
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return ".jsonl" not in path.suffixes
+    return isinstance(value, dict) and isinstance(value.get("data"), list)
+
+
+def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, object]]:
+    """Yield the rows of an array or of {"data": [...]}; the file is held in memory as a whole."""
+    numbers, texts, size = [], [], 0
+    for number, text in lines:
+        numbers.append(number)
+        texts.append(text)
+        size += len(text)
+        if size > MAX_ARRAY:
+            raise DataError(f"{path}: a JSON array of more than {MAX_ARRAY >> 30} GiB; write one object on each line")
+    try:
+        content = json.loads("".join(texts))
+    except json.JSONDecodeError as error:
+        number = numbers[min(error.lineno, len(numbers)) - 1]
+        raise DataError(
+            f"{path}:{number}: invalid JSON ({error.msg} at column {error.colno}): the file is damaged or cut off; "
+            "download or write it again"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: invalid JSON ({error}); write it again") from None
+    rows = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise DataError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
+    for number, row in enumerate(rows, 1):
+        yield f"{path}:row {number}", row
+
+
+def _delimiter(path: Path, first: str) -> str | None:
+    """What separates the cells of a table, to go by its name or its first line; None if it is no table.
+
+    A header is a line of at least two names, as `prompt,chosen,rejected` is.
+    """
+    for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
+        named = suffix in path.suffixes
+        cells = first.strip().split(delimiter)
+        header = len(cells) > 1 and all(re.fullmatch(r'"?[A-Za-z_][\w .-]*"?', cell) for cell in cells)
+        if (named and not first.lstrip().startswith(("{", "["))) or header:
+            return delimiter
+    return None
+
+
+def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) -> Iterator[tuple[str, object]]:
+    """Yield the rows of a table whose first line names the columns."""
+    started = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal started
+        for number, text in lines:
+            started = started or number
+            yield text
+
+    csv.field_size_limit(MAX_LINE)
+    table = csv.reader(texts(), delimiter=delimiter, strict=True)
+    try:
+        names = next(table)
+        started = 0
+        for cells in table:
+            source, started = f"{path}:{started}", 0
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                yield source, Malformed(f"{len(cells)} cells in a table of {len(names)} columns")
+            else:
+                yield source, dict(zip(names, cells, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path}:{started}: not a table of comma-separated values ({error}); write it again") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
+    import pyarrow  # type: ignore[import-untyped]  # slow to import, and only needed here
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:row {number}", row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: Parquet file damaged after {number:,} rows ({_one_line(error)}); download it again"
+        ) from None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,77 @@
+"""Conversion: any known kind of rows becomes one plain form that reads back as the same rows."""
+
+import json
+
+import pytest
+
+from rlhf.data import convert, formats
+from rlhf.data.formats import DataError
+from tests.conftest import rlhf
+
+ROWS = {
+    "text": {"text": "Rain fell.\n"},
+    "hh": {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello!", "rejected": "\n\nHuman: Hi\n\nAssistant: No."},
+    "instruction": {"instruction": "Add the numbers.", "input": "2, 3", "output": "5"},
+    "preference": {"prompt": "Capital of Peru?", "chosen": "Lima.", "rejected": "Quito."},
+    "completion": {"prompt": "Capital of Peru?", "completion": "Lima."},
+    "messages": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+}
+
+
+def write(file, *rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def content(rows: formats.Rows) -> list:
+    kept = (*rows.documents, *rows.examples, *rows.pairs)
+    return [[getattr(row, name) for name in row.__slots__ if name != "source"] for row in kept]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_converted_file_holds_the_same_rows(tmp_path, kind):
+    before = convert.convert([write(tmp_path / "a.jsonl", ROWS[kind], ROWS[kind])], {})
+    assert convert.write(before, tmp_path / "b.jsonl") == 2
+    assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
+
+
+def test_columns_are_renamed(tmp_path):
+    file = write(tmp_path / "a.jsonl", {"question": "Capital of Peru?", "answer": "Lima.", "id": 3})
+    with pytest.raises(DataError, match=r"unknown columns: .* --rename question=prompt"):
+        convert.convert([file], {})
+    names = convert.parse_names(["question=prompt", "answer=completion"])
+    (example,) = convert.convert([file], names).examples
+    assert (example.prompt[0].content, example.response) == ("Capital of Peru?", "Lima.")
+    for wrong in ("question", "=prompt", "question="):
+        with pytest.raises(DataError, match=f"--rename {wrong}: write OLD=NEW"):
+            convert.parse_names([wrong])
+
+
+def test_labelled_answers_become_pairs(tmp_path):
+    def row(prompt, completion, label):
+        return {"prompt": prompt, "completion": completion, "label": label}
+
+    rows = [row("A?", "a1", True), row("B?", "b", True), row("A?", "a2", False), row("A?", "a3", True)]
+    pairs = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).pairs
+    assert [(pair.prompt[0].content, pair.chosen, pair.rejected) for pair in pairs] == [("A?", "a1", "a2")]
+    with pytest.raises(DataError, match=r"one\.jsonl: no prompt has a good and a bad answer"):
+        convert.convert([write(tmp_path / "one.jsonl", *rows[:2])], {})
+    with pytest.raises(DataError, match=r"mixed\.jsonl:2: no 'prompt' with a 'label'"):
+        convert.convert([write(tmp_path / "mixed.jsonl", rows[0], ROWS["text"])], {})
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path):
+    file = write(tmp_path / "a.jsonl", ROWS["text"])
+    with pytest.raises(DataError, match="is there already and is not overwritten"):
+        convert.write(convert.convert([file], {}), file)
+    assert file.read_text()
+
+
+def test_the_command_writes_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
+    file = write(tmp_path / "a.jsonl", ROWS["preference"], ROWS["preference"], {**ROWS["preference"], "chosen": 3})
+    arguments = ("data", "convert", file, "--to", tmp_path / "b.jsonl")
+    code, _, err = rlhf(monkeypatch, capsys, *arguments)
+    assert code == 1 and "a.jsonl:3: 'chosen' is a number" in err
+    assert not (tmp_path / "b.jsonl").exists()
+    code, out, _ = rlhf(monkeypatch, capsys, *arguments, "--skip-bad-rows")
+    assert code == 0 and "1 malformed" in out and "2 rows written to" in " ".join(out.split())
