@@ -278,6 +278,11 @@ class Ppo(Section):
     num_mini_batches: PositiveInt  # optimizer steps per epoch
     per_device_train_batch_size: PositiveInt  # micro-batch: memory only, never the result
     rollout_batch_size: PositiveInt  # prompts decoded together
+    rollout_weights: Literal["adapter", "merged"] = (
+        "adapter"  # merged: sample with copies that have the adapter in them
+    )
+    rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
+    score_batch_size: PositiveInt | None = None  # rollouts scored together; null: per_device_train_batch_size
     vllm_url: str | None = None  # sample with the vLLM server there (rlhf/vllm.py says how to start it), not here
     learning_rate: Positive
     value_learning_rate: Positive
@@ -340,6 +345,12 @@ class Ppo(Section):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
             raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
+        if self.rollout_weights == "merged" and self.old_logprobs == "rollout":
+            raise ValueError(
+                "rollout_weights: merged needs old_logprobs: recompute: its rounding is not that of training"
+            )
+        if self.rollout_weights == "merged" and self.rollout_4bit != "library":
+            raise ValueError("rollout_weights: merged has unpacked weights already; leave out rollout_4bit")
         if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
             raise ValueError("keep_checkpoints must be 'all' or a number above 0")
         if self.value_warmup_steps >= self.steps:
@@ -408,6 +419,8 @@ class Recipe(Section):
                 f"ppo: batch_size / num_mini_batches, {self.ppo.batch_size // self.ppo.num_mini_batches}, must be "
                 f"divisible by hardware.count: {self.hardware.count}"
             )
+        if self.ppo.rollout_4bit != "library" and self.model.quantization == "none":
+            raise ValueError(f"ppo.rollout_4bit: {self.ppo.rollout_4bit} needs model.quantization: nf4")
         if self.ppo.vllm_url is not None and self.hardware.count > 1:
             raise ValueError("ppo.vllm_url needs hardware.count: 1: one server has one set of adapters")
         if self.merge.base == "dequantized" and self.model.quantization == "none":

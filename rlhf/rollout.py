@@ -415,7 +415,7 @@ class _Layer(CacheLayerMixin):
 
 @contextmanager
 def cheaper(model: PreTrainedModel, how: Sampling, whole: bool = True) -> Iterator[None]:
-    """Forward passes of rlhf/models/lean.py, as the device and `how` ask for; not unless the weights are `whole` here."""
+    """Use the forward passes of rlhf/models/lean.py that device and `how` ask for, if the weights are `whole` here."""
     with ExitStack() as stack:
         if whole:
             stack.enter_context(lean.four_bit_weights(model, how.four_bit))

@@ -44,7 +44,7 @@ def lean_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def lean_norms(model: PreTrainedModel) -> Iterator[None]:
-    """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, where transformers rounds before the weight too."""
+    """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, after the weight; transformers rounds twice."""
     norms = [module for module in model.modules() if isinstance(module, LlamaRMSNorm | MistralRMSNorm)]
     with _replaced({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
         yield
@@ -72,9 +72,9 @@ def merged_adapters(model: PreTrainedModel) -> Iterator[None]:
 def four_bit_weights(model: PreTrainedModel, how: FourBit) -> Iterator[None]:
     """Choose how 4-bit weights are multiplied with.
 
-    `library`: as bitsandbytes chooses. For more rows than a limit of the card and the shape it unpacks a weight for each
-    product. `row_groups`: rows of a decoding step in groups below that limit, each of which reads the packed weight.
-    `unpacked`: every weight is unpacked once, when the block begins.
+    `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
+    each product. `row_groups`: rows of a decoding step in groups up to that number, each of which reads the packed
+    weight. `unpacked`: every weight is unpacked once, when the block begins.
     """
     forwards: dict[nn.Module, Forward] = {}
     if how != "library":
@@ -195,13 +195,13 @@ def _unpacked(layer: nn.Linear) -> Tensor:
 def _in_row_groups(layer: nn.Linear) -> Forward:
     """The layer's own forward pass, over groups of rows if x (rows, 1, in) has more than one fused kernel takes."""
     whole = layer.forward
-    out_features, in_features = layer.weight.quant_state.shape
+    in_features = layer.in_features
 
     def forward(x: Tensor) -> Tensor:
         rows = x.numel() // in_features
         if x.shape[-2] > 1:  # a prompt
             return whole(x)
-        most = fused_rows(x, rows, out_features, in_features)
+        most = fused_rows(x, rows, layer.out_features, in_features)
         if most == rows:
             return whole(x)
         return torch.cat([whole(part) for part in x.chunk(math.ceil(rows / most))])

@@ -66,7 +66,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     heldout = corpus.heldout[: options.max_eval_samples]
 
     sft, rm = run.root / "sft", run.root / "rm"
-    how = Sampling(options.max_prompt_length, options.response_length, options.temperature, options.rollout_batch_size)
+    how = sampling(options)
     server = vllm.Server(options.vllm_url) if options.vllm_url else None
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
@@ -146,6 +146,18 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs(), sample_of(codec, heldout, before, after))
 
 
+def sampling(options: Ppo) -> Sampling:
+    """How the policy's responses are drawn."""
+    return Sampling(
+        max_prompt_length=options.max_prompt_length,
+        response_length=options.response_length,
+        temperature=options.temperature,
+        batch_size=options.rollout_batch_size,
+        merged=options.rollout_weights == "merged",
+        four_bit=options.rollout_4bit,
+    )
+
+
 def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
     """Indices of one step's prompts: epoch after epoch, each in an order of its own; a function of seed and step."""
     orders: dict[int, list[int]] = {}
@@ -192,7 +204,7 @@ def collect(trained: "Trained", rollout: Rollout) -> Experience:
     shared, options = trained.shared, trained.options
     shared.base.eval()
     mask = rollout.mask
-    size = options.per_device_train_batch_size
+    size = options.score_batch_size or options.per_device_train_batch_size
 
     def fill(role: str, *functions: Callable[[Rollout, Tensor], Tensor]) -> list[Tensor]:
         """(B, R) float32 for each function of (part, its response hidden states under role), in parts by length."""

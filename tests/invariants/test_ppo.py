@@ -108,6 +108,30 @@ def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, kind, s
         assert split_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, rollout, monkeypatch, kind):
+    sizes = []
+    hidden = SharedBase.hidden
+    monkeypatch.setattr(SharedBase, "hidden", lambda self, ids: (sizes.append(len(ids)), hidden(self, ids))[1])
+    usual = collect(trainer(run, kind, per_device_train_batch_size=2), rollout)
+    assert set(sizes) == {2}
+    passes = len(sizes) // 4
+    sizes.clear()
+    together = collect(trainer(run, kind, per_device_train_batch_size=2, score_batch_size=8), rollout)
+    assert sizes == [8] * passes
+    for name in ("old", "ref", "values", "rewards", "advantages", "returns"):
+        assert (getattr(usual, name) - getattr(together, name))[rollout.mask].abs().max() < 2e-5, name
+    assert (usual.scores - together.scores).abs().max() < 2e-5
+
+
+def test_recipe_keys_reach_sampling():
+    how = ppo.sampling(options(rollout_weights="merged", response_length=7, temperature=0.5, rollout_batch_size=3))
+    assert (how.merged, how.four_bit) == (True, "library")
+    assert (how.response_length, how.temperature, how.batch_size) == (7, 0.5, 3)
+    assert not ppo.sampling(options()).merged
+    assert ppo.sampling(options().model_copy(update={"rollout_4bit": "unpacked"})).four_bit == "unpacked"
+
+
 def test_padding_and_its_content_do_not_change_the_result(run, rollout, codec):
     wider = torch.full((len(rollout.ids), rollout.ids.shape[1] + 5), 17)
     wider[:, : rollout.ids.shape[1]] = rollout.ids

@@ -291,6 +291,18 @@ def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
     assert found["update"] == found["evaluate"] == found["rollout"] == found["score"] == size, "of the step before"
 
 
+def test_copies_with_the_adapter_merged_in_raise_the_rollout(two):
+    """The weights of two layers once more, in float32: queries and output, keys and values, the MLP's three."""
+    _, rehearse, before = two
+    merged = tiny(2, ppo__rollout_batch_size=4, ppo__rollout_weights="merged")
+    found = risen(before, peaks(rehearse(merged, "ppo")))
+    copies = 2 * 4 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * SIZE + 3 * HIDDEN * INTERMEDIATE)
+    assert {"rollout", "rollout/prefill", "rollout/decode"} <= set(found)
+    assert "update" not in found
+    for phase in ("rollout/prefill", "rollout/decode"):
+        assert 0.6 * copies < found[phase] <= copies, "less what the adapters' own products take"
+
+
 CACHE = 2 * 2 * KV_HEADS * SIZE * 4 * 4 * (PROMPT + RESPONSE)  # keys and values, 2 layers, float32, 4 rows
 
 

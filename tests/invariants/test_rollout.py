@@ -13,6 +13,7 @@ from rlhf import rollout as engine
 from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import Rollout, Sampling, Window, pick, sample
 from rlhf.run import RunError
+from tests.unit.test_lean import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0
 KV = ("keys", "values")
@@ -162,6 +163,44 @@ def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch
     assert not decoding._worth_dropping(11, 4)
     monkeypatch.setattr(engine, "CAPTURE_BYTES", saved)
     assert not decoding._worth_dropping(10, 4)
+
+
+@pytest.mark.parametrize("role", ["policy", "reference", "base"])
+@pytest.mark.parametrize(
+    ("few_kernels", "changes"),
+    [
+        (True, {}),
+        (True, {"merged": True}),
+        (False, {"merged": True}),
+        (True, {"four_bit": "row_groups"}),
+        (True, {"four_bit": "unpacked"}),
+    ],
+)
+def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_kernels, changes):
+    """In float32, with the adapter of each role; 4-bit settings on 4-bit weights."""
+    adapted_model = adapted(torch.float32, nf4="four_bit" in changes)
+    rows = prompts(9, longest=12)
+    base = activated(adapted_model, role)
+    how = {"response_length": 24, "batch_size": 9}
+    for temperature in (0.0, 1.0):
+        expected = drawn(base, rows, temperature=temperature, **how)
+        with monkeypatch.context() as patch:
+            patch.setitem(engine.FEW_KERNELS, "cpu", few_kernels)
+            found = drawn(base, rows, temperature=temperature, **how, **changes)
+        assert responses(found) == responses(expected)
+        assert (found.logprobs - expected.logprobs)[found.mask].abs().max() < 1e-4
+        if role != "base":
+            assert not torch.equal(found.logprobs, expected.logprobs), "another path was taken"
+    assert not any("forward" in module.__dict__ for module in base.modules())
+
+
+def test_divided_weights_are_left_alone(monkeypatch):
+    """What an engine of transformers' Trainer has divided among ranks is not whole outside its own forward passes."""
+    base = activated(adapted(torch.float32), "policy")
+    monkeypatch.setitem(engine.FEW_KERNELS, "cpu", True)
+    for whole in (True, False):
+        with engine.cheaper(base, Sampling(8, 8, 1.0, 8, merged=True), whole):
+            assert any("forward" in module.__dict__ for module in base.modules()) == whole
 
 
 @pytest.mark.parametrize("every", [3, 8])

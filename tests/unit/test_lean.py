@@ -48,6 +48,9 @@ def adapted(dtype: torch.dtype, kind: str = "llama", nf4: bool = False, **lora):
     torch.manual_seed(0)
     config, model = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}[kind]
     base = model(config(**SIZES)).to(dtype)
+    for name, parameter in base.named_parameters():
+        if "norm" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)  # ones would hide where a norm is rounded
     if nf4:
         four_bit(base)
     settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "init_lora_weights": False} | lora
@@ -89,6 +92,7 @@ def test_float32_is_the_same_but_for_the_order_of_sums(kind, role, ids):
     expected = states(model, role, ids)
     base = activated(model, role)
     with lean.lean_adapters(base), lean.lean_norms(base):
+        states(model, role, 63 - ids)  # nothing of another input is kept
         found = states(model, role, ids)
     assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
     others = [states(model, other, ids) for other in ROLES if other != role]
@@ -98,7 +102,7 @@ def test_float32_is_the_same_but_for_the_order_of_sums(kind, role, ids):
 @pytest.mark.parametrize("nf4", [False, True], ids=["bf16", "nf4"])
 @pytest.mark.parametrize("role", ROLES)
 def test_bfloat16_is_no_further_from_the_truth_than_peft(role, nf4):
-    """The truth: the same weights in float32. Mean error over 40 prompts, at most 2 % above peft's."""
+    """The truth: the same weights in float32. Mean error over 40 prompts; here 8 to 10 % below peft's."""
     model = adapted(torch.bfloat16, nf4=nf4)
     ids = torch.randint(64, (40, 8), generator=torch.Generator().manual_seed(2))
     usual = states(model, role, ids)
@@ -111,7 +115,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(role, nf4):
             parameter.data.copy_(lean._unpacked(b) if name == "weight" else getattr(b, name))
     truth = states(exact, role, ids)
     error, usually = ((x - truth).abs().mean() for x in (found, usual))
-    assert 0 < error < 1.02 * usually < 0.03 * truth.abs().mean()
+    assert 0 < error < usually < 0.03 * truth.abs().mean()
     assert (found - usual).abs().max() < 0.15 * truth.abs().max()
 
 
@@ -259,7 +263,8 @@ def test_groups_are_what_the_library_would_not_unpack(monkeypatch, card, propert
     for out_features, in_features in shapes:
         for rows in range(1, 65):
             most = lean.fused_rows(x, rows, out_features, in_features)
-            chosen = [ops._gemm_4bit_use_custom_fn(0, x.dtype, n, out_features, in_features) for n in range(1, rows + 1)]
+            fused = ops._gemm_4bit_use_custom_fn
+            chosen = [fused(0, x.dtype, n, out_features, in_features) for n in range(1, rows + 1)]
             assert chosen[most - 1] and not any(chosen[most:])
     square, down = (lean.fused_rows(x, 20, 4096, n) for n in (4096, 11008))
     assert (square, down) == {"4090": (8, 20), "h100": (7, 5)}[card]

@@ -42,6 +42,16 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(kl_target=0.1, kl_coef=0), "ppo: kl_target needs kl_coef above 0"),
         (lambda c: c["ppo"].update(kl_adapt_rate=10), "ppo.kl_adapt_rate = 10: input should be less than 5"),
         (lambda c: c["ppo"].update(sigmoid_scores=True), "ppo: choose one of sigmoid_scores and normalize_scores"),
+        (
+            lambda c: c["ppo"].update(rollout_weights="merged", old_logprobs="rollout", value_model="head"),
+            "ppo: rollout_weights: merged needs old_logprobs: recompute",
+        ),
+        (
+            lambda c: c["ppo"].update(rollout_weights="merged", rollout_4bit="unpacked"),
+            "ppo: rollout_weights: merged has unpacked weights already",
+        ),
+        (lambda c: c["ppo"].update(rollout_4bit="row_groups"), "ppo.rollout_4bit: row_groups needs model.quantization"),
+        (lambda c: c["ppo"].update(score_batch_size=0), "ppo.score_batch_size = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(value_warmup_steps=40), "ppo: value_warmup_steps must be below steps"),
         (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo: keep_checkpoints must be 'all' or a number above 0"),
         (lambda c: c["ppo"].update(score_clip=float("inf")), "ppo.score_clip = inf: input should be a finite number"),
