@@ -55,9 +55,11 @@ LABEL org.opencontainers.image.title="rlhf-one-gpu" \
       org.opencontainers.image.revision="${COMMIT}" \
       org.opencontainers.image.licenses="Apache-2.0"
 # USER and the caches are named because a container's user need not be in /etc/passwd.
+# Sequences of many lengths fragment torch's default segments; expandable ones grow in place.
 ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     RLHF_COMMIT=${COMMIT} USER=rlhf HOME=/home/rlhf HF_HOME=/cache/huggingface XDG_CACHE_HOME=/cache \
     TRITON_CACHE_DIR=/cache/rlhf/triton TORCHINDUCTOR_CACHE_DIR=/cache/rlhf/inductor HF_HUB_DISABLE_TELEMETRY=1 \
+    PYTORCH_ALLOC_CONF=expandable_segments:True \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /work
 USER 10001:0

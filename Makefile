@@ -49,14 +49,14 @@ SET ?=
 RESUME ?=
 ## STOP_ON    checks that end a stage when they find something: nan high_kl, or all (docs/watch.md) [none: they warn]
 STOP_ON ?=
-## REPORT_TO  tensorboard, trackio, wandb (install the last two yourself) or none: where metrics also go [none]
+## REPORT_TO  tensorboard, trackio, wandb or none: where metrics also go; wandb's key is in WANDB_API_KEY [none]
 REPORT_TO ?=
 ## PYTHON     the interpreter that `make setup` starts from, 3.11 to 3.13 [python3]
 PYTHON ?= python3
 ## VENV       where the packages are installed [.venv]
 VENV ?= .venv
-## EXTRAS     optional parts to install [dev,tracking,report,serve; also gpu unless the recipe is for cpu]
-EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)
+## EXTRAS     optional parts to install [dev,tracking,report,serve; gpu unless the recipe is for cpu; REPORT_TO's]
+EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)$(subst $(space),,$(addprefix $(comma),$(filter wandb trackio,$(REPORT_TO))))
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 9m" for bench-gpu
@@ -77,6 +77,7 @@ export RLHF_VRAM_CAP := $(VRAM_CAP)
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 comma := ,
+space := $(subst ,, )
 on_cpu = $(filter cpu cpu-% 2xcpu 2xcpu-%,$(if $(RECIPE),$(notdir $(patsubst %/,%,$(dir $(RECIPE:/=)))),$(HW)))
 local  = $(filter local,$(RUNTIME))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
@@ -143,11 +144,13 @@ DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 # The container sees the same paths as the caller: what is read is read-only, what is written belongs to the caller.
 engine_name = $(if $(local),docker,$(RUNTIME))
 rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
+python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(IMAGE))
 container = $(engine_name) run --rm --init $$([ -t 0 ] && echo -it) $(gpus) --ipc=host $(ports) $(user) $(passed) $(mounts) -w '$(CURDIR)'
 gpus      = $(if $(on_cpu),,$(if $(filter podman,$(engine_name)),--device nvidia.com/gpu=all,--gpus all))
 ports     = $(if $(filter serve,$(MAKECMDGOALS)),-p 127.0.0.1:$(PORT):$(PORT))
 user      = --user "$$(id -u):0"$(if $(filter podman,$(engine_name)), --userns keep-id)
-passed    = -e HF_HOME='$(hub)' -e HF_TOKEN -e HF_HUB_OFFLINE -e RLHF_VRAM_CAP -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
+keys      = HF_TOKEN HF_HUB_OFFLINE RLHF_VRAM_CAP WANDB_API_KEY WANDB_MODE WANDB_ENTITY WANDB_BASE_URL TRACKIO_SPACE_ID
+passed    = -e HF_HOME='$(hub)' $(addprefix -e ,$(keys)) -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
 mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(HOME)/.cache/rlhf:/cache/rlhf'
 read_only = $(abspath $(DATA_FILES) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)))
 written   = $(abspath $(OUT) results $(hub))
@@ -176,16 +179,16 @@ test-image: setup ## build the image for a CPU and train in it as another user, 
 	@tests/image/test.sh $(VENV)/bin/python
 
 ##@ Measure
-bench: setup ## a few real steps of each stage: memory, tokens/s, projected hours, against the budgets
-	@$(VENV)/bin/python -m bench $(strip $(recipe) $(sets) $(BENCH_ARGS))
-bench-ablation: setup ## the published ways to save memory, one at a time, in real steps of SFT
-	@$(VENV)/bin/python -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
+bench: $(ready) ## a few real steps of each stage: memory, tokens/s, projected hours, against the budgets
+	@$(python) -m bench $(strip $(recipe) $(sets) $(BENCH_ARGS))
+bench-ablation: $(ready) ## the published ways to save memory, one at a time, in real steps of SFT
+	@$(python) -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
 bench-micro: setup ## small pieces, by pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
 bench-gpu: setup ## all that a GPU can tell, most valuable first: correctness, memory, speed (BENCH_ARGS="--box 9m")
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
-bench-memory: setup ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
-	@$(VENV)/bin/python -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
+bench-memory: $(ready) ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
+	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## make results/README.md anew from the records in results/

@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from bench import compare, goals, steps
+from bench.paths import RESULTS
 from rlhf import console, recipe
 from rlhf.cli import guarded
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.recipe import Loaded
 from rlhf.run import code_version, inside, read_json, write_json
-
-ROOT = Path(__file__).parents[1]
 
 
 @click.command()
@@ -43,7 +42,7 @@ def main(
     save: bool,
 ) -> None:
     """Take a few real steps of each stage on random weights and say what they cost."""
-    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
+    loaded = recipe.load(directory or recipe.resolve(hw, recipe.RECIPES), recipe.parse_overrides(changes))
     if save and (loaded.modified or code_version()["dirty"] is not False):
         raise click.ClickException(
             "only an unchanged recipe and committed code make a record: commit first, or leave out --save"
@@ -197,7 +196,7 @@ def share(value: float | None) -> str:
 
 def folder_of(record: Mapping[str, Any]) -> Path:
     device = record["device"]["name"].lower().replace(" ", "-")
-    return ROOT / "results" / record["recipe"] / record["version"] / device / "bench"
+    return RESULTS / record["recipe"] / record["version"] / device / "bench"
 
 
 def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-ROOT = Path(__file__).parents[1] / "results"
+from bench.paths import RESULTS
+
 HEAD = """# Results
 
 Measured, each with its commit, recipe hash, package versions, device and seeds; predictions stand beside the recipes
@@ -20,7 +21,7 @@ Measured, each with its commit, recipe hash, package versions, device and seeds;
 """
 
 
-def page(root: Path = ROOT) -> str:
+def page(root: Path = RESULTS) -> str:
     """The page: one line for each record, newest first within its folder."""
     files = sorted(root.rglob("*.json"), key=lambda file: (str(file.parent), file.name), reverse=True)
     return HEAD + "".join(_line(file, root) for file in files)
@@ -79,7 +80,7 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
 @click.option("--check", is_flag=True, help="Only say whether the page is up to date.")
 def main(check: bool) -> None:
     """Write results/README.md."""
-    file = ROOT / "README.md"
+    file = RESULTS / "README.md"
     if check:
         sys.exit(
             0 if file.read_text(encoding="utf-8") == page() else "results/README.md is out of date: `make results`"

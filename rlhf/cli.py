@@ -528,7 +528,7 @@ def guarded(command: click.Command) -> None:
         sys.exit(error.exit_code)
     except ParentMissing as error:
         fail(f"{error}: first run `{_same_command(error)}`")
-    except (recipe.RecipeError, DataError, RunError, tracking.TrackerMissing) as error:
+    except (recipe.RecipeError, DataError, RunError, tracking.TrackerError) as error:
         fail(str(error))
     except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
         print(f"{command.name}: nobody reads the output any more", file=sys.stderr)

@@ -12,20 +12,25 @@ TRACKERS = ("tensorboard", "trackio", "wandb")
 Log = Callable[[int, Mapping[str, float]], None]
 
 
-class TrackerMissing(RuntimeError):
-    """A tracker was asked for that is not installed."""
+class TrackerError(RuntimeError):
+    """A tracker is not installed, or does not start."""
 
 
 def check(report_to: Sequence[str]) -> None:
-    """Raises TrackerMissing, before any work is done, for a tracker that is not installed."""
+    """Raise TrackerError, before any work is done, for a tracker that is not installed."""
     for name in report_to:
         if importlib.util.find_spec(name) is None:
-            raise TrackerMissing(f"--report-to {name}: the package {name} is not installed; pip install {name}")
+            extra = "tracking" if name == "tensorboard" else name
+            raise TrackerError(f"--report-to {name}: {name} is not installed; pip install '.[{extra}]'")
 
 
 @contextmanager
 def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, Any]) -> Iterator[list[Log]]:
-    """Open each tracker for one stage; yields functions (step, values). `folder` is where local ones write."""
+    """Open each tracker for one stage; yields functions (step, values).
+
+    TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises TrackerError when
+    one does not start, for example W&B without a key.
+    """
     logs: list[Log] = []
     closing: list[Callable[[], Any]] = []
     for name in report_to:
@@ -37,7 +42,11 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             closing.append(writer.close)
         else:
             tracker = importlib.import_module(name)  # wandb and trackio share these three functions
-            tracker.init(project=project, name=folder.name, config=dict(config))
+            place = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
+            try:
+                tracker.init(project=project, name=folder.name, config=dict(config), **place)
+            except Exception as error:  # each service has errors of its own
+                raise TrackerError(f"--report-to {name}: {' '.join(str(error).split())[:300]}") from error
             logs.append(partial(_record, tracker))
             closing.append(tracker.finish)
     try:

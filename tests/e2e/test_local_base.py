@@ -10,6 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
 from rlhf.recipe import Loaded, RecipeError
 from rlhf.run import Run, RunError, read_json, sha256
@@ -77,23 +78,23 @@ def test_a_quantised_base_trains_exact_adapters(trained, tmp_path):
     assert abs(first["loss"] - 0.6931) < 0.02  # policy and reference begin equal: -log σ(0) = ln 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "package", "way_out"),
-    [
-        ({"model__quantization": "nf4"}, "bitsandbytes", r"pip install '\.\[gpu\]'"),
-        (
-            {"model__attention": "flash_attention_2"},
-            "flash_attn",
-            r"pip install flash-attn .*or use model.attention: auto",
-        ),
-    ],
-)
-def test_a_package_that_is_not_there_is_the_one_that_is_named(
-    trained, tmp_path, monkeypatch, changes, package, way_out
-):
-    monkeypatch.setitem(sys.modules, package, None)  # importing it raises ImportError
-    with pytest.raises(RunError, match=f"needs {package} .*: {way_out}"):
-        run_stages(pretrained(trained, tmp_path, **changes), tmp_path, "sft")
+def test_a_package_that_is_not_there_is_the_one_that_is_named(trained, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # importing it raises ImportError
+    with pytest.raises(RunError, match=r"needs bitsandbytes .*: pip install '\.\[gpu\]'"):
+        run_stages(pretrained(trained, tmp_path, model__quantization="nf4"), tmp_path, "sft")
+
+
+def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
+    loaded = pretrained(trained, tmp_path, model__attention="flash_attention_2")
+    with pytest.raises(RunError, match=r"flash_attention_2 has kernels for CUDA only: use model.attention: auto"):
+        run_stages(loaded, tmp_path, "sft")
+
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    model, cuda = loaded.recipe.model, torch.device("cuda")
+    with pytest.raises(RunError, match=r"has no kernels for float32: use model.dtype: bfloat16"):
+        loading._check_flash_attention(model, cuda)
+    with pytest.raises(RunError, match=r"needs flash_attn .*: pip install --no-build-isolation '\.\[flash\]', or use"):
+        loading._check_flash_attention(model.model_copy(update={"dtype": "bfloat16"}), cuda)
 
 
 @pytest.mark.parametrize(

@@ -112,3 +112,14 @@ def test_a_micro_batch_changes_the_gradient_by_rounding_only(tmp_path):
         found.append(read_lines(folder / "metrics.jsonl")[0])
     for key in ("loss/policy_avg", "loss/value_avg", "objective/kl_per_token"):
         assert found[0][key] == pytest.approx(found[1][key], rel=0.02, abs=2e-3), key
+
+
+def test_the_flash_attn_package_agrees_with_torch_s_kernel(tmp_path):
+    pytest.importorskip("flash_attn", reason="flash-attn is the extra `flash`")
+    losses = []
+    for attention in ("auto", "flash_attention_2"):
+        loaded = on_gpu("none", model__attention=attention)
+        run_stages(loaded, tmp_path / attention, "sft")
+        folder = tmp_path / attention / loaded.name / loaded.version / "sft"
+        losses.append(read_lines(folder / "metrics.jsonl")[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3)  # bfloat16 keeps 8 bits

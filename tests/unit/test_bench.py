@@ -2,13 +2,16 @@
 
 import copy
 import json
+from collections import defaultdict
 
 import pytest
+from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import compare, goals, steps
+from bench import ablation, compare, goals, steps
 from rlhf import recipe
 from rlhf.memory.strategies import one_by_one
+from rlhf.run import RunError
 from tests.conftest import RECIPE
 
 STAGE = {
@@ -125,6 +128,26 @@ def test_the_ablation_changes_one_thing_at_a_time():
         *("none", "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length"),
         "combined",
     }
+
+
+def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tmp_path):
+    """Where the package cannot run, its row says why and the others stand."""
+    row = {"peak_vram_bytes": 2_000_000_000, "peak_rss_bytes": 1, "step_seconds": {"median": 1.0}}
+
+    def measure(loaded, stages, *_, **__):
+        if loaded.recipe.model.attention == "flash_attention_2":
+            raise RunError("sft: model.attention: flash_attention_2 has kernels for CUDA only")
+        return {"sft": row}
+
+    monkeypatch.setattr(steps, "measure", measure)
+    monkeypatch.setattr(ablation, "ablation", lambda *_: defaultdict(lambda: {"peak_bytes": 3e9}))
+    file = tmp_path / "ablation.json"
+    folder = str(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
+    result = CliRunner().invoke(ablation.main, ["--recipe", folder, "--save", str(file)])
+    assert result.exit_code == 0, result.output
+    record = json.loads(file.read_text())
+    assert record["flash_attention"] == row
+    assert "CUDA only" in record[ablation.PACKAGE]["cannot_run"]
 
 
 def test_goals_are_ratios_that_are_reached_at_one():

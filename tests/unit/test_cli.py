@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import sys
+import types
 
 import pytest
 
-from rlhf import console, recipe, reproduce
-from tests.conftest import RECIPE, SMALL, rlhf
+from rlhf import console, recipe, reproduce, tracking
+from tests.conftest import RECIPE, SMALL, beside, rlhf
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
 LINE = json.dumps(ROW) + "\n"
@@ -177,8 +179,37 @@ def test_a_tracker_that_is_not_installed_is_named_before_any_work(command, train
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = command("run", "dpo", "--recipe", RECIPE, "--out", trained, "--report-to", "wandb", *changes())
     assert code == 1
-    assert "the package wandb is not installed" in err
+    assert "wandb is not installed; pip install '.[wandb]'" in err
     assert not (trained / "cpu-tiny/v1/dpo").exists()
+
+
+def test_a_tracker_that_does_not_start_is_one_line(command, trained, tmp_path, monkeypatch):
+    def init(**options):
+        raise ValueError("api_key not configured\n(no-tty)")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    out = beside(trained, tmp_path / "runs", "pretrain", "sft")
+    code, _, err = command("run", "dpo", "--recipe", RECIPE, "--out", out, "--report-to", "wandb", *changes())
+    assert code == 1
+    assert err.strip().endswith("--report-to wandb: api_key not configured (no-tty)")
+    assert "Traceback" not in err
+
+
+def test_wandb_writes_beside_the_run_s_other_files(tmp_path, monkeypatch):
+    started, logged = [], []
+    wandb = types.SimpleNamespace(
+        init=lambda **options: started.append(options),
+        log=lambda values, step: logged.append((step, values)),
+        finish=lambda: started.append("finished"),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with tracking.trackers(["wandb"], tmp_path / "sft", "cpu-tiny-v1", {"seed": 0}) as logs:
+        for log in logs:
+            log(3, {"loss": 0.5})
+    expected = {"project": "cpu-tiny-v1", "name": "sft", "config": {"seed": 0}, "dir": str(tmp_path / "sft")}
+    assert started == [expected, "finished"]
+    assert logged == [(3, {"loss": 0.5})]
 
 
 def test_an_output_folder_that_cannot_be_written_is_named(command, tmp_path):

@@ -49,9 +49,15 @@ def test_the_image_s_lock_has_the_versions_of_the_other_one():
     assert [block for block in blocks if "==" in block and "--hash=sha256:" not in block] == []
 
 
+def test_flash_attn_is_compiled_at_the_version_of_the_lock():
+    (version,) = re.findall(r"^ARG FLASH_ATTN_VERSION=(\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert version == pins((ROOT / "requirements" / "cpu.txt").read_text())["flash-attn"]
+
+
 def test_the_direct_dependencies_are_those_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = (ROOT / "requirements" / "direct.txt").read_text().splitlines()
-    direct = [*project["dependencies"], *(line for name in ("gpu", "tracking", "serve") for line in extras[name])]
+    inside = ("gpu", "tracking", "wandb", "trackio", "serve")
+    direct = [*project["dependencies"], *(line for name in inside for line in extras[name])]
     assert [line for line in lines if not line.startswith("#")] == direct

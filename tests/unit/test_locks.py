@@ -16,7 +16,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = ROOT / "requirements" / "cpu.txt"
 
 PYTHONS = ["3.11", "3.12", "3.13"]
-OPTIONAL = {"flash_attn", "liger_kernel", "trackio", "wandb"}  # used when present, pinned nowhere
 IMPORT_NAMES = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml"}  # where it is not the package's own name
 
 PLACES = {
@@ -105,7 +104,7 @@ def test_such_a_place_would_be_seen(line):
 def test_every_package_that_rlhf_imports_is_declared():
     declared = {canonicalize_name(wanted.name) for wanted in direct_dependencies()}
     known = {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in declared}
-    known |= OPTIONAL | {"rlhf"} | set(sys.stdlib_module_names)
+    known |= {"rlhf"} | set(sys.stdlib_module_names)
     unknown = []
     for path in sorted((ROOT / "rlhf").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -337,6 +337,29 @@ def test_what_a_container_sees(engine, files):
     assert ("nvidia.com/gpu=all" in words) == (engine == "podman")
 
 
+@pytest.mark.parametrize(
+    ("target", "module"), [("bench", "bench"), ("bench-memory", "bench.memory"), ("bench-ablation", "bench.ablation")]
+)
+def test_benchmarks_run_where_the_stages_run(target, module):
+    (words,) = containers(target, "HW=4090")
+    assert option(words, "--entrypoint") == ["python"]
+    assert words[words.index("rlhf-one-gpu:0.1.0") + 1 :][:2] == ["-m", module]
+    assert f"{ROOT}/results:{ROOT}/results" in option(words, "-v"), "records land in the caller's folder"
+    assert option(words, "-w") == [str(ROOT)]
+    assert containers(target, "HW=4090", "RUNTIME=local") == []
+    assert f".venv/bin/python -m {module}" in make("-n", target, "HW=cpu").stdout
+
+
+def test_keys_of_trackers_pass_by_name(files):
+    passed = option(containers("sft", "HW=4090", "REPORT_TO=wandb")[-1], "-e")
+    assert {"WANDB_API_KEY", "WANDB_MODE", "TRACKIO_SPACE_ID"} <= set(passed), "no value in any command line"
+
+
+def test_a_tracker_that_is_asked_for_is_installed():
+    assert "dev,tracking,report,serve,wandb,trackio]" in make("-n", "setup", "REPORT_TO=wandb trackio").stdout
+    assert "dev,tracking,report,serve]" in make("-n", "-B", "setup", "REPORT_TO=tensorboard").stdout
+
+
 def test_a_cpu_recipe_in_a_container_asks_for_no_gpu():
     assert not [word for words in containers("sft", "HW=cpu", "RUNTIME=docker") for word in words if "gpu" in word[:5]]
 
