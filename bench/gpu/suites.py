@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
+from collections import Counter
 
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
@@ -25,11 +26,16 @@ def measure(context: Context, tests: list[str], choose: str) -> Verdict:
         for name, case in cases.items()
         if outcomes[name] in ("failure", "error")
     }
-    count = {outcome: sum(o == outcome for o in outcomes.values()) for outcome in sorted(set(outcomes.values()))}
+    return verdict(outcomes, context.dry_run)
+
+
+def verdict(outcomes: dict[str, str], dry_run: bool) -> Verdict:
+    """Failures decide against the claim; where nothing ran, or a CPU stood in, nothing is decided."""
+    count = dict(sorted(Counter(outcomes.values()).items()))
     why = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no test was chosen"
     if count.get("failure") or count.get("error"):
         return Verdict(False, why)
-    return Verdict(True if count.get("passed") and not context.dry_run else None, why)
+    return Verdict(True if count.get("passed") and not dry_run else None, why)
 
 
 def _outcome(case: xml.Element) -> str:

@@ -167,9 +167,9 @@ def pid_in(file: Path) -> int:
 @pytest.mark.parametrize(
     ("script", "limit", "code"),
     [
-        ("sleep 300 & echo $! > {file}; wait", 2.0, None),
-        ("trap '' TERM; sleep 300 & echo $! > {file}; wait; sleep 300", 2.0, None),  # it will not end when asked
-        ("sleep 300 & echo $! > {file}", 60.0, 0),  # the leader ends and leaves its child
+        ("sleep 60 & echo $! > {file}; wait", 2.0, None),
+        ("trap '' TERM; sleep 60 & echo $! > {file}; wait; sleep 60", 2.0, None),  # it will not end when asked
+        ("sleep 60 & echo $! > {file}", 60.0, 0),  # the leader ends and leaves its child
     ],
 )
 def test_no_process_of_an_item_is_left(tmp_path, monkeypatch, script, limit, code):
@@ -279,20 +279,28 @@ CHECKS = {
 
 
 @pytest.mark.parametrize(
-    ("body", "dry_run", "holds", "why"),
+    ("outcomes", "dry_run", "holds", "why"),
     [
-        ("pass", False, True, "1 passed"),
-        ("pass", True, None, "1 passed"),
-        ("import pytest; pytest.skip('no GPU')", False, None, "1 skipped"),
-        ("assert 1 == 2", False, False, "1 failure"),
+        (["passed", "passed"], False, True, "2 passed"),
+        (["passed"], True, None, "1 passed"),
+        (["passed", "skipped"], False, True, "1 passed, 1 skipped"),
+        (["skipped"], False, None, "1 skipped"),
+        (["failure", "passed"], False, False, "1 failure, 1 passed"),
+        (["error"], True, False, "1 error"),
+        ([], False, None, "no test was chosen"),
     ],
 )
-def test_a_suite_is_decided_by_its_tests(tmp_path, body, dry_run, holds, why):
-    (tmp_path / "test_one.py").write_text(f"def test_chosen():\n    {body}\n\ndef test_other():\n    assert False\n")
-    context = Context(BY_NAME["chain-nf4"], dry_run, tmp_path)
-    assert suites.measure(context, [str(tmp_path)], "chosen") == (holds, why)
-    assert [*context.measured["tests"]] == ["test_one::test_chosen"]
-    assert bool(context.measured["messages"]) == (holds is False)
+def test_a_suite_is_decided_by_its_tests(outcomes, dry_run, holds, why):
+    assert suites.verdict(dict(enumerate(outcomes)), dry_run) == (holds, why)
+
+
+def test_a_suite_runs_the_tests_that_are_chosen(tmp_path):
+    body = "import pytest\ndef test_chosen():\n    assert 1 == 2\ndef test_chosen_skip():\n    pytest.skip('no GPU')\n"
+    (tmp_path / "test_one.py").write_text(body + "def test_other():\n    pass\n")
+    context = Context(BY_NAME["chain-nf4"], True, tmp_path)
+    assert suites.measure(context, [str(tmp_path)], "chosen").holds is False
+    assert context.measured["tests"] == {"test_one::test_chosen": "failure", "test_one::test_chosen_skip": "skipped"}
+    assert "1 == 2" in context.measured["messages"]["test_one::test_chosen"]
 
 
 def test_an_error_in_an_item_is_in_its_record(tmp_path):
