@@ -32,13 +32,16 @@ def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
     log = out / "logs" / f"{item.name}.log"
     command = [sys.executable, "-m", "bench.gpu.item", item.name, str(file), *(["--dry-run"] if dry_run else [])]
     settings = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    if "PYTORCH_CUDA_ALLOC_CONF" in os.environ:  # the older name of the allocator's variable
+        settings.pop("PYTORCH_ALLOC_CONF", None)
     environment = child_environment(**settings, **item.environment)
     begun = time.monotonic()
     with open(log, "w") as output:
         code = run_group(command, limit, output, environment)
     found = read_json(file) or record.opened(item, dry_run, load(item, dry_run))
     found["seconds"] = round(time.monotonic() - begun, 1)
-    found["environment"] = {name: environment[name] for name in (*ENVIRONMENT, *item.environment)}
+    told = (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF", *item.environment)
+    found["environment"] = {name: environment[name] for name in told if name in environment}
     if code is None:
         found |= {"outcome": "timed out", "error": f"not done after {limit:.0f} s"}
     elif found["outcome"] == "started":  # its process ended without a word of its own

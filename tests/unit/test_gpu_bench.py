@@ -365,6 +365,15 @@ def test_the_dispatch_holds_where_nothing_is_much_faster(tmp_path):
     assert said.holds is False and "1 of 2" in said.why and "q, 16 rows: by a factor of 2.00" in said.why
 
 
+def test_two_optimizers_are_given_the_same_weights_and_gradients():
+    """Or a paged one could differ from the other for a reason of ours."""
+    shapes, cpu = [(4, 6), (6, 4)], torch.device("cpu")
+    (one, spent), (same, _) = (nf4._updates(torch.optim.SGD, shapes, cpu, steps=3) for _ in range(2))
+    (other, _) = nf4._updates(torch.optim.SGD, shapes, cpu, steps=2)
+    assert all(map(torch.equal, one, same)) and not any(map(torch.equal, one, other))
+    assert spent["step_seconds"] > 0
+
+
 # ---- variants ----
 
 
