@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 IMPORTED_AS = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml"}  # where a project's name is not its module's
-NOT_HERE = ("rouge-score", "sacrebleu")  # dependencies that only the stage `evaluate` imports
+EVALUATE_ONLY = ("rouge-score", "sacrebleu")  # dependencies that only the stage `evaluate` imports
 OPTIONAL = {
     "bitsandbytes": "the items with 4-bit weights and paged optimizers",
     "pytest": "the items that run tests/gpu",
@@ -23,7 +23,7 @@ def required(pyproject: Path = ROOT / "pyproject.toml") -> dict[str, str]:
     lines = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["dependencies"]
     parts = [re.split(r"(?=[<>=!~])", line, maxsplit=1) for line in lines]
     found = {name.split("[")[0].strip(): "".join(specifier).strip() for name, *specifier in parts}
-    return {name: specifier for name, specifier in found.items() if name not in NOT_HERE}
+    return {name: specifier for name, specifier in found.items() if name not in EVALUATE_ONLY}
 
 
 def installed_version(name: str) -> str | None:

@@ -15,7 +15,7 @@ from rlhf.run import code_version
 SCHEMA = 1
 OUTCOMES = ("started", "done", "failed", "timed out", "skipped")
 VERDICTS = ("holds", "does not hold", None)  # None: not decided
-SEEN = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
+PACKAGES = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
 KEYS = {
     *("schema", "gpu_item", "claim", "verdict", "why", "outcome", "error", "seconds", "measured", "dry_run", "date"),
     *("recipe", "version", "recipe_sha256", "modified", "overrides", "seed"),
@@ -51,7 +51,7 @@ def opened(item: Item, dry_run: bool, loaded: Loaded | None = None) -> dict[str,
         "overrides": loaded.overrides if loaded else {},
         "seed": loaded.recipe.seed if loaded else 0,
         "code": code_version(),
-        "packages": {name: version for name in SEEN if (version := packages.installed_version(name))},
+        "packages": {name: version for name in PACKAGES if (version := packages.installed_version(name))},
         "python": platform.python_version(),
         "device": None,
         "environment": dict(item.environment),
