@@ -65,7 +65,7 @@ VENV ?= .venv
 EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)$(subst $(space),,$(addprefix $(comma),$(filter wandb trackio,$(REPORT_TO))))
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
-## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 9m" for bench-gpu
+## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 50m" for bench-gpu
 BENCH_ARGS ?=
 ## CHECK_ARGS more arguments for `make data-check`: "--heldout test.jsonl --tokenizer DIR --to report.json"
 CHECK_ARGS ?=
@@ -201,7 +201,7 @@ bench-ablation: $(ready) ## the published ways to save memory, one at a time, in
 	@$(python) -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
 bench-micro: setup ## small pieces, by pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
-bench-gpu: setup ## all that a GPU can tell, most valuable first: correctness, memory, speed (BENCH_ARGS="--box 9m")
+bench-gpu: setup ## what only a GPU can tell, most valuable first (BENCH_ARGS="--box 50m"; --dry-run needs no GPU)
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
 bench-memory: $(ready) ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))

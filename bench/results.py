@@ -31,9 +31,10 @@ def _line(file: Path, root: Path) -> str:
     record = json.loads(file.read_text(encoding="utf-8"))
     place = file.relative_to(root)
     kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
+    kinds["gpu_item"] = _gpu
     what, headline = next(tell for key, tell in kinds.items() if key in record)(record)
     device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
-    commit = record["code"]["commit"][:8]
+    commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
     return f"| [{place}]({place}) | {what} | {device} | {date[0] if date else ''} | {commit} | {headline} |\n"
 
@@ -74,6 +75,12 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
     slowest, fastest = max(seconds, key=seconds.__getitem__), min(seconds, key=seconds.__getitem__)
     ratio = seconds[slowest] / seconds[fastest]
     return f"a PPO step beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
+
+
+def _gpu(record: Mapping[str, Any]) -> tuple[str, str]:
+    state = record["verdict"] or ("not decided" if record["outcome"] == "done" else record["outcome"])
+    said = f"{state}: {record['why']}" if record["why"] else state
+    return f"GPU, {record['gpu_item']}: {record['claim']}", said.replace("|", "\\|")
 
 
 @click.command()

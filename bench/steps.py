@@ -1,6 +1,5 @@
 """Real steps of a recipe's stages on random weights, each stage in a fresh process, read from its run directory."""
 
-import os
 import statistics
 import subprocess
 import sys
@@ -9,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import recipe as recipes
+from rlhf.distributed import child_environment
 from rlhf.memory.rehearse import few_steps
 from rlhf.recipe import Loaded
 from rlhf.run import RunError, read_json, read_lines
 
-ROOT = Path(__file__).parents[1]
 STAGES = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: kernels are chosen, optimizer states are made, graphs are captured
 
@@ -75,7 +74,7 @@ def _run(loaded: Loaded, stage: str, out: Path, changes: Mapping[str, Any], pref
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
     command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = child_environment(HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode and "out of memory" in done.stderr:
         return "out of memory"

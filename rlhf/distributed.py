@@ -66,6 +66,16 @@ def alone(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in RANKS}
 
 
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a child process that imports this checkout and every package this process can import.
+
+    PYTHONPATH is extended and never replaced: on a machine without an installation it is what leads to the packages.
+    `changes` are set on top.
+    """
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **changes}
+
+
 @contextmanager
 def joined(loaded: Loaded, stage: str) -> Iterator[None]:
     """Be one of the recipe's processes: meet the others, compare notes, and leave talking to rank 0.

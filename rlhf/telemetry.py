@@ -4,14 +4,43 @@ import os
 import resource
 import sys
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
+
+
+class PeakWatcher(Protocol):
+    """Something that wants to know the memory peaks of this process on CUDA."""
+
+    def credit(self, allocated: int, reserved: int) -> None:
+        """Take note of a peak, in bytes, that was reached since the last call."""
+
+
+_watchers: "weakref.WeakSet[PeakWatcher]" = weakref.WeakSet()
+
+
+def watch_peaks(watcher: PeakWatcher, device: torch.device) -> None:
+    """Call `watcher.credit` with every peak that is taken from now on, until the watcher is deleted."""
+    take_peak(device)  # what came before belongs to the others
+    _watchers.add(watcher)
+
+
+def take_peak(device: torch.device) -> None:
+    """Read the peaks of torch's CUDA allocator, credit them to every watcher, and start them anew.
+
+    Torch keeps one peak of each kind for the whole process, so whoever resets it takes it from everyone else. This is
+    the only place that does.
+    """
+    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    for watcher in list(_watchers):
+        watcher.credit(allocated, reserved)
 
 
 class Telemetry:
@@ -35,7 +64,7 @@ class Telemetry:
         self._peak_since_asked = 0
         self._reserved = 0
         if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+            watch_peaks(self, device)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -103,20 +132,22 @@ class Telemetry:
         }
 
     def _note_peak(self) -> None:
-        """Credit the peak since the last call to the phases that are open, and on CUDA begin anew."""
-        if self.device.type != "cuda":
-            peak = peak_rss_bytes()
-            self._peaks[""] = max(self._peaks[""], peak)
-            self._peak_since_loaded = peak
+        """Take note of the peak since the last call: of the process, or on CUDA of the allocator."""
+        if self.device.type == "cuda":
+            take_peak(self.device)
             return
-        peak = torch.cuda.max_memory_allocated(self.device)
+        peak = peak_rss_bytes()
+        self._peaks[""] = max(self._peaks[""], peak)
+        self._peak_since_loaded = peak
+
+    def credit(self, allocated: int, reserved: int) -> None:
+        """Credit a peak on CUDA, in bytes, to the phases that are open."""
         for depth in range(len(self._open) + 1):
             name = "/".join(self._open[:depth])
-            self._peaks[name] = max(self._peaks.get(name, 0), peak)
-        self._peak_since_loaded = max(self._peak_since_loaded, peak)
-        self._peak_since_asked = max(self._peak_since_asked, peak)
-        self._reserved = max(self._reserved, torch.cuda.max_memory_reserved(self.device))  # the reset forgets it too
-        torch.cuda.reset_peak_memory_stats(self.device)
+            self._peaks[name] = max(self._peaks.get(name, 0), allocated)
+        self._peak_since_loaded = max(self._peak_since_loaded, allocated)
+        self._peak_since_asked = max(self._peak_since_asked, allocated)
+        self._reserved = max(self._reserved, reserved)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -12,6 +12,7 @@ from rlhf.memory.predict import STAGES, Predictor
 from rlhf.run import code_version, write_json
 
 ROOT = Path(__file__).parents[2]
+TRAINED = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU, evaluate only samples as the others do
 
 
 @click.group()
@@ -54,35 +55,57 @@ def tables() -> None:
 @cli.command()
 @click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
 @click.option("--recipe", "directory", type=click.Path(path_type=Path), help="A recipe's folder, instead.")
-@click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Only these; default: all.")
+@click.option(
+    "--stage",
+    "stages",
+    multiple=True,
+    type=click.Choice(STAGES),
+    help="Only these; default: all, on a card those that train there.",
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@click.option("--no-predict", is_flag=True, help="Compare with the recipe's predicted.json and predict nothing.")
 @click.option("--save", type=click.Path(path_type=Path), help="Also write the comparison there, as JSON.")
 def measure(
-    hw: str, directory: Path | None, stages: tuple[str, ...], changes: tuple[str, ...], save: Path | None
+    hw: str,
+    directory: Path | None,
+    stages: tuple[str, ...],
+    changes: tuple[str, ...],
+    no_predict: bool,
+    save: Path | None,
 ) -> None:
-    """Run the stages for two steps with random weights and the longest rows, and compare each phase's peak."""
+    """Run the stages for two steps with random weights and the longest rows, and compare each phase's peak.
+
+    Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait.
+    """
     with console.quiet_libraries():
+        from bench.memory.measure import beside, pinned_peaks
         from bench.memory.measure import measure as measure_stages
         from rlhf.models.loading import device_of
         from rlhf.telemetry import device_facts
 
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     device = device_of(loaded.recipe)
-    chosen = list(stages or STAGES)
-    with Predictor() as predict:
-        predicted = {stage: predict(loaded, stage) for stage in chosen}
+    chosen = list(stages or (STAGES if device.type == "cpu" else TRAINED))
+    if no_predict:
+        if loaded.modified or not (loaded.directory / budgets.FILE).exists():
+            raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {budgets.FILE}")
+        predicted = {stage: pinned_peaks(loaded.directory, stage) for stage in chosen}
     with console.quiet_libraries():
         measured = measure_stages(loaded, chosen)
-    rows, table = [], []
-    for stage in chosen:
-        for phase, peak in predicted[stage].items():
-            if not phase or phase not in measured[stage]:
-                continue
-            real = measured[stage][phase]
-            row = {"stage": stage, "phase": phase, "predicted_bytes": peak.peak_bytes, "measured_bytes": real}
-            rows.append(row | {"error": peak.peak_bytes / real - 1})
-            error = f"{peak.peak_bytes / real - 1:+.1%}"
-            table.append((stage, phase, f"{peak.peak_bytes / 1e9:.3f}", f"{real / 1e9:.3f}", error))
+    if not no_predict:
+        with Predictor() as predict:
+            predicted = {s: {phase: p.peak_bytes for phase, p in predict(loaded, s).items()} for s in chosen}
+    rows = [row for stage in chosen for row in beside(stage, predicted[stage], measured[stage])]
+    table = [
+        (
+            row["stage"],
+            row["phase"],
+            f"{row['predicted_bytes'] / 1e9:.3f}",
+            f"{row['measured_bytes'] / 1e9:.3f}",
+            f"{row['error']:+.1%}",
+        )
+        for row in rows
+    ]
     columns = ("stage", "phase", "predicted, GB", "measured, GB", "")
     console.rows_table(f"{loaded.name} {loaded.version}", columns, table)
     if save:

@@ -1,67 +1,128 @@
 """Peaks of the same phases that are predicted, measured on real tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.memory import budgets
 from rlhf.memory.rehearse import PHASES, Rehearsals, shortened
 from rlhf.memory.tracker import Tracker
+from rlhf.models.loading import set_up_torch
 from rlhf.recipe import Loaded, Recipe
+from rlhf.telemetry import take_peak, watch_peaks
+from rlhf.trainer import let_go
+
+CUDA = torch.device("cuda")
+Peaks = dict[str, dict[str, int]]  # phase -> {"bytes": allocated, and on CUDA "reserved": by the allocator}
 
 
-def tracked_on_cpu(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
+def tracked_on_cpu(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
     """Bytes of storages alive, as the tracker counts them on real CPU tensors."""
     assert recipe.model.architecture and recipe.model.architecture.vocab_size
-    with Tracker("cpu", PHASES, recipe.model.architecture.vocab_size) as tracker:
+    with alone(), Tracker("cpu", PHASES, recipe.model.architecture.vocab_size) as tracker:
         run_stage(torch.device("cpu"))
     return {phase: {"bytes": peak.bytes} for phase, peak in tracker.peaks().items()}
 
 
-def allocated_on_cuda(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
-    """`torch.cuda.max_memory_allocated` in each phase."""
-    torch.cuda.empty_cache()
-    with _Allocated() as meter:
-        run_stage(torch.device("cuda"))
-    return {phase: {"bytes": peak} for phase, peak in meter.peaks().items()}
+def allocated_on_cuda(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
+    """Peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
+    with alone(), AllocatorPeaks() as meter:
+        run_stage(CUDA)
+        take_peak(CUDA)
+    return meter.peaks
 
 
-class _Allocated(TorchDispatchMode):
-    """Asks CUDA's allocator for its peak whenever a phase begins or ends."""
+@contextmanager
+def alone() -> Iterator[None]:
+    """Free what earlier work has left before a measurement, and what it leaves itself after it, also when it fails.
+
+    A Trainer refers to itself, so that its model lives on until Python's garbage collector runs: a whole base, which
+    would count as the next stage's.
+    """
+    free_unused()
+    try:
+        yield
+    finally:
+        free_unused()
+
+
+def free_unused() -> None:
+    """Free models that nothing refers to any more, and return the allocator's unused memory to the card."""
+    let_go()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class AllocatorPeaks(TorchDispatchMode):
+    """Peaks of torch's CUDA allocator per phase, in `peaks`, while the mode is on.
+
+    Phases are blocks of `torch.profiler.record_function` with a name in PHASES; one inside another is `outer/inner`
+    and counts for both. Telemetry takes peaks as well; each credits the other's phases (`rlhf.telemetry.take_peak`).
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.entered: list[str | None] = []
-        self.found: dict[str, int] = {}
-        torch.cuda.reset_peak_memory_stats()
+        self.peaks: Peaks = {}
+        self._open: list[str | None] = []
+        watch_peaks(self, CUDA)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.profiler._record_function_enter_new.default:
-            self.note()
-            self.entered.append(args[0] if args[0] in PHASES else None)
+            take_peak(CUDA)
+            self._open.append(args[0] if args[0] in PHASES else None)
         elif func is torch.ops.profiler._record_function_exit._RecordFunction:
-            self.note()
-            self.entered.pop()
+            take_peak(CUDA)
+            self._open.pop()
         return func(*args, **(kwargs or {}))
 
-    def note(self) -> None:
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated()
-        phase = [name for name in self.entered if name]
-        for depth in range(len(phase) + 1):
-            name = "/".join(phase[:depth])
-            self.found[name] = max(peak, self.found.get(name, 0))
-        torch.cuda.reset_peak_memory_stats()
-
-    def peaks(self) -> dict[str, int]:
-        self.note()
-        return self.found
+    def credit(self, allocated: int, reserved: int) -> None:
+        """Credit a peak, in bytes, to the phases that are open."""
+        names = [name for name in self._open if name]
+        for depth in range(len(names) + 1):
+            peak = self.peaks.setdefault("/".join(names[:depth]), {"bytes": 0, "reserved": 0})
+            peak["bytes"] = max(peak["bytes"], allocated)
+            peak["reserved"] = max(peak["reserved"], reserved)
 
 
-def measure(loaded: Loaded, stages: list[str]) -> dict[str, dict[str, int]]:
-    """Bytes at the peak of each phase of each stage, with the recipe's settings, random weights and longest rows."""
+@contextmanager
+def measuring(loaded: Loaded) -> Iterator[Callable[[str], Peaks]]:
+    """Yield a function that runs a stage and returns the peaks of its phases.
+
+    A stage takes two steps with the recipe's settings, random weights and the longest rows. Stages that it builds on
+    run first, once.
+    """
+    set_up_torch(loaded.recipe)  # attention kernels and memory cap, as in a run
     watch = tracked_on_cpu if loaded.recipe.hardware.device == "cpu" else allocated_on_cuda
     with shortened():
         rehearse = Rehearsals(None, watch)
-        return {s: {phase: peak["bytes"] for phase, peak in rehearse(loaded, s).items()} for s in stages}
+        yield lambda stage: rehearse(loaded, stage)
+
+
+def pinned_peaks(directory: Path, stage: str) -> dict[str, int]:
+    """Bytes at the peak of each phase of a stage, as the recipe's predicted.json has them."""
+    return {phase: sum(parts.values()) for phase, parts in budgets.pinned(directory)[stage].items()}
+
+
+def beside(stage: str, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[dict[str, Any]]:
+    """One row for each phase that has both peaks, in bytes; `error` is predicted / measured - 1."""
+    return [
+        {
+            "stage": stage,
+            "phase": phase,
+            "predicted_bytes": peak,
+            "measured_bytes": measured[phase],
+            "error": peak / measured[phase] - 1,
+        }
+        for phase, peak in predicted.items()
+        if phase and phase in measured
+    ]
+
+
+def measure(loaded: Loaded, stages: list[str]) -> dict[str, dict[str, int]]:
+    """Bytes at the peak of each phase of each of the stages, as `measuring` has them."""
+    with measuring(loaded) as measure_stage:
+        return {s: {phase: peak["bytes"] for phase, peak in measure_stage(s).items()} for s in stages}

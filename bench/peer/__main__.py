@@ -26,6 +26,7 @@ import torch
 
 from bench.peer.inputs import BATCH, SIZES, make_inputs
 from rlhf.console import OUT, rows_table
+from rlhf.distributed import child_environment
 from rlhf.run import code_version, read_json, read_lines, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,6 @@ PHASES = ("rollout", "score", "update")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
-    "PYTHONPATH": str(ROOT),
     # What `rlhf` asks of glibc itself, for both sides: pages of freed tensors stay with the process.
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
@@ -118,7 +118,10 @@ def run_trl(python: Path, inputs: Path, flags: list[str], steps: int, micro: int
 
 
 def _call(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
+    environment = child_environment(**ENVIRONMENT)
+    if command[0] != sys.executable:  # TRL 1.12 has packages of its own, which ours must not hide
+        environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if "CUDA out of memory" in done.stderr:
         raise OutOfMemory
     if done.returncode:

@@ -5,7 +5,6 @@ accumulation and longest row; all else of TRL's is its default. Ours is the real
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import click
 from bench import steps
 from rlhf import console, recipe
 from rlhf.cli import guarded
+from rlhf.distributed import child_environment
 from rlhf.memory.rehearse import few_steps
 from rlhf.recipe import Loaded
 from rlhf.run import code_version, write_json
@@ -98,7 +98,7 @@ def _trl(loaded: Loaded, stage: str, out: Path, count: int) -> dict[str, Any]:
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
     asked = {"recipe": str(loaded.directory), "overrides": overrides, "stage": stage, "out": str(out)}
     command = [sys.executable, "-m", "bench.peer.trl_supervised", json.dumps(asked)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+    environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")

@@ -137,15 +137,14 @@ def workspaces(recipe: Recipe, stage: str, phase: str) -> int:
 
 def _start(depth: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearse", str(depth)]
-    environment = {**distributed.alone(os.environ), "OMP_NUM_THREADS": "1"}
-    path = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
+    environment = distributed.alone(distributed.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if os.environ.get("RLHF_DEBUG") else subprocess.DEVNULL,
         text=True,
-        env={**environment, "PYTHONPATH": path},
+        env=environment,
     )
 
 

@@ -1,5 +1,6 @@
 """Shares of batches, who may start, how processes are started, and what is said when one ends."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,16 @@ FILES = sorted(RECIPES.glob("*/v*/accelerate-*.yaml"))
 def be(monkeypatch, rank: int, world: int) -> None:
     for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world)):
         monkeypatch.setenv(name, str(value))
+
+
+def test_a_child_finds_this_checkout_and_what_this_process_was_given(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/carried", "/more"]))
+    root = str(RECIPE.parents[2])
+    found = distributed.child_environment(HF_HUB_OFFLINE="1")
+    assert found["PYTHONPATH"].split(os.pathsep) == [root, "/carried", "/more"]
+    assert found["HF_HUB_OFFLINE"] == "1" and found["PATH"] == os.environ["PATH"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert distributed.child_environment()["PYTHONPATH"] == root  # an empty entry would be the working directory
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
+from bench.gpu.command import command as bench_gpu
+from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
 
@@ -49,6 +51,27 @@ def test_rlhf_commands_parse(page):
             command = command.commands[words[0]]
         if len(words) > 1:
             command.make_parser(click.Context(command)).parse_args(words[1:])
+
+
+def test_bench_gpu_commands_parse():
+    commands = []
+    for line in (line for page in PAGES for line in code_of(page)):
+        if line.startswith("python -m bench.gpu"):
+            commands.append(shlex.split(line)[3:])
+        elif line.startswith("make bench-gpu"):
+            given = [word.partition("=")[2] for word in shlex.split(line) if word.startswith("BENCH_ARGS=")]
+            commands.append(shlex.split(" ".join(given)))
+    assert len(commands) > 5
+    for words in commands:
+        options = bench_gpu.make_context("bench.gpu", words).params
+        choose(options["only"])
+        seconds(options["box"])
+
+
+def test_the_page_on_the_first_gpu_hour_has_every_item():
+    page = (ROOT / "docs/first-gpu-hour.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+) \| ([0-9]+) \|", page, re.M)
+    assert rows == [(item.name, f"{item.minutes:g}") for item in ITEMS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import results
+from bench.gpu import record as gpu_record
 from bench.peer import __main__ as peer
 from rlhf import recipe, reproduce
 
@@ -29,6 +30,15 @@ def test_a_record_belongs_to_a_released_recipe_that_has_not_changed_since(file):
         for stage, summary in stages.items():
             assert (summary["stage"], summary["seed"], summary["status"]) == (stage, int(seed), "done")
             assert not summary["modified"]
+
+
+def test_every_record_of_a_gpu_can_be_traced():
+    """Committed code, an unchanged recipe of today, a real GPU, and the place that its content asks for."""
+    for file in sorted((ROOT / "results").rglob("*.json")):
+        record = json.loads(file.read_text())
+        if "gpu_item" in record:
+            assert gpu_record.problems(record, ROOT / "recipes") == [], file
+            assert file.relative_to(ROOT / "results") == gpu_record.place(record)
 
 
 def test_the_page_of_results_is_made_from_the_records():

@@ -1,0 +1,14 @@
+"""What a GPU can tell about this project, most valuable first, within an hour: `python -m bench.gpu`.
+
+plan.py      the items in their order, each with its minutes and the claim that it decides
+__main__.py  the command: checks the machine, runs the items, prints what they decided
+runner.py    one item in a process group of its own, ended when its time is up
+item.py      the program of that process: runs the item's function and writes its record as it goes
+record.py    what a record holds, where it goes below results/, and how a contributed one is checked
+packages.py  which packages are missing, and how to bring them; needs nothing but Python
+
+The items themselves: machine.py (device, graphs, and the allocator under workload.py), attention.py, suites.py
+(tests/gpu), decoding.py and training.py with the table of variants.py, memory.py, speed.py, nf4.py (products of 4-bit
+weights, paged optimizers).
+docs/first-gpu-hour.md is the guide for people.
+"""

@@ -1,0 +1,146 @@
+"""Which attention kernel each shape gets that the stages use, and what the first call of a shape costs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+from bench.gpu.item import Context, with_random_weights
+from bench.gpu.model import shared_base
+from bench.gpu.record import Verdict
+from bench.gpu.variants import cudnn_attention, synchronize
+from rlhf.models.loading import mixed_precision
+from rlhf.rollout import Sampling, sample
+
+KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attention.SDPBackend
+PLAN_MS = 10.0  # more than this beyond a later call is a plan being built
+SHORTER = (0, 3, 24)  # tokens less than the longest row: batches by length have hundreds of lengths
+
+Call = dict[str, Any]  # label, tensors, arguments of scaled_dot_product_attention
+
+
+def measure(context: Context) -> Verdict:
+    """Collect the calls of one decoder layer in training, scoring and decoding, then time each by itself."""
+    loaded = with_random_weights(context.recipe, {"model.architecture.num_hidden_layers": 1})
+    calls = collect(context, loaded)
+    found: dict[str, Any] = context.measured
+    usual = torch.backends.cuda.cudnn_sdp_enabled()
+    found["cudnn_allowed_as_the_stages_run"] = usual
+    for name, allowed in (("as the stages run", usual), ("cuDNN " + ("off" if usual else "allowed"), not usual)):
+        found[name] = {}
+        with cudnn_attention(allowed)(None):
+            for call in calls:
+                try:
+                    found[name][call["label"]] = _time(call)
+                except RuntimeError as error:  # a kernel that refuses a shape is a result
+                    found[name][call["label"]] = f"{type(error).__name__}: {str(error)[:200]}"
+                context.save()
+    return _verdict(
+        found["as the stages run"], {call["label"]: call["mask"] is not None for call in calls}, context.dry_run
+    )
+
+
+def collect(context: Context, loaded: Any) -> list[Call]:
+    """The distinct calls of attention that the code makes, without their being computed, with inputs for each."""
+    shared, codec = shared_base(loaded, context.device, context.scratch)
+    recipe = loaded.recipe
+    rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
+    calls: dict[Any, Call] = {}
+
+    def note(label: str, q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any]) -> None:
+        key = (label.split(",")[0], q.shape, k.shape, mask is None)
+        text = f"{label}, q {tuple(q.shape)}, k {tuple(k.shape)}, {'no mask' if mask is None else 'mask'}"
+        inputs = [torch.randn_like(x, requires_grad=label.startswith("training")) for x in (q, k, v)]
+        calls.setdefault(key, {"label": text, "inputs": inputs, "mask": mask, "more": more})
+
+    for shorter in SHORTER:
+        ids = torch.full((rows, max(2, length - shorter)), 3, device=context.device)
+        for padded in (False, True):
+            mask = torch.ones_like(ids)
+            mask[-1, ids.shape[1] // 2 :] = 0
+            with (
+                recording(f"training{', padded' if padded else ''}", note),
+                mixed_precision(shared.base),
+                torch.no_grad(),
+            ):
+                shared.base.get_decoder()(input_ids=ids, attention_mask=mask if padded else None, use_cache=False)
+    options = recipe.ppo
+    prompts = [[3] * (options.max_prompt_length - row % 3) for row in range(options.rollout_batch_size)]
+    how = Sampling(options.max_prompt_length, options.response_length, 1.0, options.rollout_batch_size)
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        with recording(name, note):
+            yield
+
+    with mock.patch("rlhf.rollout.GRAPHS", False):
+        sample(shared.base, prompts, codec, how, phase=phase)
+    return list(calls.values())
+
+
+@contextmanager
+def recording(label: str, note: Any) -> Iterator[None]:
+    """Attention is noted and answered with zeros, so that no kernel sees its shape yet."""
+
+    def stand_in(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> torch.Tensor:
+        note(label, q, k, v, attn_mask, more)
+        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+
+    with mock.patch.object(F, "scaled_dot_product_attention", stand_in):
+        yield
+
+
+def _time(call: Call) -> dict[str, Any]:
+    """Kernel, and milliseconds of the first and of a later call, with the backward pass where it is training."""
+    q, k, v = call["inputs"]
+    more = {name: value for name, value in call["more"].items() if value is not None}
+
+    def work() -> None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=call["mask"], **more)
+        if out.requires_grad:
+            out.sum().backward()
+
+    chosen = torch._fused_sdp_choice(
+        q,
+        k,
+        v,
+        call["mask"],
+        0.0,
+        more.get("is_causal", False),
+        scale=more.get("scale"),
+        enable_gqa=more.get("enable_gqa", False),
+    )
+    spent = []
+    for _ in range(4):
+        synchronize()
+        start = time.perf_counter()
+        work()
+        synchronize()
+        spent.append(1e3 * (time.perf_counter() - start))
+    return {"kernel": KERNELS.get(chosen, str(chosen)), "first_ms": spent[0], "later_ms": sorted(spent[1:])[1]}
+
+
+def _verdict(table: dict[str, Any], masked: dict[str, bool], dry_run: bool) -> Verdict:
+    """The expected kernel everywhere, and no plan: the first call of each kind loads kernels and is left out."""
+    refused = [label for label, row in table.items() if isinstance(row, str)]
+    if refused:
+        return Verdict(False, f"{refused[0]}: {table[refused[0]]}")
+    other = [
+        f"{label}: {row['kernel']}"
+        for label, row in table.items()
+        if row["kernel"] != ("efficient" if masked[label] else "flash")
+    ]
+    kinds: set[tuple[str, bool]] = set()
+    waits = []
+    for label, row in table.items():
+        kind = (label.split(",")[0], masked[label])
+        if kind in kinds and row["first_ms"] - row["later_ms"] > PLAN_MS:
+            waits.append(f"{label}: {row['first_ms']:.0f} ms")
+        kinds.add(kind)
+    example = f" ({other[0]})" if other else ""
+    why = f"{len(table)} shapes, {len(other)} with another kernel{example}, {len(waits)} with a plan"
+    return Verdict(None if dry_run else not other and not waits, why)

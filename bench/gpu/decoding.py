@@ -1,0 +1,98 @@
+"""Seconds of a decoding step by variant and number of rows, against the bytes that it must read."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from bench.ceilings import ceilings
+from bench.gpu import variants
+from bench.gpu.item import Context, with_random_weights
+from bench.gpu.model import shared_base
+from bench.gpu.record import Verdict, decide
+from bench.gpu.variants import AS_IT_IS, DECODING, synchronize
+from rlhf.data.tokenize import Codec
+from rlhf.models.shared_base import SharedBase
+from rlhf.rollout import Sampling, sample
+
+GOAL = 0.60  # share of a copy's bandwidth; bench/goals.py has the same for whole steps of PPO
+REPEATS = 2  # after one that is not counted
+
+
+def measure(context: Context, rows: list[int]) -> Verdict:
+    """Every variant for every number of rows; the first number is the recipe's and decides."""
+    loaded = with_random_weights(context.recipe)
+    rows = [4] if context.dry_run else rows
+    options = loaded.recipe.ppo
+    found: dict[str, Any] = context.measured
+    found["bandwidth"] = ceilings(context.device, torch.bfloat16)["bandwidth"]
+    shared, codec = shared_base(loaded, context.device, context.scratch)
+    found["prompt"], found["response"] = options.max_prompt_length, options.response_length
+    found["rows"] = {}
+    for count in rows:
+        read = bytes_per_step(shared, count, options.max_prompt_length + options.response_length / 2)
+        table: dict[str, Any] = {"bytes_read": read, "variants": {}}
+        found["rows"][str(count)] = table
+        for name, variant in DECODING.items():
+            try:
+                with variants.in_turn(variant, shared):
+                    row: Any = step_seconds(shared, codec, count, options.max_prompt_length, options.response_length)
+                row["mbu"] = read / row["step_seconds"] / found["bandwidth"]
+            except Exception as error:  # of one variant: a result, and the others still run
+                row = f"{type(error).__name__}: {str(error)[:200]}"
+            table["variants"][name] = row
+            if count == rows[0] and name == AS_IT_IS:  # decides, and may be all that there is time for
+                decided = verdict(row, count, context.dry_run)
+                decide(context.record, decided)
+            context.save()
+    return decided
+
+
+def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
+    """Whether a step as the stages take it reaches the goal."""
+    if isinstance(row, str):
+        return Verdict(False, row)
+    why = f"{1e3 * row['step_seconds']:.2f} ms a step of {count} rows, MBU {row['mbu']:.0%}"
+    return Verdict(None if dry_run else row["mbu"] >= GOAL, why)
+
+
+def step_seconds(shared: SharedBase, codec: Codec, rows: int, prompt: int, response: int) -> dict[str, float]:
+    """Median seconds of a decoding step, captures included, and of the prefill, over whole rollouts."""
+    prompts = [[3 + (7 * row + i) % 40 for i in range(prompt - row % min(7, prompt - 1))] for row in range(rows)]
+    how = Sampling(prompt, response, 1.0, rows)
+    runs = []
+    for seed in range(REPEATS + 1):
+        torch.manual_seed(seed)
+        spent: dict[str, float] = {}
+        sample(shared.base, prompts, codec, how, phase=lambda name, spent=spent: _timed(name, spent))  # type: ignore[misc]
+        runs.append(spent)
+    decode, prefill = (statistics.median(run[name] for run in runs[1:]) for name in ("decode", "prefill"))
+    first = runs[0]["decode"] / (response - 1)
+    return {"step_seconds": decode / (response - 1), "first_step_seconds": first, "prefill_seconds": prefill}
+
+
+@contextmanager
+def _timed(name: str, spent: dict[str, float]) -> Iterator[None]:
+    synchronize()
+    start = time.perf_counter()
+    yield
+    synchronize()
+    spent[name] = spent.get(name, 0.0) + time.perf_counter() - start
+
+
+def bytes_per_step(shared: SharedBase, rows: int, slots: float) -> int:
+    """Bytes that one decoding step must read: weights, the active adapter, keys and values of `slots` tokens a row.
+
+    Embeddings are looked up and do not count, unless they are the output layer, too.
+    """
+    config = shared.base.config
+    embeddings, head = shared.base.get_input_embeddings().weight, shared.base.get_output_embeddings().weight
+    base = [p for name, p in shared.base.named_parameters() if "lora_" not in name]
+    weights = sum(p.numel() * p.element_size() for p in base if p is not embeddings or p is head)
+    adapter = sum(p.numel() * p.element_size() for p in shared.parameters("policy"))
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cached = 2 * config.num_hidden_layers * config.num_key_value_heads * size * rows * slots * head.element_size()
+    return round(weights + adapter + cached)

@@ -1,0 +1,138 @@
+"""`python -m bench.gpu.item NAME RECORD`: one item of the plan, as a process of its own.
+
+The record is written when the item starts and after every figure, so that an item that is cut off loses only what it
+was measuring.
+"""
+
+import importlib
+import os
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bench.gpu import plan, record
+from bench.gpu.plan import Item
+from bench.paths import ROOT
+from rlhf import recipe as recipes
+from rlhf.recipe import Loaded
+from rlhf.run import write_json
+
+if TYPE_CHECKING:
+    import torch
+
+# A dry run takes the CPU recipe with a model and batches so small that only the code is tried.
+TINY: dict[str, Any] = {
+    "model.architecture.hidden_size": 32,
+    "model.architecture.intermediate_size": 64,
+    "model.architecture.num_hidden_layers": 2,
+    "model.architecture.num_attention_heads": 4,
+    "model.architecture.num_key_value_heads": 2,
+    "tokenizer.vocab_size": 64,
+    "lora.r": 4,
+    "ppo.batch_size": 4,
+    "ppo.rollout_batch_size": 4,
+    "ppo.per_device_train_batch_size": 2,
+    "ppo.max_prompt_length": 12,
+    "ppo.response_length": 12,
+    "evaluate.max_prompt_length": 12,
+    "evaluate.response_length": 12,
+    "evaluate.batch_size": 4,
+    **{f"{stage}.max_length": 24 for stage in ("sft", "rm", "dpo")},
+    **{f"{stage}.max_prompt_length": 12 for stage in ("sft", "rm", "dpo")},
+    **{f"{stage}.per_device_train_batch_size": 2 for stage in ("sft", "rm", "dpo")},
+    **{f"{stage}.max_eval_samples": 4 for stage in ("sft", "rm", "ppo", "dpo")},
+}
+
+
+class Context:
+    """What an item's function gets: its recipe, the device, a scratch folder, and the record that it fills.
+
+    `measured` is what was found so far; `save()` puts it on disk.
+    """
+
+    def __init__(self, item: Item, dry_run: bool, scratch: Path, file: Path | None = None):
+        self.item, self.dry_run, self.scratch = item, dry_run, scratch
+        self.loaded = load(item, dry_run)
+        self.record = record.opened(item, dry_run, self.loaded)
+        self.measured: dict[str, Any] = self.record["measured"]
+        self._file = file
+        self.save()
+
+    @property
+    def device(self) -> "torch.device":
+        """The GPU, or the CPU in a dry run."""
+        import torch
+
+        return torch.device("cpu" if self.dry_run else "cuda")
+
+    @property
+    def recipe(self) -> Loaded:
+        """The item's recipe, as it is in its folder; in a dry run the tiny one."""
+        assert self.loaded, f"{self.item.name} has no recipe"
+        return self.loaded
+
+    def save(self) -> None:
+        if self._file:
+            write_json(self._file, self.record)
+
+    def run(self) -> dict[str, Any]:
+        """Run the item's function and return the finished record. An exception becomes the outcome `failed`."""
+        from rlhf.telemetry import device_facts
+
+        module, function = self.item.function.split(":")
+        try:
+            self.record["device"] = device_facts(self.device)
+            self.save()
+            if self.loaded:
+                from rlhf.models.loading import set_up_torch
+
+                set_up_torch(self.loaded.recipe)  # attention kernels, seed and memory cap, as in a run
+            verdict = getattr(importlib.import_module(f"bench.gpu.{module}"), function)(self, **self.item.options)
+            record.decide(self.record, verdict)
+            self.record["outcome"] = "done"
+        except Exception as error:
+            traceback.print_exc()
+            self.record |= {
+                "outcome": "failed",
+                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}",
+            }
+        self.save()
+        return self.record
+
+
+def load(item: Item, dry_run: bool) -> Loaded | None:
+    """The recipe of an item, or the tiny one of a dry run; None where the item has none."""
+    if item.recipe is None:
+        return None
+    return (
+        recipes.load(ROOT / "recipes" / "cpu-tiny" / "v1", TINY)
+        if dry_run
+        else recipes.load(ROOT / "recipes" / item.recipe)
+    )
+
+
+def with_random_weights(loaded: Loaded, changes: Mapping[str, Any] | None = None) -> Loaded:
+    """The recipe with random weights and no downloads."""
+    random = recipes.with_random_weights(loaded.recipe, 64, "longest")
+    return recipes.load(loaded.directory, loaded.overrides | random | dict(changes or {}))
+
+
+@click.command()
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True)
+def main(name: str, file: Path, dry_run: bool) -> None:
+    """Run one item and write its record to FILE. Exit code 1 if it failed."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    (item,) = plan.choose((name,))
+    with tempfile.TemporaryDirectory(prefix="rlhf-gpu-") as scratch:
+        found = Context(item, dry_run, Path(scratch), file).run()
+    raise SystemExit(found["outcome"] == "failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Items about the card alone: what it is, whether decoding steps can be captured, what the allocator wastes."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+from bench.ceilings import ceilings
+from bench.gpu import packages
+from bench.gpu.item import Context
+from bench.gpu.record import Verdict
+from rlhf.distributed import child_environment
+
+OLDEST = (8, 0)  # compute capability with bfloat16 in the matrix units
+WASTE = 0.15  # what rlhf.memory.predict assumes that the allocator reserves beyond what it allocates
+
+
+def device(context: Context) -> Verdict:
+    """The card, its driver and settings, the packages, and the rates of a large product and a large copy."""
+    found = context.measured
+    found["other_packages"], found["without"] = packages.report(), packages.optional()
+    if context.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found["capability"] = [properties.major, properties.minor]
+        found["multiprocessors"] = properties.multi_processor_count
+        found["l2_bytes"] = getattr(properties, "L2_cache_size", None)
+        found["cudnn"] = torch.backends.cudnn.version()
+        found["cudnn_attention"] = torch.backends.cuda.cudnn_sdp_enabled()
+        found["smi"] = _smi("driver_version,clocks.sm,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current")
+    context.save()
+    found["ceilings"] = ceilings(context.device, torch.bfloat16)
+    if context.dry_run:
+        return Verdict(None, "a CPU stands in")
+    capable = tuple(found["capability"]) >= OLDEST
+    others = len(found["other_packages"])
+    rates = found["ceilings"]
+    why = f"{rates['flops'] / 1e12:.0f} TFLOP/s, {rates['bandwidth'] / 1e12:.2f} TB/s, {others} packages differ"
+    return Verdict(capable and not others, why)
+
+
+def _smi(query: str) -> str | None:
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def graphs(context: Context) -> Verdict:
+    """Capture several graphs one after another, bare and in a rollout; the risky variant comes last."""
+    found = context.measured
+    found["own_pool"] = _attempt(lambda: _captures(shared=False))
+    context.save()
+    found["rollout"] = _attempt(_same_tokens)
+    context.save()
+    found["shared_pool"] = _attempt(lambda: _captures(shared=True))
+    tokens = found["rollout"]
+    same = isinstance(tokens, dict) and all(row["share"] == 1.0 for row in tokens.values())
+    return Verdict(
+        found["own_pool"] == "works" and same, f"own pool: {found['own_pool']}; tokens as in plain steps: {same}"
+    )
+
+
+def _attempt(work: Any) -> Any:
+    try:
+        return work()
+    except Exception as error:  # a refused capture is a result
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _captures(shared: bool) -> str:
+    """Capture, replay and drop a product three times; cuBLAS keeps a workspace from the first capture on."""
+    a, b = torch.randn(1024, 1024, device="cuda"), torch.randn(16, 1024, device="cuda")
+    pool = torch.cuda.graph_pool_handle() if shared else None
+    for _ in range(3):
+        _ = b @ a
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            _ = b @ a
+        graph.replay()
+        torch.cuda.synchronize()
+        del graph
+    return "works"
+
+
+def _same_tokens() -> dict[str, dict[str, float]]:
+    """Share of tokens that captured steps draw as plain steps do, in float32, over several windows; per variant."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from bench.gpu.variants import AS_IT_IS, DECODING, Unavailable, in_turn
+    from rlhf.rollout import Sampling, sample
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=1000, **shape)).to("cuda").eval()
+    prompts = [[3 + (7 * row + i) % 900 for i in range(20 + row % 5)] for row in range(12)]
+    how = Sampling(max_prompt_length=32, response_length=160, temperature=1.0, batch_size=12)
+
+    def draw() -> torch.Tensor:
+        torch.manual_seed(1)
+        return sample(model, prompts, _Ids(), how).tokens  # type: ignore[arg-type]
+
+    found = {}
+    with in_turn(DECODING["plain steps"], model):
+        plain = draw()
+    for name in (AS_IT_IS, "one window"):
+        try:
+            with in_turn(DECODING[name], model):
+                drawn = draw()
+        except Unavailable:
+            continue
+        width = min(plain.shape[1], drawn.shape[1])
+        found[name] = {"share": (plain[:, :width] == drawn[:, :width]).float().mean().item()}
+    return found
+
+
+class _Ids:
+    """The two ids that a rollout asks of a codec."""
+
+    pad_id, eos_id = 0, 2
+
+
+def allocator(context: Context) -> Verdict:
+    """Reserved over allocated bytes after batches of many lengths, with and without expandable segments."""
+    settings = {"expandable_segments:True": "expandable", "expandable_segments:False": "fixed"}
+    for setting, name in settings.items():
+        command = [sys.executable, "-m", "bench.gpu.workload", context.device.type]
+        environment = child_environment(PYTORCH_ALLOC_CONF=setting)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"{setting}: {done.stderr.strip()[-500:]}")
+        context.measured[name] = json.loads(done.stdout.splitlines()[-1])
+        context.save()
+    if context.dry_run:
+        return Verdict(None, "a CPU's allocator reserves nothing")
+    waste = {name: row["reserved"] / row["allocated"] - 1 for name, row in context.measured.items()}
+    return Verdict(waste["expandable"] <= WASTE, ", ".join(f"{name}: {share:+.1%}" for name, share in waste.items()))

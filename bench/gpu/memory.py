@@ -1,0 +1,56 @@
+"""Peaks of each phase on the card beside those that the recipe's predicted.json has. Nothing is predicted here."""
+
+from typing import Any
+
+import torch
+
+from bench.gpu.item import Context
+from bench.gpu.record import Verdict
+from bench.memory import budgets
+from bench.memory.measure import beside, measuring, pinned_peaks
+from rlhf.console import quiet_libraries
+
+STAGES = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
+CLOSE = 0.05  # share of the measured peak by which a prediction may miss it
+
+
+def measure(context: Context) -> Verdict:
+    """Two steps of each stage on the longest rows. A stage that does not fit is a result, and the next ones run."""
+    loaded = context.recipe
+    pinned = (loaded.directory / budgets.FILE).exists() and not loaded.modified
+    found: dict[str, Any] = context.measured
+    found |= {"phases": [], "out_of_memory": []}
+    with quiet_libraries(), measuring(loaded) as measure_stage:
+        for stage in STAGES[:2] if context.dry_run else STAGES:
+            try:
+                peaks = measure_stage(stage)
+            except torch.OutOfMemoryError as error:
+                found["out_of_memory"].append({"stage": stage, "error": str(error)[:500]})
+                context.save()
+                continue
+            predicted = pinned_peaks(loaded.directory, stage) if pinned else {}
+            errors = {row["phase"]: row for row in beside(stage, predicted, {p: b["bytes"] for p, b in peaks.items()})}
+            for phase, peak in peaks.items():
+                row = {
+                    "stage": stage,
+                    "phase": phase,
+                    "measured_bytes": peak["bytes"],
+                    "reserved_bytes": peak.get("reserved"),
+                }
+                found["phases"].append(row | errors.get(phase, {}))
+            context.save()
+    return verdict(found)
+
+
+def verdict(found: dict[str, Any]) -> Verdict:
+    """All phases close to their prediction, and none out of memory; None where nothing was predicted."""
+    if found["out_of_memory"]:
+        return Verdict(False, f"out of memory in {', '.join(row['stage'] for row in found['out_of_memory'])}")
+    rows = [row for row in found["phases"] if "error" in row]
+    if not rows:
+        return Verdict(None, "nothing is pinned for this recipe")
+    worst = max(rows, key=lambda row: abs(row["error"]))
+    kept = [row["reserved_bytes"] / row["measured_bytes"] for row in rows if row["reserved_bytes"]]
+    reserved = f"; reserved at most {max(kept) - 1:+.0%} above allocated" if kept else ""
+    why = f"worst of {len(rows)}: {worst['stage']}/{worst['phase']} {worst['error']:+.1%}{reserved}"
+    return Verdict(abs(worst["error"]) <= CLOSE, why)

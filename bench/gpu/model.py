@@ -1,0 +1,30 @@
+"""The recipe's base with random weights and the adapters of PPO's roles, as the decoding and training items need it."""
+
+from pathlib import Path
+
+import torch
+
+from rlhf.data.tokenize import Codec
+from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Loaded
+from rlhf.run import Run
+
+ROLES = ("policy", "reference", "reward", "value")
+
+
+def shared_base(loaded: Loaded, device: torch.device, folder: Path) -> tuple[SharedBase, Codec]:
+    """A base with four LoRA adapters, of which policy and value are trainable, and the stand-in tokenizer.
+
+    `loaded` must have random weights. All adapters are the same new one, B = 0, which is as fast as any. Files are
+    written below `folder`.
+    """
+    run = Run(folder, loaded, "sft")
+    base = load_base(run, device)
+    first = run.path / "adapter"
+    first.mkdir(parents=True)
+    model = new_adapter(base, run)
+    save_adapter(model, run, first)
+    shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"))
+    shared.activate("policy")
+    return shared, load_codec(run)

@@ -1,0 +1,181 @@
+"""4-bit weights: products of few rows by the ways to compute them, and optimizer states that are paged."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bench.gpu.item import Context
+from bench.gpu.record import Verdict
+from bench.gpu.variants import Unavailable, synchronize
+
+ROWS = (1, 4, 5, 8, 10, 16, 20, 32, 64)
+RING = 256_000_000  # bytes of packed weights that are used in turn: more than any card's second-level cache
+AS_FAST = 1.1  # the dispatched choice may take this much of the fastest one's time
+REPEATS = 5
+
+
+def products(context: Context) -> Verdict:
+    """Microseconds of each linear layer's product by number of rows and by choice, with weights out of the cache."""
+    import bitsandbytes
+
+    architecture = context.recipe.recipe.model.architecture
+    assert architecture
+    hidden, inner = architecture.hidden_size, architecture.intermediate_size
+    keys = hidden // architecture.num_attention_heads * architecture.num_key_value_heads
+    shapes = {"query, output": (hidden, hidden), "key, value": (keys, hidden), "gate, up": (inner, hidden)}
+    shapes |= {"down": (hidden, inner)}
+    table: dict[str, Any] = context.measured
+    half = torch.bfloat16
+    for name, (out, width) in shapes.items():
+        if list(shapes.values()).index((out, width)) < list(shapes).index(name):
+            continue  # keys are as wide as queries
+        count = 2 if context.dry_run else max(4, RING // (out * width // 2))
+        dense = torch.randn(out, width, dtype=half, device=context.device)
+        packed = [
+            bitsandbytes.functional.quantize_4bit(dense, compress_statistics=True, quant_type="nf4")
+            for _ in range(count)
+        ]
+        # bfloat16 weights are four times as large: a ring of a quarter as many has the same bytes
+        rings: dict[str, Any] = {"packed": packed, "dense": [dense.clone() for _ in range(max(2, count // 4))]}
+        for rows in ROWS[:2] if context.dry_run else ROWS:
+            x = torch.randn(rows, width, dtype=half, device=context.device)
+            table[f"{name} {out}x{width}, {rows} rows"] = {
+                choice: _microseconds(choice, x, rings) for choice in CHOICES if _applies(choice, rows)
+            }
+            context.save()
+        del rings, packed, dense
+    return _verdict(context)
+
+
+@contextmanager
+def dispatched(fused: bool) -> Iterator[None]:
+    """bitsandbytes takes its fused kernel, or unpacks the weight, whatever its own rule says."""
+    if not torch.cuda.is_available():
+        raise Unavailable("needs CUDA")
+    from bitsandbytes.backends.cuda import ops
+
+    name = "_gemm_4bit_use_custom_fn"
+    if not hasattr(ops, name):
+        raise Unavailable(f"this bitsandbytes has no {name}")
+    usual = getattr(ops, name)
+    setattr(ops, name, lambda *_: fused)
+    try:
+        yield
+    finally:
+        setattr(ops, name, usual)
+
+
+# name -> (rows that go together or None for all, how bitsandbytes is made to choose)
+CHOICES: dict[str, tuple[int | None, Callable[[], Any]]] = {
+    "as dispatched": (None, nullcontext),
+    "fused": (None, lambda: dispatched(True)),
+    "unpacked": (None, lambda: dispatched(False)),
+    "fused in groups of 8": (8, lambda: dispatched(True)),
+    "fused in groups of 5": (5, lambda: dispatched(True)),
+    "bfloat16 weight": (None, nullcontext),
+}
+
+
+def _applies(choice: str, rows: int) -> bool:
+    group = CHOICES[choice][0]
+    return group is None or rows > group
+
+
+def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float | str:
+    """Median microseconds of one product, over a whole ring of weights."""
+    import bitsandbytes
+
+    group, switch = CHOICES[choice]
+    parts = x.split(group) if group else (x,)
+
+    def packed() -> None:
+        for weight, state in rings["packed"]:
+            found = [bitsandbytes.matmul_4bit(part, weight, quant_state=state) for part in parts]
+            if group:
+                torch.cat(found)
+
+    def dense() -> None:
+        for weight in rings["dense"]:
+            F.linear(x, weight)
+
+    work, ring = (dense, "dense") if choice == "bfloat16 weight" else (packed, "packed")
+    try:
+        with switch(), torch.no_grad():
+            work()
+            spent = []
+            for _ in range(REPEATS):
+                synchronize()
+                start = time.perf_counter()
+                work()
+                synchronize()
+                spent.append(time.perf_counter() - start)
+    except (Unavailable, RuntimeError) as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return 1e6 * statistics.median(spent) / len(rings[ring])
+
+
+def _verdict(context: Context) -> Verdict:
+    slower: dict[str, float] = {}
+    for name, row in context.measured.items():
+        ways = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
+        if "as dispatched" not in ways:
+            return Verdict(False, f"{name}: {row['as dispatched']}")
+        slower[name] = ways["as dispatched"] / min(ways.values())
+    worst = max(slower, key=slower.__getitem__)
+    count = sum(ratio > AS_FAST for ratio in slower.values())
+    why = f"{count} of {len(slower)} products could be faster; {worst}: by a factor of {slower[worst]:.2f}"
+    return Verdict(None if context.dry_run else slower[worst] <= AS_FAST, why)
+
+
+def paged(context: Context) -> Verdict:
+    """Ten steps of 8-bit AdamW with states in managed memory and without, on LoRA weights of the recipe's shape."""
+    import bitsandbytes
+    from bitsandbytes.functional import GlobalPageManager
+
+    recipe = context.recipe.recipe
+    assert recipe.model.architecture
+    hidden, inner = recipe.model.architecture.hidden_size, recipe.model.architecture.intermediate_size
+    layer = [(recipe.lora.r, hidden), (hidden, recipe.lora.r), (recipe.lora.r, inner), (inner, recipe.lora.r)]
+    shapes = list(itertools.chain.from_iterable([layer] * recipe.model.architecture.num_hidden_layers))
+    found: dict[str, Any] = context.measured
+    weights = {}
+    for name, kind in (("unpaged", bitsandbytes.optim.AdamW8bit), ("paged", bitsandbytes.optim.PagedAdamW8bit)):
+        weights[name], found[name] = _updates(kind, shapes, context.device)
+        context.save()
+    pages = GlobalPageManager.get_instance().paged_tensors
+    found["paged_bytes"] = sum(page.numel() * page.element_size() for page in pages)
+    same = all(torch.equal(a, b) for a, b in zip(weights["unpaged"], weights["paged"], strict=True))
+    found["same_weights"] = same
+    ratio = found["paged"]["step_seconds"] / found["unpaged"]["step_seconds"]
+    why = f"{found['paged_bytes'] / 1e6:.0f} MB paged, same weights: {same}, {ratio:.2f} times the time"
+    return Verdict(bool(found["paged_bytes"]) and same, why)
+
+
+def _updates(
+    kind: Any, shapes: list[tuple[int, int]], device: torch.device, steps: int = 10
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Weights after some steps with random gradients; seconds of a step, bytes of its states in torch's allocator."""
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
+    gradients = [torch.empty_like(parameter) for parameter in parameters]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    before = torch.cuda.memory_allocated()
+    optimizer = kind(parameters, lr=1e-3)
+    spent = []
+    for _ in range(steps):
+        for gradient in gradients:
+            gradient.normal_()
+        synchronize()
+        start = time.perf_counter()
+        optimizer.step()
+        synchronize()
+        spent.append(time.perf_counter() - start)
+    held = torch.cuda.memory_allocated() - before
+    return [p.detach() for p in parameters], {"step_seconds": statistics.median(spent), "state_bytes_allocated": held}

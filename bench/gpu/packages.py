@@ -1,0 +1,119 @@
+"""Packages that the GPU benchmark needs, and how to bring the missing ones. Uses nothing but the standard library."""
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+IMPORTED_AS = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml"}  # where a project's name is not its module's
+EVALUATE_ONLY = ("rouge-score", "sacrebleu")  # dependencies that only the stage `evaluate` imports
+OPTIONAL = {
+    "bitsandbytes": "the items with 4-bit weights and paged optimizers",
+    "pytest": "the items that run tests/gpu",
+    "nvidia-ml-py": "energy and the memory of the whole card",
+}
+
+
+def required(pyproject: Path = ROOT / "pyproject.toml") -> dict[str, str]:
+    """The dependencies that the benchmark needs, name -> version specifier, as pyproject.toml has them."""
+    import tomllib
+
+    lines = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["dependencies"]
+    parts = [re.split(r"(?=[<>=!~])", line, maxsplit=1) for line in lines]
+    found = {name.split("[")[0].strip(): "".join(specifier).strip() for name, *specifier in parts}
+    return {name: specifier for name, specifier in found.items() if name not in EVALUATE_ONLY}
+
+
+def installed_version(name: str) -> str | None:
+    """The version of an installed package; "unknown" where it can be imported but has no metadata; None if absent."""
+    module = IMPORTED_AS.get(name.lower(), name.replace("-", "_"))
+    if importlib.util.find_spec(module) is None:
+        return None
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        return str(getattr(importlib.import_module(module), "__version__", "unknown"))
+    except Exception:  # a damaged package raises whatever it likes; its items will say so
+        return "unknown"
+
+
+def fits(version: str, specifier: str) -> bool | None:
+    """Whether a version satisfies a specifier such as `==2.13.*`; None where that cannot be told."""
+    try:
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion, Version
+    except ImportError:
+        return None
+    try:
+        return Version(version) in SpecifierSet(specifier, prereleases=True)
+    except InvalidVersion:
+        return None
+
+
+def missing() -> list[str]:
+    """Names of the required packages that cannot be imported."""
+    return [name for name in required() if installed_version(name) is None]
+
+
+def report() -> list[str]:
+    """One line for each required package that is missing or has another version than the project is written for."""
+    lines = []
+    for name, specifier in required().items():
+        version = installed_version(name)
+        if version is None:
+            lines.append(f"missing: {name} {specifier}")
+        elif fits(version, specifier) is False:
+            lines.append(f"other version: {name} {version}, the project is written for {specifier}")
+    return lines
+
+
+def indirect() -> list[str]:
+    """One line for each missing package that a required one asks for, as far as their metadata tell.
+
+    Torch's own are left out: how it finds CUDA's libraries depends on how it was installed.
+    """
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return []
+    lines = []
+    for name in required():
+        try:
+            asked = [] if name == "torch" else [Requirement(line) for line in importlib.metadata.requires(name) or []]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for needed in asked:
+            if (needed.marker is None or needed.marker.evaluate({"extra": ""})) and not _present(needed.name):
+                lines.append(f"missing: {needed.name}, needed by {name}")
+    return list(dict.fromkeys(lines))
+
+
+def _present(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return installed_version(name) is not None
+    return True
+
+
+def optional() -> list[str]:
+    """One line for each missing package that only some items need."""
+    return [f"missing: {name}, needed by {what}" for name, what in OPTIONAL.items() if installed_version(name) is None]
+
+
+def way_out(names: list[str]) -> str:
+    """How to bring packages to this machine, with a network and without one."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    listed = " ".join(names)
+    return f"""With a network here:     pip install '.[gpu]' pytest   (or: make setup EXTRAS=gpu,dev)
+Without one, on a machine that has it, in this checkout:
+  pip download --only-binary=:all: --no-deps --python-version {python} --platform manylinux_2_28_x86_64 \\
+      -c requirements/cpu.txt -d wheels {listed}
+then copy the folder `wheels` here and
+  pip install --no-index --no-deps --target carried wheels/*.whl
+  PYTHONPATH=carried python -m bench.gpu
+What these packages need themselves the next --check names."""

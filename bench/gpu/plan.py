@@ -1,0 +1,172 @@
+"""The items of the GPU benchmark in the order in which they run: what is worth most for a minute comes first."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import click
+
+H100, RTX4090 = "h100-mistral-7b/v2", "4090-llama2-7b/v2"
+SMALL_CARD = {"RLHF_VRAM_CAP": "24GB"}  # a larger card is held to the memory of an RTX 4090
+
+
+class Item(NamedTuple):
+    """One item: a process of its own that gets at most `minutes` and writes one record."""
+
+    name: str
+    minutes: float
+    claim: str  # what its record decides
+    function: str  # module and function below bench.gpu; called with a Context and the options
+    recipe: str | None = None  # folder below recipes/ whose shapes it uses; None: it is about the card alone
+    options: Mapping[str, Any] = {}
+    stand_in: bool = True  # whether a dry run can do it on a CPU
+    modules: tuple[str, ...] = ()  # packages that not every machine has
+    environment: Mapping[str, str] = {}
+
+
+ITEMS = (
+    Item(
+        "device",
+        1,
+        "The card, its driver and the packages are those that the recipes are written for.",
+        "machine:device",
+    ),
+    Item(
+        "graphs",
+        1,
+        "Decoding steps can be captured as CUDA graphs again and again, and draw the tokens of plain steps.",
+        "machine:graphs",
+        stand_in=False,
+    ),
+    Item(
+        "attention",
+        2,
+        "Attention takes flash without a mask and the memory-efficient kernel with one, as memory predictions assume, "
+        "and no new shape waits for a plan.",
+        "attention:measure",
+        H100,
+    ),
+    Item(
+        "allocator",
+        1,
+        "With expandable segments the allocator reserves at most 15 % more than it allocates.",
+        "machine:allocator",
+    ),
+    Item(
+        "chain-bf16",
+        3,
+        "SFT, reward model, PPO and DPO run in bfloat16, and DPO starts at its reference.",
+        "suites:measure",
+        options={"tests": ["tests/gpu", "tests/invariants/test_rollout.py"], "choose": "chain and none or captured"},
+        modules=("pytest",),
+    ),
+    Item(
+        "chain-nf4",
+        3,
+        "SFT, reward model, PPO and DPO run on a 4-bit base, with a paged optimizer that pages.",
+        "suites:measure",
+        options={"tests": ["tests/gpu"], "choose": "chain and nf4"},
+        modules=("pytest", "bitsandbytes"),
+    ),
+    Item(
+        "decoding",
+        5,
+        "A decoding step of 16 rows reads at 60 % of the bandwidth of a large copy.",
+        "decoding:measure",
+        H100,
+        {"rows": [16, 8, 32]},
+    ),
+    Item(
+        "training",
+        3,
+        "A micro-batch is bound by the GPU and not by its host, and switching roles takes less than 5 ms.",
+        "training:measure",
+        H100,
+    ),
+    Item(
+        "memory-h100",
+        4,
+        "The peak of every phase is within 5 % of what predicted.json has.",
+        "memory:measure",
+        H100,
+    ),
+    Item(
+        "memory-4090",
+        4,
+        "The peak of every phase is within 5 % of what predicted.json has, and every stage fits 24 GB.",
+        "memory:measure",
+        RTX4090,
+        modules=("bitsandbytes",),
+        environment=SMALL_CARD,
+    ),
+    Item(
+        "speed-h100",
+        6,
+        "SFT and DPO reach 42 % of the rate of a large product; PPO decodes at 60 % of the bandwidth of a large copy; "
+        "SFT, reward model and PPO take 4 hours.",
+        "speed:measure",
+        H100,
+        {"shape": "longest", "stages": ["sft", "rm", "ppo", "dpo"]},
+    ),
+    Item(
+        "nf4",
+        2,
+        "What bitsandbytes chooses for the rows of a decoding step is the fastest choice when weights are cold.",
+        "nf4:products",
+        RTX4090,
+        modules=("bitsandbytes",),
+    ),
+    Item(
+        "ppo-4090",
+        5,
+        "PPO of the 24 GB recipe runs as `rlhf run` within 24 GB.",
+        "speed:measure",
+        RTX4090,
+        {"shape": "hh", "stages": ["ppo"]},
+        modules=("bitsandbytes",),
+        environment=SMALL_CARD,
+    ),
+    Item(
+        "decoding-nf4",
+        3,
+        "A decoding step on a 4-bit base reads its packed weights at 60 % of the bandwidth of a large copy.",
+        "decoding:measure",
+        RTX4090,
+        {"rows": [20, 8]},
+        modules=("bitsandbytes",),
+    ),
+    Item(
+        "small-memory",
+        4,
+        "Memory of a small model is as predicted in every phase, and a micro-batch changes gradients by rounding only.",
+        "suites:measure",
+        options={"tests": ["tests/gpu"], "choose": "not chain"},
+        modules=("pytest", "bitsandbytes"),
+    ),
+    Item(
+        "paged",
+        2,
+        "Paged 8-bit AdamW makes the updates of the unpaged one, with its states outside of the allocator.",
+        "nf4:paged",
+        RTX4090,
+        stand_in=False,
+        modules=("bitsandbytes",),
+    ),
+)
+
+
+def choose(only: tuple[str, ...]) -> list[Item]:
+    """The items with these names, in the order of the plan; all of them where there are no names."""
+    known = [item.name for item in ITEMS]
+    for name in only:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is no item; there are {', '.join(known)}", param_hint="--only")
+    return [item for item in ITEMS if not only or item.name in only]
+
+
+def seconds(box: str) -> float:
+    """`9m` -> 540. Raises a usage error for anything else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", box)
+    if not match:
+        raise click.BadParameter(f"{box!r}: write 90s, 9m or 1h", param_hint="--box")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]

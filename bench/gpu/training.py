@@ -1,0 +1,125 @@
+"""Seconds of a micro-batch by variant, how much of it the host needs to queue the work, and of a role switch."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.ceilings import ceilings
+from bench.gpu import variants
+from bench.gpu.item import Context, with_random_weights
+from bench.gpu.model import shared_base
+from bench.gpu.record import Verdict
+from bench.gpu.variants import AS_IT_IS, TRAINING, synchronize
+from rlhf.models.loading import mixed_precision
+from rlhf.models.shared_base import SharedBase
+
+HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
+SWITCH_MS = 5.0
+REPEATS = 5
+
+
+def measure(context: Context) -> Verdict:
+    """Forward and backward pass of the decoder in micro-batches of SFT and PPO; the output layer is not in it."""
+    loaded = with_random_weights(context.recipe)
+    recipe = loaded.recipe
+    found: dict[str, Any] = context.measured
+    found["flops"] = ceilings(context.device, torch.bfloat16)["flops"]
+    shared, _ = shared_base(loaded, context.device, context.scratch)
+    sizes = {
+        "sft": (recipe.sft.per_device_train_batch_size, recipe.sft.max_length),
+        "ppo": (recipe.ppo.per_device_train_batch_size, recipe.ppo.max_prompt_length + recipe.ppo.response_length),
+    }
+    found["switch_ms"] = switch_ms(shared)
+    found["micro_batches"] = {}
+    for stage, (rows, length) in sizes.items():
+        table: dict[str, Any] = {"rows": rows, "length": length, "variants": {}}
+        found["micro_batches"][stage] = table
+        for name, variant in TRAINING.items():
+            for padded in (False, True):
+                row: Any
+                try:
+                    with variants.in_turn(variant, shared):
+                        row = micro_batch(shared, rows, length, padded)
+                    row["mfu"] = row["operations"] / row["seconds"] / found["flops"]
+                except Exception as error:  # of one variant: a result, and the others still run
+                    row = f"{type(error).__name__}: {str(error)[:200]}"
+                table["variants"][f"{name}, padded" if padded else name] = row
+                context.save()
+    usual = {stage: table["variants"][AS_IT_IS] for stage, table in found["micro_batches"].items()}
+    if failed := [row for row in usual.values() if isinstance(row, str)]:
+        return Verdict(False, failed[0])
+    host = max(row["host_seconds"] / row["seconds"] for row in usual.values())
+    why = f"host {host:.0%} of the time, role switch {found['switch_ms']:.1f} ms, SFT's MFU {usual['sft']['mfu']:.0%}"
+    return Verdict(None if context.dry_run else host <= HOST and found["switch_ms"] <= SWITCH_MS, why)
+
+
+def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dict[str, float | None]:
+    """Median seconds of forward and backward pass; of it until the host had queued all; of a pass without gradients.
+
+    `padded`: the last row is half padding, on the right, with a mask that says so. `operations` are those of products
+    and attention, as torch counts them; 4-bit products are not among them.
+    """
+    device = shared.device
+    ids = torch.randint(3, 40, (rows, length), device=device)
+    mask = torch.ones_like(ids) if padded else None
+    if mask is not None:
+        mask[-1, length // 2 :] = 0
+
+    def forward() -> torch.Tensor:
+        with mixed_precision(shared.base):
+            decoder = shared.base.get_decoder()
+            return decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state.float().sum()
+
+    def both() -> None:
+        forward().backward()
+
+    def scoring() -> None:
+        with torch.no_grad():
+            forward()
+
+    shared.base.train()
+    with FlopCounterMode(display=False) as counter:
+        both()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds, host = timed(both)
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    shared.base.eval()
+    only, _ = timed(scoring)
+    shared.base.zero_grad(set_to_none=True)
+    return {
+        "seconds": seconds,
+        "host_seconds": host,
+        "scoring_seconds": only,
+        "operations": counter.get_total_flops(),
+        "peak_bytes": peak,
+    }
+
+
+def timed(work: Callable[[], None]) -> tuple[float, float]:
+    """Median seconds until the device is done, and until the host has queued the work; after one call to warm up."""
+    work()
+    whole, host = [], []
+    for _ in range(REPEATS):
+        synchronize()
+        start = time.perf_counter()
+        work()
+        host.append(time.perf_counter() - start)
+        synchronize()
+        whole.append(time.perf_counter() - start)
+    return statistics.median(whole), statistics.median(host)
+
+
+def switch_ms(shared: SharedBase) -> float:
+    """Median milliseconds of making another role active, policy and value in turn, as in PPO's micro-batches."""
+    spent = []
+    for _ in range(REPEATS):
+        for role in ("value", "policy"):
+            start = time.perf_counter()
+            shared.activate(role)
+            spent.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(spent)

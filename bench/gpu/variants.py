@@ -1,0 +1,135 @@
+"""Ways to do the same work, each a context manager around it. A new switch gets a line in DECODING or TRAINING.
+
+A variant is called with the shared base (or with a plain model) and is on inside its `with` block. Unavailable means
+that the code measured here has no such switch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from rlhf import rollout
+
+
+class Unavailable(Exception):
+    """The code has no such switch."""
+
+
+Variant = Callable[[Any], AbstractContextManager[None]]
+
+
+def as_it_is(shared: Any) -> AbstractContextManager[None]:
+    """Change nothing."""
+    return nullcontext()
+
+
+def setting(module: ModuleType, name: str, value: Any) -> Variant:
+    """A module's constant has another value."""
+
+    @contextmanager
+    def variant(shared: Any) -> Iterator[None]:
+        if not hasattr(module, name):
+            raise Unavailable(f"{module.__name__} has no {name}")
+        usual = getattr(module, name)
+        setattr(module, name, value)
+        try:
+            yield
+        finally:
+            setattr(module, name, usual)
+
+    return variant
+
+
+def lora_casts(on: bool) -> Variant:
+    """peft casts the input of every LoRA layer to the adapter's type, or leaves that to autocast."""
+
+    @contextmanager
+    def variant(shared: Any) -> Iterator[None]:
+        layers = [m for m in shared.base.modules() if hasattr(m, "cast_input_dtype_enabled")]
+        if not layers:
+            raise Unavailable("no layer has cast_input_dtype_enabled")
+        usual = [layer.cast_input_dtype_enabled for layer in layers]
+        for layer in layers:
+            layer.cast_input_dtype_enabled = on
+        try:
+            yield
+        finally:
+            for layer, value in zip(layers, usual, strict=True):
+                layer.cast_input_dtype_enabled = value
+
+    return variant
+
+
+@contextmanager
+def no_adapters(shared: Any) -> Iterator[None]:
+    """The base alone: what adapters cost at most."""
+    shared.activate("base")
+    try:
+        yield
+    finally:
+        shared.activate("policy")
+
+
+@contextmanager
+def frozen_role(shared: Any) -> Iterator[None]:
+    """A frozen adapter instead of a trained one."""
+    shared.activate("reference")
+    try:
+        yield
+    finally:
+        shared.activate("policy")
+
+
+def cudnn_attention(on: bool) -> Variant:
+    """Whether torch may choose cuDNN's attention."""
+
+    @contextmanager
+    def variant(shared: Any) -> Iterator[None]:
+        usual = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(on)
+        try:
+            yield
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(usual)
+
+    return variant
+
+
+AS_IT_IS = "as the stages run"
+# The first entry is what a run does; the others differ from it in one thing. Lean LoRA and other switches that decoding
+# or training get later belong here.
+DECODING: dict[str, Variant] = {
+    AS_IT_IS: as_it_is,
+    "plain steps": setting(rollout, "GRAPHS", False),
+    "one window": setting(rollout, "WINDOW", 4096),
+    "windows of 64": setting(rollout, "WINDOW", 64),
+    "LoRA inputs cast": lora_casts(True),
+    "LoRA inputs not cast": lora_casts(False),
+    "frozen role": frozen_role,
+    "no adapters": no_adapters,
+}
+TRAINING: dict[str, Variant] = {
+    AS_IT_IS: as_it_is,
+    "LoRA inputs cast": lora_casts(True),
+    "LoRA inputs not cast": lora_casts(False),
+    "cuDNN attention allowed": cudnn_attention(True),
+    "cuDNN attention off": cudnn_attention(False),
+}
+
+
+@contextmanager
+def in_turn(variant: Variant, shared: Any) -> Iterator[None]:
+    """Enter a variant with the device idle before and after, so that no work runs under another's switches."""
+    synchronize()
+    with variant(shared):
+        yield
+        synchronize()
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

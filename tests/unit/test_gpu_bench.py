@@ -1,0 +1,443 @@
+"""The GPU benchmark without a GPU: its plan, its processes, its records, and every item on a stand-in."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import results
+from bench.gpu import attention, command, memory, nf4, packages, plan, record, runner, speed, suites, variants
+from bench.gpu.item import Context
+from bench.gpu.plan import ITEMS, RTX4090
+from bench.gpu.record import Verdict
+from rlhf import rollout
+from rlhf.cli import guarded
+
+ROOT = Path(__file__).parents[2]
+BY_NAME = {item.name: item for item in ITEMS}
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def gpu_bench(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `python -m bench.gpu <arguments>`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["bench.gpu", *arguments])
+    code = 0
+    try:
+        guarded(command.command)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def good_record(name: str = "memory-4090") -> dict:
+    """A record as a GPU would leave it."""
+    item = BY_NAME[name]
+    found = record.opened(item, False, None if item.recipe is None else runner.load(item, False))
+    found |= {"outcome": "done", "seconds": 1.0, "device": {"type": "cuda", "name": "NVIDIA H200"}}
+    found["code"] = {"commit": "0123456789" * 4, "dirty": False}
+    record.decide(found, Verdict(True, "all | well"))
+    return found
+
+
+# ---- the plan ----
+
+
+def test_the_plan_is_in_order_and_everything_in_it_exists():
+    names = [item.name for item in ITEMS]
+    assert len(set(names)) == len(names)
+    assert names[:2] == ["device", "graphs"], "what all others depend on comes first"
+    assert names.index("chain-bf16") < names.index("decoding") < names.index("memory-h100") < names.index("speed-h100")
+    assert names[-1] == "paged", "managed memory may disturb what comes after it"
+    assert sum(item.minutes for item in ITEMS) <= 60
+    for item in ITEMS:
+        module, function = item.function.split(":")
+        assert callable(getattr(importlib.import_module(f"bench.gpu.{module}"), function)), item.name
+        assert item.claim.endswith("."), item.name
+        if item.recipe:
+            assert (ROOT / "recipes" / item.recipe / "predicted.json").exists(), item.name
+
+
+def test_the_plan_can_be_read_without_a_gpu(monkeypatch, capsys):
+    code, out, _ = gpu_bench(monkeypatch, capsys, "--list")
+    assert code == 0
+    assert [name for name in re.findall(r"│ ([\w-]+) +│ [0-9]", out) if name in BY_NAME] == list(BY_NAME)
+    assert "A decoding step of 16 rows reads at 60 %" in out
+
+
+def test_an_unknown_item_or_a_box_without_unit_is_refused(monkeypatch, capsys):
+    assert gpu_bench(monkeypatch, capsys, "--only", "fast")[0] == 2
+    code, _, err = gpu_bench(monkeypatch, capsys, "--box", "9")
+    assert code == 2 and "write 90s, 9m or 1h" in err
+    assert [plan.seconds(box) for box in ("90s", "1.5m", "1h")] == [90, 90, 3600]
+
+
+@no_gpu
+def test_without_a_gpu_it_refuses_at_once(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(runner, "run", lambda *_: pytest.fail("an item was started"))
+    code, out, err = gpu_bench(monkeypatch, capsys, "--out", str(tmp_path / "out"))
+    assert code == 1 and out == ""
+    assert len(err.strip().splitlines()) == 1 and "sees none" in err and "--dry-run" in err
+    assert not (tmp_path / "out").exists()
+
+
+# ---- the command, from end to end ----
+
+
+@no_gpu
+def test_a_dry_run_leaves_records_and_says_what_it_could_not_do(tmp_path):
+    words = ["--dry-run", "--out", str(tmp_path), "--only", "device", "--only", "graphs"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}  # a child must still find this checkout
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "graphs: skipped (cannot run without CUDA)" in done.stdout
+    rows = {row["gpu_item"]: row for row in command.records(tmp_path)}
+    assert list(rows) == ["device", "graphs"]
+    assert [row["outcome"] for row in rows.values()] == ["done", "skipped"]
+    assert all(set(row) == record.KEYS and row["dry_run"] and row["verdict"] is None for row in rows.values())
+    assert rows["device"]["measured"]["ceilings"]["bandwidth"] > 0
+    assert rows["device"]["environment"]["PYTORCH_ALLOC_CONF"]
+    assert not list((tmp_path / "unfinished").iterdir())
+    assert (tmp_path / runner.RECORDS / record.place(rows["device"])).exists()
+
+
+def test_items_wait_for_nothing_once_the_box_is_used_up(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(runner, "run", lambda *_: pytest.fail("an item was started"))
+    words = ("--dry-run", "--box", "5s", "--only", "device", "--only", "allocator", "--out", str(tmp_path))
+    code, out, _ = gpu_bench(monkeypatch, capsys, *words)
+    assert code == 0 and out.count("skipped (the time box was used up before it)") == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict", "code"), [("done", "holds", 0), ("failed", None, 1), ("done", "does not hold", 1)]
+)
+def test_the_exit_code_says_whether_all_went_well(monkeypatch, capsys, tmp_path, outcome, verdict, code):
+    found = good_record("device") | {"outcome": outcome, "verdict": verdict}
+    monkeypatch.setattr(runner, "run", lambda item, out, limit, dry_run: found)
+    words = ("--dry-run", "--only", "device", "--out", str(tmp_path))
+    assert gpu_bench(monkeypatch, capsys, *words)[0] == code
+
+
+def test_without_packages_it_says_how_to_bring_them():
+    done = subprocess.run([sys.executable, "-S", "-m", "bench.gpu"], cwd=ROOT, env={}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "missing: torch ==2.13.*" in done.stdout and "pip download" in done.stdout
+    assert done.stderr.startswith("error: bench.gpu cannot run without torch, transformers")
+
+
+def test_versions_are_read_tolerantly(monkeypatch, tmp_path):
+    (tmp_path / "carried_package.py").write_text("__version__ = '1.2.3'")  # a module without metadata
+    monkeypatch.syspath_prepend(tmp_path)
+    assert packages.installed_version("carried-package") == "1.2.3"
+    assert packages.installed_version("no-such-package") is None
+    assert packages.fits("2.13.0+cpu", "==2.13.*") is True
+    assert packages.fits("5.17.0", "==5.23.*") is False
+    assert packages.fits("unknown", "==5.23.*") is None
+    assert {"torch", "trl", "pyyaml"} <= set(packages.required()) and "sacrebleu" not in packages.required()
+
+
+# ---- processes ----
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and waits to be collected does not."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def pid_in(file: Path) -> int:
+    end = time.monotonic() + 20
+    while not (file.exists() and file.read_text().strip()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("script", "limit", "code"),
+    [
+        ("sleep 60 & echo $! > {file}; wait", 2.0, None),
+        ("trap '' TERM; sleep 60 & echo $! > {file}; wait; sleep 60", 2.0, None),  # it will not end when asked
+        ("sleep 60 & echo $! > {file}", 60.0, 0),  # the leader ends and leaves its child
+    ],
+)
+def test_no_process_of_an_item_is_left(tmp_path, monkeypatch, script, limit, code):
+    monkeypatch.setattr(runner, "end_group", lambda leader: end(leader, grace=0.5))
+    file = tmp_path / "pid"
+    begun = time.monotonic()
+    with open(tmp_path / "log", "w") as log:
+        found = runner.run_group(["bash", "-c", script.format(file=file)], limit, log, os.environ)
+    assert found == code
+    assert time.monotonic() - begun < 30
+    grandchild = pid_in(file)
+    until = time.monotonic() + 5
+    while alive(grandchild) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not alive(grandchild)
+
+
+end = runner.end_group
+
+
+def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatch):
+    def cut_off(command, limit, output, environment):
+        file = Path(command[4])
+        file.write_text(json.dumps(good_record("decoding") | {"outcome": "started", "measured": {"rows": {"8": {}}}}))
+        assert environment["RLHF_VRAM_CAP"] == "24GB"
+
+    monkeypatch.setattr(runner, "run_group", cut_off)
+    item = BY_NAME["decoding"]._replace(environment=plan.SMALL_CARD)
+    found = runner.run(item, tmp_path, 60.0, False)
+    assert found["outcome"] == "timed out" and found["error"] == "not done after 60 s"
+    assert found["measured"] == {"rows": {"8": {}}} and found["environment"]["RLHF_VRAM_CAP"] == "24GB"
+    assert json.loads((tmp_path / runner.RECORDS / record.place(found)).read_text()) == found
+
+
+def test_an_item_whose_process_dies_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "run_group", lambda *_: -11)
+    found = runner.run(BY_NAME["device"], tmp_path, 60.0, False)
+    assert found["outcome"] == "failed" and "exit code -11" in found["error"] and found["device"] is None
+
+
+# ---- every item on a stand-in ----
+
+
+EACH = {item.function: item for item in reversed(ITEMS) if item.stand_in and "suites" not in item.function}
+
+
+@pytest.mark.parametrize("item", reversed(EACH.values()), ids=lambda item: item.name)
+def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
+    if item.name == "speed-h100":  # what steps.measure does is tested elsewhere, and takes long
+        stage = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": None}
+        monkeypatch.setattr(speed.steps, "measure", lambda loaded, stages, out, **_: dict.fromkeys(stages, stage))
+    for module in item.modules:
+        pytest.importorskip(module)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    file = tmp_path / "record.json"
+    try:
+        found = Context(item, True, tmp_path, file).run()
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+    assert (found["outcome"], found["verdict"], found["error"]) == ("done", None, None)
+    assert found["why"] and found["measured"]
+    assert json.loads(file.read_text()) == found and set(found) == record.KEYS
+    CHECKS.get(item.name, lambda measured: None)(found["measured"])
+
+
+def decoding_has_every_variant(measured: dict) -> None:
+    (table,) = measured["rows"].values()
+    assert list(table["variants"]) == list(variants.DECODING)
+    gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
+    assert not gone, "a switch in bench/gpu/variants.py is gone"
+    # 2 layers of 32 wide, 64 words, tied; LoRA of rank 4; keys and values of 12 + 6 tokens in 4 rows; 4 bytes each
+    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32
+    lora = 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (64 + 32))
+    cache = 2 * 2 * 2 * 8 * 4 * 18
+    assert table["bytes_read"] == 4 * (2 * layer + 32 + 64 * 32 + 2 * lora + cache)
+
+
+def training_has_every_variant(measured: dict) -> None:
+    assert set(measured["micro_batches"]) == {"sft", "ppo"} and measured["switch_ms"] > 0
+    for table in measured["micro_batches"].values():
+        assert len(table["variants"]) == 2 * len(variants.TRAINING)
+        for row in table["variants"].values():
+            assert row["operations"] > 0 and 0 < row["host_seconds"] <= row["seconds"]
+
+
+def attention_has_every_kind(measured: dict) -> None:
+    kinds = {(label.split(",")[0], label.endswith("no mask")) for label in measured["as the stages run"]}
+    assert {("training", True), ("training", False), ("decode", False)} <= kinds
+    assert len(measured) == 3, "as the stages run, and the other setting of cuDNN"
+
+
+def memory_has_reserved_or_not(measured: dict) -> None:
+    phases = {(row["stage"], row["phase"]) for row in measured["phases"]}
+    assert {("sft", "train"), ("sft", "evaluate/decode"), ("rm", "train")} <= phases
+    assert all(
+        row["measured_bytes"] > 0 and row["reserved_bytes"] is None for row in measured["phases"] if row["phase"]
+    )
+
+
+CHECKS = {
+    "decoding": decoding_has_every_variant,
+    "training": training_has_every_variant,
+    "attention": attention_has_every_kind,
+    "memory-h100": memory_has_reserved_or_not,
+}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "dry_run", "holds", "why"),
+    [
+        (["passed", "passed"], False, True, "2 passed"),
+        (["passed"], True, None, "1 passed"),
+        (["passed", "skipped"], False, True, "1 passed, 1 skipped"),
+        (["skipped"], False, None, "1 skipped"),
+        (["failure", "passed"], False, False, "1 failure, 1 passed"),
+        (["error"], True, False, "1 error"),
+        ([], False, None, "no test was chosen"),
+    ],
+)
+def test_a_suite_is_decided_by_its_tests(outcomes, dry_run, holds, why):
+    assert suites.verdict(dict(enumerate(outcomes)), dry_run) == (holds, why)
+
+
+def test_a_suite_runs_the_tests_that_are_chosen(tmp_path):
+    body = "import pytest\ndef test_chosen():\n    assert 1 == 2\ndef test_chosen_skip():\n    pytest.skip('no GPU')\n"
+    (tmp_path / "test_one.py").write_text(body + "def test_other():\n    pass\n")
+    context = Context(BY_NAME["chain-nf4"], True, tmp_path)
+    assert suites.measure(context, [str(tmp_path)], "chosen").holds is False
+    assert context.measured["tests"] == {"test_one::test_chosen": "failure", "test_one::test_chosen_skip": "skipped"}
+    assert "1 == 2" in context.measured["messages"]["test_one::test_chosen"]
+
+
+def test_an_error_in_an_item_is_in_its_record(tmp_path):
+    found = Context(BY_NAME["paged"]._replace(function="machine:nothing"), True, tmp_path).run()
+    assert found["outcome"] == "failed" and found["error"].startswith("AttributeError")
+
+
+# ---- verdicts ----
+
+
+def test_memory_is_decided_by_the_worst_phase():
+    near = {"stage": "sft", "phase": "train", "measured_bytes": 100, "reserved_bytes": 110, "error": 0.01}
+    far = near | {"stage": "ppo", "phase": "update", "error": -0.2}
+    assert memory.verdict({"out_of_memory": [], "phases": [near]}).holds is True
+    said = memory.verdict({"out_of_memory": [], "phases": [near, far]})
+    assert said.holds is False and "ppo/update -20.0%" in said.why and "+10%" in said.why
+    assert memory.verdict({"out_of_memory": [{"stage": "dpo"}], "phases": [near]}).holds is False
+    assert memory.verdict({"out_of_memory": [], "phases": []}).holds is None
+
+
+def test_speed_is_decided_by_the_goals_of_its_recipe():
+    def stages(mfu, mbu):
+        row = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": 5, "hours": 1.0, "mfu": mfu}
+        return {"sft": row, "rm": row, "dpo": row, "ppo": row | {"mbu": mbu}}
+
+    found = {"shape": "longest", "stages": stages(0.5, 0.7)}
+    assert speed.verdict(found, "h100-mistral-7b").holds is True
+    assert speed.verdict(found | {"stages": stages(0.5, 0.5)}, "h100-mistral-7b").holds is False
+    assert speed.verdict(found | {"stages": stages(None, None)}, "cpu-tiny").holds is None
+    assert speed.verdict(found | {"stages": {"sft": {"out_of_memory": True}}}, "h100-mistral-7b").holds is False
+    assert speed.verdict(found | {"shape": "hh"}, "4090-llama2-7b").holds is True
+
+
+def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
+    found = good_record("speed-h100") | {"outcome": "timed out", "verdict": None}
+    stage = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": 5}
+    found["measured"] = {"shape": "longest", "ceilings": {}, "stages": {"sft": stage}}
+    monkeypatch.setattr("rlhf.memory.predict.Predictor.__call__", lambda *_: None)
+    monkeypatch.setattr("bench.__main__.derived", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
+    speed.conclude(found)
+    assert found["measured"]["stages"]["sft"]["mfu"] == 0.5
+    assert found["verdict"] is None and "sft: MFU 0.5" in found["why"]
+    speed.conclude(found | {"outcome": "done"})
+
+
+def test_attention_must_take_the_predicted_kernels_and_build_no_plan():
+    usual = {"kernel": "flash", "first_ms": 900.0, "later_ms": 1.0}  # the first of its kind loads the kernel
+    table = {"training, a": usual, "training, b": usual | {"first_ms": 2.0}}
+    masked = dict.fromkeys(table, False)
+    assert attention._verdict(table, masked, False).holds is True
+    assert attention._verdict(table | {"training, b": usual}, masked, False).holds is False
+    assert attention._verdict(table, masked | {"training, b": True}, False).holds is False
+    assert attention._verdict(table | {"training, b": "RuntimeError: no plan"}, masked, False).holds is False
+
+
+def test_the_dispatch_holds_where_nothing_is_much_faster(tmp_path):
+    context = Context(BY_NAME["nf4"], False, tmp_path)
+    context.measured["q, 8 rows"] = {"as dispatched": 10.0, "unpacked": 9.5, "bfloat16 weight": 1.0}
+    assert nf4._verdict(context).holds is True
+    context.measured["q, 16 rows"] = {"as dispatched": 10.0, "fused in groups of 8": 5.0}
+    said = nf4._verdict(context)
+    assert said.holds is False and "1 of 2" in said.why and "q, 16 rows: by a factor of 2.00" in said.why
+
+
+def test_two_optimizers_are_given_the_same_weights_and_gradients():
+    """Or a paged one could differ from the other for a reason of ours."""
+    shapes, cpu = [(4, 6), (6, 4)], torch.device("cpu")
+    (one, spent), (same, _) = (nf4._updates(torch.optim.SGD, shapes, cpu, steps=3) for _ in range(2))
+    (other, _) = nf4._updates(torch.optim.SGD, shapes, cpu, steps=2)
+    assert all(map(torch.equal, one, same)) and not any(map(torch.equal, one, other))
+    assert spent["step_seconds"] > 0
+
+
+# ---- variants ----
+
+
+def test_a_variant_changes_a_switch_for_a_while_only():
+    usual = rollout.WINDOW
+    with variants.setting(rollout, "WINDOW", 4096)(None):
+        assert rollout.WINDOW == 4096
+    assert usual == rollout.WINDOW
+    with (
+        pytest.raises(variants.Unavailable, match=r"rlhf.rollout has no LEAN"),
+        variants.setting(rollout, "LEAN", 1)(None),
+    ):
+        pass
+
+
+# ---- records ----
+
+
+def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
+    found = good_record()
+    assert str(record.place(found)).startswith(f"{RTX4090}/nvidia-h200/gpu/{found['date']}_01234567_memory-4090")
+    alone = good_record("graphs")
+    assert record.place(alone).parts[:2] == ("gpu", "nvidia-h200")
+    for row in (found, alone):
+        runner.keep(row, tmp_path)
+    page = results.page(tmp_path / runner.RECORDS)
+    assert "| GPU, memory-4090: The peak of every phase" in page and "| holds: all \\| well |" in page
+    assert page.count("| NVIDIA H200 |") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"dry_run": True}, "it was not measured on a GPU"),
+        ({"device": {"type": "cpu", "name": "cpu"}}, "it was not measured on a GPU"),
+        ({"device": None}, "it was not measured on a GPU"),
+        ({"code": {"commit": None, "dirty": None}}, "its code has no commit"),
+        ({"code": {"commit": "0" * 40, "dirty": True}}, "its code differed from the commit"),
+        ({"recipe_sha256": "0"}, "recipe 4090-llama2-7b v2 has changed since"),
+        ({"version": "v9"}, "there is no recipe 4090-llama2-7b v9"),
+        ({"modified": True}, "its recipe was modified"),
+        ({"packages": {}}, "it names no version of torch"),
+        ({"schema": 0}, "schema 0"),
+        ({"gpu_item": "speed"}, "there is no item speed"),
+        ({"verdict": "perhaps"}, "verdict 'perhaps'"),
+    ],
+)
+def test_a_record_that_cannot_be_traced_is_no_result(change, problem):
+    found = record.problems(good_record() | change, ROOT / "recipes")
+    assert found == [] if problem is None else [line for line in found if line.startswith(problem)] == found != []
+
+
+def test_a_record_without_a_key_is_no_result():
+    found = good_record()
+    del found["seed"], found["device"]
+    assert record.problems(found, ROOT / "recipes") == ["it lacks device, seed"]
+
+
+def test_records_are_verified_from_the_command_line(monkeypatch, capsys, tmp_path):
+    runner.keep(good_record(), tmp_path)
+    assert gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))[0] == 0
+    runner.keep(good_record("graphs") | {"dry_run": True}, tmp_path)
+    code, out, _ = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))
+    assert code == 1 and "graphs.json: it was not measured on a GPU" in out
+    code, _, err = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path / "none"))
+    assert code == 1 and "there are no records" in err
