@@ -576,7 +576,10 @@ def fail(message: str) -> None:
 def _same_command(missing: ParentMissing) -> str:
     """The command line that was given, for the stage that is missing."""
     arguments = list(sys.argv[1:])
-    valued = {f"--{name}" for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on")}
+    valued = {
+        f"--{name}"
+        for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on", "price")
+    }
     place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
     arguments[place] = missing.parent
     return shlex.join(["rlhf", *(word for word in arguments if word != "--resume" or missing.begun)])
