@@ -554,6 +554,17 @@ def test_cost_is_hours_times_the_price():
     assert "projected_cost" not in projected()
 
 
+def test_hours_and_cost_of_the_chain_are_added_up():
+    stage = {"peak_bytes": 10**9, "reserved_bytes": 2 * 10**9, "fits": True, "budget_bytes": None, "verdict": None}
+    stage |= {"in_memory_of": "cuda"}
+    stage |= {"limit_hours": 0.5, "projected_hours": 2.0, "projected_cost": 4.0}
+    stages = dict.fromkeys(("sft", "rm", "ppo", "dpo"), stage)
+    *_, total = plan.stage_rows({"stages": stages})
+    assert total == ("sft, rm, ppo", "", "", "", "", "1.5", "6.0", "$12.00")
+    *_, last = plan.stage_rows({"stages": {"sft": stage}})
+    assert last[0] == "sft"
+
+
 HH = {"tokenizer.source": "words", "pretrain": None, "model.source": "random", "model.architecture.vocab_size": 800}
 
 
