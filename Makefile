@@ -13,7 +13,7 @@ DATA ?=
 OUT ?= $(OUT_DEFAULT)
 ## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
 WEIGHTS ?=
-## PRICE      dollars for an hour of the card, for `make plan`
+## PRICE      dollars for an hour of the card: cost in `make plan`, bench, report, reproduce and after a stage
 PRICE ?=
 ## PROMPT     for `make score`: a prompt, with RESPONSE, an answer to it
 PROMPT ?=
@@ -110,7 +110,7 @@ recipes: setup ## list the recipes
 fetch: $(ready) ## download the pinned model and data of a recipe and check them; stages then need no network
 	@$(rlhf) fetch $(strip $(recipe) $(sets))
 plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
-	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(if $(PRICE),--price '$(PRICE)') $(fit))
+	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
 data-check: setup ## read the files in DATA and report what is wrong with them; Error 3: warnings, Error 1: errors
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-check needs DATA="file ..."))
 data-show: setup ## read some rows of the files in DATA in the terminal, chosen beside rejected
@@ -125,7 +125,7 @@ dpo: $(ready) sft   ## DPO: train the policy on the pairs themselves
 eval: $(ready) ppo  ## evaluate the trained models
 merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 report: setup       ## one page about a recipe's run: figures, curves, samples, provenance
-	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)')
+	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
 ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
 	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
 judge: setup        ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
@@ -138,10 +138,10 @@ serve: $(ready) merge ## the merged model behind an OpenAI-compatible address (P
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 all: $(ready) ppo dpo eval merge ## every stage of the recipe
 reproduce: $(ready) ## the recipe once for each of SEEDS, against its published figures
-	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options))
+	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 $(STAGES):
-	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed))
+	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
 scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" --response "$$RESPONSE"))
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
@@ -149,6 +149,7 @@ options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGH
 sets      = $(foreach s,$(SET),--set '$(s)')
 fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit '$(FIT)'))
 seed      = $(if $(SEED),--seed $(SEED))
+price     = $(if $(PRICE),--price '$(PRICE)')
 report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
 stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
@@ -196,7 +197,7 @@ test-image: setup ## build the image for a CPU and train in it as another user, 
 
 ##@ Measure
 bench: $(ready) ## a few real steps of each stage: memory, tokens/s, projected hours, against the budgets
-	@$(python) -m bench $(strip $(recipe) $(sets) $(BENCH_ARGS))
+	@$(python) -m bench $(strip $(recipe) $(sets) $(price) $(BENCH_ARGS))
 bench-ablation: $(ready) ## the published ways to save memory, one at a time, in real steps of SFT
 	@$(python) -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
 bench-micro: setup ## small pieces, by pytest-benchmark

@@ -4,7 +4,7 @@ import datetime
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import click
 
 from bench import compare, goals, steps
 from bench.paths import RESULTS
-from rlhf import console, recipe
-from rlhf.cli import guarded
+from rlhf import console, published, recipe
+from rlhf.cli import PRICE, guarded
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
+from rlhf.published import Figure, Spent, Verdict
 from rlhf.recipe import Loaded
-from rlhf.run import code_version, inside, read_json, write_json
+from rlhf.run import code_version, read_json, write_json
 
 
 @click.command()
@@ -31,6 +32,7 @@ from rlhf.run import code_version, inside, read_json, write_json
 @click.option(
     "--save", is_flag=True, help="Put the record into results/; needs committed code and an unchanged recipe."
 )
+@PRICE
 def main(
     hw: str,
     directory: Path | None,
@@ -40,29 +42,25 @@ def main(
     shape: str,
     out: Path | None,
     save: bool,
+    price: float | None,
 ) -> None:
-    """Take a few real steps of each stage on random weights and say what they cost."""
+    """Take a few real steps of each stage on random weights and compare what they cost with what is published.
+
+    Exit code 1: a cost is worse than every figure that is published for it, or has grown since the last record.
+    """
     loaded = recipe.load(directory or recipe.resolve(hw, recipe.RECIPES), recipe.parse_overrides(changes))
     if save and (loaded.modified or code_version()["dirty"] is not False):
         raise click.ClickException(
             "only an unchanged recipe and committed code make a record: commit first, or leave out --save"
         )
     record = measure(loaded, stages or steps.STAGES, count, shape)
-    rows, broken = budgets(loaded, record)
-    columns = (
-        "stage",
-        "step, s",
-        "tokens/s",
-        "MFU",
-        "MBU",
-        "peak, GB",
-        "predicted",
-        "published",
-        "hours",
-        "published",
-        "",
-    )
-    console.rows_table(f"{loaded.name} {loaded.version} on {record['device']['name']}", columns, rows)
+    columns = ("stage", "step, s", "tokens/s", "MFU", "MBU", "peak, GB", "predicted", "hours")
+    console.rows_table(f"{loaded.name} {loaded.version} on {record['device']['name']}", columns, stage_rows(record))
+    compared = comparisons(loaded, record, price)
+    broken = [*out_of_memory(record), *worse(compared)]
+    if compared:
+        title = "published figures; hours and cost are projected"
+        console.rows_table(title, ("stage", "figure", "published", "here", "verdict"), figure_rows(compared))
     if held := goals.rows(record):
         console.rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), held)
     console.OUT.print(NOTE, style="dim", markup=False)
@@ -153,28 +151,15 @@ def derived(
     return found
 
 
-def budgets(loaded: Loaded, record: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """A table row for each stage, and a line for each published budget that is broken."""
-    rows: list[tuple[str, ...]] = []
-    broken = []
+def stage_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A table row for each stage."""
+    rows = []
     for stage, row in record["stages"].items():
-        targets = {t.metric: t for t in loaded.targets if t.stage == stage and t.metric in ("peak_vram_gb", "hours")}
         predicted = f"{row['predicted_peak_bytes'] / 1e9:.2f}"
         if row.get("out_of_memory"):
-            rows.append((stage, *["-"] * 4, "out of memory", predicted, "", "-", "", "OUT OF MEMORY"))
-            broken.append(f"{stage}: out of memory")
+            rows.append((stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-"))
             continue
-        vram = row["peak_vram_bytes"]
-        values = {"peak_vram_gb": vram / 1e9 if vram else None, "hours": row["hours"]}
-        over = [
-            f"{name} {values[name]:.3g} is over {t.limits[1]:g}"
-            for name, t in targets.items()
-            if name and values[name] is not None and not inside(values[name], t.limits)
-        ]
-        broken += [f"{stage}: {line}" for line in over]
-        peak = f"{vram / 1e9:.2f}" if vram else f"{row['peak_rss_bytes'] / 1e9:.2f} (process)"
-        time = row["step_seconds"]
-        shown = [console.span(*targets[name].range) if name in targets else "-" for name in ("peak_vram_gb", "hours")]
+        vram, time = row["peak_vram_bytes"], row["step_seconds"]
         rows.append(
             (
                 stage,
@@ -182,15 +167,76 @@ def budgets(loaded: Loaded, record: Mapping[str, Any]) -> tuple[list[tuple[str, 
                 f"{row['tokens_per_second']:,.0f}",
                 share(row["mfu"]),
                 share(row["mbu"]),
-                peak,
+                f"{vram / 1e9:.2f}" if vram else f"{row['peak_rss_bytes'] / 1e9:.2f} (process)",
                 predicted,
-                shown[0],
                 f"{row['hours']:.2f}" if row["hours"] is not None else "-",
-                shown[1],
-                "OVER" if over else "within" if targets and vram else "",
             )
         )
-    return rows, broken
+    return rows
+
+
+Compared = tuple[Figure, float | None, Verdict]
+
+
+def comparisons(loaded: Loaded, record: Mapping[str, Any], price: float | None = None) -> list[Compared]:
+    """Every published cost of the measured stages with what was measured, then those of all stages together.
+
+    Hours and dollars are projected from the measured steps. `price`: dollars for an hour of one card.
+    """
+    measured = {stage: row for stage, row in record["stages"].items() if not row.get("out_of_memory")}
+    spent = {
+        stage: Spent(
+            row["peak_vram_bytes"] / published.GB if row["peak_vram_bytes"] else None,
+            row["hours"],
+            loaded.recipe.processes(stage),
+        )
+        for stage, row in measured.items()
+    }
+    found: list[Compared] = []
+    for figure in loaded.targets:
+        if not published.is_cost(figure.metric):
+            continue
+        if figure.stage == "all":
+            found.append((figure, *published.compare_total(figure, spent, price)))
+        elif figure.stage in measured:
+            value = costs(measured[figure.stage]).get(figure.metric or "")
+            found.append((figure, value, published.compare(figure, value)))
+    return sorted(found, key=lambda compared: compared[0].stage == "all")
+
+
+def costs(row: Mapping[str, Any]) -> dict[str, float]:
+    """What a stage's measured steps cost, by the metric that a published figure names."""
+    found = {f"component_gb.{name}": size / published.GB for name, size in (row.get("component_bytes") or {}).items()}
+    for metric, size in (("peak_vram_gb", row["peak_vram_bytes"]), ("adapter_gb", row.get("adapter_bytes"))):
+        if size:
+            found[metric] = size / published.GB
+    return found if row["hours"] is None else found | {"hours": row["hours"]}
+
+
+def figure_rows(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
+    """A table row for each comparison: stage, figure with its heading, published, here, verdict."""
+    return [
+        (figure.stage, figure.title, console.asked(figure), console.number(value), str(verdict))
+        for figure, value, verdict in compared
+    ]
+
+
+def worse(compared: Sequence[Compared]) -> Iterator[str]:
+    """A line for each cost that is worse than every figure that is published for it.
+
+    Guides that give several figures for one cost may contradict themselves; what reproduces one of them is no loss.
+    """
+    by_cost: dict[tuple[str, str | None], list[Compared]] = {}
+    for row in compared:
+        by_cost.setdefault((row[0].stage, row[0].metric), []).append(row)
+    for (stage, metric), rows in by_cost.items():
+        if published.best(verdict.word for *_, verdict in rows) in published.BAD:
+            than = "; ".join(f"{verdict} than {figure.title}, {console.asked(figure)}" for figure, _, verdict in rows)
+            yield f"{stage}: {metric} {rows[0][1]:.3g} is {than}"
+
+
+def out_of_memory(record: Mapping[str, Any]) -> list[str]:
+    return [f"{stage}: out of memory" for stage, row in record["stages"].items() if row.get("out_of_memory")]
 
 
 def share(value: float | None) -> str:

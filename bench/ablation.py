@@ -1,6 +1,7 @@
 """`python -m bench.ablation`: the published ways to save memory, one at a time and together, in real steps of SFT."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlhf.cli import guarded
 from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import one_by_one, with_changes
+from rlhf.published import GB
 from rlhf.recipe import Loaded
 from rlhf.run import RunError, code_version, write_json
 
@@ -56,18 +58,25 @@ def _row(
     name: str, row: dict[str, Any], none: dict[str, Any], predicted: dict[str, Any], loaded: Loaded
 ) -> tuple[str, ...]:
     expected = f"{predicted[name]['peak_bytes'] / 1e9:.2f}" if name in predicted else ""
-    published = "; ".join(claims(loaded, name))
     if "cannot_run" in row:
         return (name, "-", "cannot run", "-", expected, row["cannot_run"])
     if row.get("out_of_memory"):
-        return (name, "-", "out of memory", "-", expected, published)
+        return (name, "-", "out of memory", "-", expected, "; ".join(claims(loaded, name)))
     peak = row["peak_vram_bytes"] or row["peak_rss_bytes"]
     shown = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
     if name == "none" or none.get("out_of_memory"):
-        return (name, shown, "", "", expected, published)
-    before = none["peak_vram_bytes"] or none["peak_rss_bytes"]
-    time = row["step_seconds"]["median"] / none["step_seconds"]["median"]
-    return (name, shown, f"{peak / before - 1:+.0%}", f"x {time:.2f}", expected, published)
+        return (name, shown, "", "", expected, "; ".join(claims(loaded, name)))
+    found = effect(row, none)
+    memory, time = f"{found['memory_percent']:+.0f}%", f"x {found['time_factor']:.2f}"
+    return (name, shown, memory, time, expected, "; ".join(claims(loaded, name, found)))
+
+
+def effect(row: Mapping[str, Any], none: Mapping[str, Any]) -> dict[str, float]:
+    """What a strategy changed: memory in GB and percent (of the process without a GPU), time in percent and times."""
+    before, after = (found["peak_vram_bytes"] or found["peak_rss_bytes"] for found in (none, row))
+    factor = row["step_seconds"]["median"] / none["step_seconds"]["median"]
+    memory = {"memory_gb": (after - before) / GB, "memory_percent": 100 * (after / before - 1)}
+    return memory | {"time_factor": factor, "time_percent": 100 * (factor - 1)}
 
 
 if __name__ == "__main__":

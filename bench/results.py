@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from bench.paths import RESULTS
+from rlhf.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
 
 HEAD = """# Results
 
@@ -41,9 +42,12 @@ def _line(file: Path, root: Path) -> str:
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
     seeds = record["seeds"]
-    targets = [target for stages in seeds.values() for summary in stages.values() for target in summary["targets"]]
-    within = sum(bool(target["within"]) for target in targets)
-    return f"the chain, {len(seeds)} seeds", f"{within} of {len(targets)} targets within"
+    entries = [entry for stages in seeds.values() for summary in stages.values() for entry in summary["targets"]]
+    verdicts = [verdict_of(entry) for entry in entries]
+    verdicts += [found for stages in seeds.values() for *_, found in totals(stages, record.get("price_per_hour"))]
+    compared = [verdict for verdict in verdicts if verdict.word not in (NOT_COMPARABLE, NOT_MEASURED)]
+    noun = "targets" if any(verdict.word in (MET, MISSED) for verdict in compared) else "figures:"
+    return f"the chain, {len(seeds)} seeds", count(compared, noun)
 
 
 def _bench(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -60,6 +60,8 @@ def summarise(folder: Path) -> dict[str, Any]:
         "used_vram_bytes": summary["used_vram_bytes"],
         "phase_joules": summary["phase_joules"],
         "peak_rss_bytes": summary["peak_rss_bytes"],
+        "component_bytes": summary.get("component_bytes"),
+        "adapter_bytes": sum(file.stat().st_size for file in folder.glob("adapter/*.safetensors")) or None,
         "predicted_peak_vram_bytes": summary["predicted_peak_vram_bytes"],
     }
 

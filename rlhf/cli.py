@@ -31,6 +31,13 @@ from rlhf.run import ParentMissing, Run, RunError, read_json
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 
 
+def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse a price that is no number. Raises BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
+    return value
+
+
 HARDWARE = click.option(
     "--hw", metavar="NAME", help="Hardware: its default recipe, newest released version (a draft if none is)."
 )
@@ -39,6 +46,10 @@ FOLDER = click.option(
 )
 OUT = click.option(
     "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
+)
+
+PRICE = click.option(
+    "--price", type=click.FloatRange(min=0), metavar="USD", callback=finite_price, help="Of one card, per hour."
 )
 
 
@@ -79,6 +90,7 @@ def cli() -> None:
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
 @click.option("--stop-on", multiple=True, metavar="CHECK", help="End the stage when a check finds this (or: all).")
 @click.option("--preflight/--no-preflight", default=True, help="Refuse what is predicted not to fit the card. [on]")
+@PRICE
 def run(
     stage: str,
     more_data: tuple[str, ...],
@@ -94,6 +106,7 @@ def run(
     if_needed: bool,
     stop_on: tuple[str, ...],
     preflight: bool,
+    price: float | None,
 ) -> None:
     """Run one STAGE of a recipe; its parents must be finished."""
     if more_data and not data:
@@ -127,7 +140,8 @@ def run(
     console.summary_table(summary, path)
     if result and result.sample:
         console.show_sample("a held-out prompt", *result.sample)
-    console.targets_table([s for name in recipe.STAGES if (s := read_json(path.parent / name / "summary.json"))])
+    finished = [s for name in recipe.STAGES if (s := read_json(path.parent / name / "summary.json"))]
+    console.targets_table(finished, price)
 
 
 @cli.command("recipes")
@@ -248,14 +262,17 @@ def serve(
 @FOLDER
 @OUT
 @click.option("--to", type=click.Path(path_type=Path), help="The page. [report.html in the first run]")
-def report(roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None) -> None:
+@PRICE
+def report(
+    roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None, price: float | None
+) -> None:
     """Write a page about the recipe's run, or about ROOTS: run directories <out>/<recipe>/<version>."""
     if not roots:
         loaded = load_recipe(hw, directory, (), None, (), None)
         roots = (out / loaded.name / loaded.version,)
     file = to or roots[0] / "report.html"
     try:
-        reporting.write(roots, file)
+        reporting.write(roots, file, price)
     except ModuleNotFoundError as error:
         raise RunError(f"a report needs {error.name}: pip install '.[report]'") from None
     console.OUT.print(f"written to {file}", markup=False)
@@ -344,6 +361,7 @@ cli.add_command(data_group)
 @recipe_options
 @click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
 @click.option("--until", default="ppo dpo", show_default=True, help="Final stages, separated by spaces.")
+@PRICE
 def reproduce(
     hw: str | None,
     directory: Path | None,
@@ -353,6 +371,7 @@ def reproduce(
     changes: tuple[str, ...],
     seeds: str,
     until: str,
+    price: float | None,
 ) -> None:
     """Run the chain once per seed and show each target's mean ± standard deviation."""
     loaded = load_recipe(hw, directory, data, weights, changes, None)
@@ -369,7 +388,7 @@ def reproduce(
     options += [part for change in changes for part in ("--set", change)]
     options += ["--weights", weights] if weights else []
     reproducing.run_seeds(chain, numbers, out, options)
-    reproducing.show(reproducing.record(loaded, chain, numbers, out))
+    reproducing.show(reproducing.record(loaded, chain, numbers, out, price))
 
 
 @cli.command()
@@ -377,7 +396,7 @@ def reproduce(
 @FOLDER
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
-@click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of the card, per hour.")
+@PRICE
 @click.option("--fit", metavar="12GB", help="Look for the fastest settings that need no more memory.")
 @click.option("--fastest", is_flag=True, help="The same, up to the recipe's card.")
 @click.option("--strategies", is_flag=True, help="What each way to save memory would do, beside the published claims.")
@@ -402,8 +421,6 @@ def plan(
         raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
     if price is not None and chosen and not published:
         raise click.UsageError(f"--price goes with the plan itself, not with {chosen[0]}")
-    if price is not None and not math.isfinite(price):
-        raise click.BadParameter(f"{price}: dollars for an hour, for example 2.5", param_hint="--price")
     loaded = load_recipe(hw, directory, (), None, changes, None)
     asked = (stage,) if stage else STAGES
     if fit is not None or fastest:
@@ -554,7 +571,10 @@ def fail(message: str) -> None:
 def _same_command(missing: ParentMissing) -> str:
     """The command line that was given, for the stage that is missing."""
     arguments = list(sys.argv[1:])
-    valued = {f"--{name}" for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on")}
+    valued = {
+        f"--{name}"
+        for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on", "price")
+    }
     place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
     arguments[place] = missing.parent
     return shlex.join(["rlhf", *(word for word in arguments if word != "--resume" or missing.begun)])

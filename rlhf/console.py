@@ -12,6 +12,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rlhf import published
+from rlhf.published import Figure, Verdict
+
 WIDTH = 140  # of tables where there is no terminal
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 OUT = Console(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
@@ -77,16 +80,34 @@ def span(low: float | None, high: float | None) -> str:
     return f"≥ {number(low)}" if low is not None else f"≤ {number(high)}" if high is not None else "-"
 
 
+def asked(figure: Figure, in_full: bool = False) -> str:
+    """What a figure says, in words: `about 61 GB`, `≤ 5`, `18 – 24 GB`; `in_full`: with every unit."""
+    text = ("about " if figure.about else "") + span(*figure.printed)
+    return f"{text} {figure.unit}" if in_full or figure.unit in ("GB", "hours", "USD") else text
+
+
+def verdict(found: Verdict) -> str:
+    """A verdict with its colour on a terminal."""
+    colour = "green" if found.word in published.GOOD else "red" if found.word in published.BAD else ""
+    return f"[{colour}]{escape(str(found))}[/]" if colour else escape(str(found))
+
+
 def summary_table(summary: Mapping[str, Any], where: Any) -> None:
-    """Targets first, then every other metric of a finished stage."""
+    """Figures and targets first, then every other metric of a finished stage."""
     title = f"{summary['recipe']} {summary['version']}: {summary['stage']}, seed {summary['seed']}"
     table = Table(title=title + (", modified recipe" if summary["modified"] else ""), title_justify="left")
-    for column, side in (("metric", "left"), ("target", "left"), ("measured", "right"), ("", "left")):
+    for column, side in (
+        ("metric", "left"),
+        (_asking(summary["targets"]), "left"),
+        ("measured", "right"),
+        ("", "left"),
+    ):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
-    for target in summary["targets"]:
-        verdict = {True: "[green]within", False: "[red]outside", None: "not measured"}[target["within"]]
-        table.add_row(escape(target["name"]), span(*target["published"]), f"{number(target['measured'])}", verdict)
-    shown = {t["name"] for t in summary["targets"]}
+    for entry in summary["targets"]:
+        figure = published.recorded(entry)
+        found = verdict(published.verdict_of(entry))
+        table.add_row(escape(figure.title), asked(figure), number(entry["measured"]), found)
+    shown = {entry["name"] for entry in summary["targets"]}
     compared = summary["stage"] == "evaluate"  # several policies, and the reward model: a table of their own
     for name, value in summary["metrics"].items():
         if name not in shown and not compared:
@@ -120,20 +141,32 @@ def _side_by_side(metrics: Mapping[str, Any]) -> None:
     )
 
 
-def targets_table(summaries: Iterable[Mapping[str, Any]]) -> None:
-    """What a recipe's finished stages reached, one line per target."""
+def _asking(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Heading of the column that says what is asked for."""
+    return "published" if any(entry.get("guide") for entry in entries) else "target"
+
+
+def targets_table(summaries: Sequence[Mapping[str, Any]], price: float | None = None) -> None:
+    """What a recipe's finished stages reached, one line per figure; then the figures of all stages together.
+
+    `price`: dollars for an hour of one card.
+    """
+    of_all = published.totals({summary["stage"]: summary for summary in summaries}, price)
+    entries = [entry for summary in summaries for entry in summary["targets"]]
+    asking = "published" if of_all else _asking(entries)
     table = Table(title="the chain so far", title_justify="left")
-    for column in ("stage", "metric", "target", "measured", "", "wall"):
+    for column in ("stage", "metric", asking, "measured", "", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
     for summary in summaries:
-        wall = f"{summary['wall_seconds']:.0f} s"
-        for i, target in enumerate(summary["targets"] or [{"name": "", "published": (None, None), "measured": None}]):
-            verdict = {True: "[green]within", False: "[red]outside"}.get(target.get("within"), "")
-            limits = span(*target["published"]) if target["name"] else ""
-            measured = number(target["measured"]) if target["name"] else ""
-            table.add_row(
-                "" if i else summary["stage"], escape(target["name"]), limits, measured, verdict, "" if i else wall
-            )
+        cells = [
+            (escape(figure.title), asked(figure), number(entry["measured"]), verdict(published.verdict_of(entry)))
+            for entry in summary["targets"]
+            for figure in [published.recorded(entry)]
+        ]
+        for at, row in enumerate(cells or [("", "", "", "")]):
+            table.add_row("" if at else summary["stage"], *row, "" if at else f"{summary['wall_seconds']:.0f} s")
+    for at, (figure, value, found) in enumerate(of_all):
+        table.add_row("" if at else "all", escape(figure.title), asked(figure), number(value), verdict(found), "")
     OUT.print(table)
 
 

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import Field, model_validator
 
-from rlhf.published import COSTS as COSTS
-from rlhf.published import Target as Target
+from rlhf.published import Figure as Figure
 from rlhf.strict import AsTuple, Section, Yaml, read_yaml, validate
 from rlhf.strict import RecipeError as RecipeError
 
@@ -456,7 +455,7 @@ class Loaded(NamedTuple):
     directory: Path
     sha256: str  # of the released file's content, without overrides
     overrides: dict[str, Any]
-    targets: tuple[Target, ...]
+    targets: tuple[Figure, ...]
 
     @property
     def name(self) -> str:
@@ -484,14 +483,21 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     overrides = dict(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
     recipe = validate(Recipe, _with_overrides(content, changes), file, changes)
-    published = directory / "published.yaml"
-    targets: tuple[Target, ...] = ()
-    if published.exists():
-        rows = read_yaml(published).get("targets")
-        if not isinstance(rows, list):
-            raise RecipeError(f"{published}: needs one key 'targets' with a list of figures")
-        targets = tuple(validate(Target, row, published, {}, f"targets.{i}.") for i, row in enumerate(rows))
+    targets = _figures(directory / "published.yaml")
     return Loaded(recipe, directory, content_hash(content), overrides, targets)
+
+
+def _figures(file: Path) -> tuple[Figure, ...]:
+    """The rows of a published.yaml; `guide` stands once above them, and not at all over targets of our own."""
+    if not file.exists():
+        return ()
+    content = read_yaml(file)
+    rows, guide = content.pop("targets", None), content.pop("guide", None)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RecipeError(f"{file}: needs a key 'targets' with a list of figures")
+    if content:
+        raise RecipeError(f"{file}: unknown key '{next(iter(content))}'; the keys are guide and targets")
+    return tuple(validate(Figure, {"guide": guide} | row, file, {}, f"targets.{i}.") for i, row in enumerate(rows))
 
 
 def content_hash(content: Any) -> str:

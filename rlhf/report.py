@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import ab, console
+from rlhf import ab, console, published
 from rlhf import recipe as recipes
 from rlhf.chat import harmless
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
+from rlhf.published import DIFFERS, Figure, Verdict
 from rlhf.recipe import RECIPES, STAGES
 from rlhf.run import RunError, code_version, read_json, read_lines, write_json
 
@@ -45,11 +46,15 @@ class Recorded(NamedTuple):
     path: Path
     manifests: dict[str, dict[str, Any]]
     summaries: dict[str, dict[str, Any]]
+    price: float | None = None  # dollars for an hour of one card
 
 
-def write(roots: Sequence[Path], file: Path) -> None:
-    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises RunError where one holds no run."""
-    runs = [load(root) for root in roots]
+def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
+    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises RunError where one holds no run.
+
+    `price`: dollars for an hour of one card.
+    """
+    runs = [load(root)._replace(price=price) for root in roots]
     if len({run.name for run in runs}) < len(runs):
         runs = [run._replace(name=str(run.path)) for run in runs]
     text = page(runs)
@@ -117,16 +122,24 @@ def _verdicts(runs: Sequence[Recorded], charts: _Charts) -> str:
     rows = []
     for run in runs:
         for stage, summary in run.summaries.items():
-            predicted = summary.get("predicted_peak_vram_bytes")
-            for target in summary["targets"]:
-                verdict = {True: "within", False: "outside", None: "not measured"}[target["within"]]
-                is_peak = target.get("metric") == "peak_vram_gb"
-                expected = f"{predicted / 1e9:.2f}" if predicted and is_peak else ""
-                published, measured = console.span(*target["published"]), console.number(target["measured"])
-                cells = [run.name, stage, target["name"], f"{published} {target['unit']}", expected, measured]
-                rows.append((*cells, f'<span class="{verdict.split()[0]}">{verdict}</span>'))
+            for entry in summary["targets"]:
+                is_peak = entry.get("metric") == "peak_vram_gb"
+                predicted = summary.get("predicted_peak_vram_bytes") if is_peak else None
+                figure = published.recorded(entry)
+                row = _compared(figure, entry["measured"], published.verdict_of(entry), predicted)
+                rows.append((run.name, stage, *row))
+        for figure, value, verdict in published.totals(run.summaries, run.price):
+            rows.append((run.name, "all", *_compared(figure, value, verdict, None)))
     columns = ("run", "stage", "figure", "published", "predicted", "measured", "")
     return _section("Published, predicted, measured", _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
+
+
+def _compared(figure: Figure, value: float | None, verdict: Verdict, predicted: int | None) -> tuple[str, ...]:
+    """Cells of a figure: name, what it says, predicted GB, measured, and the verdict as HTML."""
+    expected = f"{predicted / published.GB:.2f}" if predicted else ""
+    kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
+    said = f'<span class="{kind.get(verdict.word, "")}">{_text(str(verdict))}</span>'
+    return (figure.title, console.asked(figure, in_full=True), expected, console.number(value), said)
 
 
 def _findings(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -438,7 +451,7 @@ def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
             continue
         rows = []
         for line in found["table"]:
-            mark = {"error": "outside", "warning": "warn"}.get(line["severity"], "")
+            mark = {"error": "bad", "warning": "warn"}.get(line["severity"], "")
             hint = f'<span class="{mark}">{_text(line["hint"])}</span>'
             rows.append((run.name, line["name"], line["value"], hint))
         parts.append(_table(("run", "", "", ""), rows, runs, safe=(3,)))

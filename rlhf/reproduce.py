@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf import console
+from rlhf import console, published
+from rlhf.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.recipe import STAGES, Loaded, parents
-from rlhf.run import RunError, inside, read_json, write_json
+from rlhf.run import RunError, read_json, write_json
 
 
 def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
@@ -30,8 +31,12 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
                 raise RunError(f"seed {seed} stopped in {stage}; nothing is lost: mend it and run this again ({again})")
 
 
-def record(loaded: Loaded, stages: Sequence[str], seeds: Sequence[int], out: Path) -> dict[str, Any]:
+def record(
+    loaded: Loaded, stages: Sequence[str], seeds: Sequence[int], out: Path, price: float | None = None
+) -> dict[str, Any]:
     """Every seed's summaries with what they were measured on; also written to `<out>/<recipe>-<version>.json`.
+
+    `price`: dollars for an hour of one card.
 
     Raises RunError when the stages were not all run by the same code, packages and device.
     """
@@ -46,6 +51,7 @@ def record(loaded: Loaded, stages: Sequence[str], seeds: Sequence[int], out: Pat
         "recipe_sha256": loaded.sha256,
         "modified": loaded.modified,
         **measured_on[0],
+        "price_per_hour": price,
         "seeds": {
             str(seed): {stage: read_json(folder / stage / "summary.json") for stage in stages}
             for seed, folder in folders.items()
@@ -76,36 +82,56 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Header; then for each target what it asks, each seed's value, mean ± sample deviation, verdict; and the times."""
+    """Header; then for each figure what it asks, each seed's value, mean ± sample deviation, verdict; and the times.
+
+    Figures of all stages together come last.
+    """
     seeds = list(found["seeds"])
+    runs = list(found["seeds"].values())
+    of_all = [published.totals(run, found.get("price_per_hour")) for run in runs]
+    guided = any(entry.get("guide") for run in runs for summary in run.values() for entry in summary["targets"])
+    asking = "published" if guided or of_all[0] else "target"
     table: list[tuple[str, ...]] = [
-        ("stage", "metric", "target", *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
+        ("stage", "metric", asking, *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
     ]
     walls = []
-    for summaries in zip(*(found["seeds"][seed].values() for seed in seeds), strict=True):
+    for summaries in zip(*(run.values() for run in runs), strict=True):
         stage = summaries[0]["stage"]
-        for targets in zip(*(summary["targets"] for summary in summaries), strict=True):
-            values = [target["measured"] for target in targets]
-            asked, verdict = judged(targets[0], values)
-            table.append((stage, targets[0]["name"], asked, *map(console.number, values), spread(values), verdict))
+        for entries in zip(*(summary["targets"] for summary in summaries), strict=True):
+            figure = published.recorded(entries[0])
+            values = [entry["measured"] for entry in entries]
+            table.append(_row(stage, figure, values, [compare(figure, value) for value in values]))
         walls.append([summary["wall_seconds"] for summary in summaries])
         table.append(
             (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
         )
+    for compared in zip(*of_all, strict=True):
+        values, verdicts = [value for _, value, _ in compared], [verdict for *_, verdict in compared]
+        table.append(_row("all", compared[0][0], values, verdicts))
     totals = [sum(times) for times in zip(*walls, strict=True)]
     table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in totals), f"{statistics.mean(totals):.0f}", ""))
     return table
 
 
-def judged(target: dict[str, Any], values: Sequence[float | None]) -> tuple[str, str]:
-    """What a target asks of each seed and of their mean, and how many seeds, and whether the mean, are within."""
-    within = sum(inside(value, target.get("limits", target["published"])) for value in values)
-    asked, verdict = console.span(*target["published"]), f"{within} of {len(values)} within"
-    if target["published_mean"] and None not in values:
+def _row(stage: str, figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    ask, verdict = judged(figure, values, verdicts)
+    return (stage, figure.title, ask, *map(console.number, values), spread(values), verdict)
+
+
+def judged(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
+    """What a figure asks of each seed and of their mean; how many seeds reach it, and whether the mean does."""
+    ask = console.asked(figure)
+    if figure.range_of_mean:
+        ask += f"; mean {console.span(*figure.range_of_mean)}"
+    if all(verdict.word in (NOT_COMPARABLE, NOT_MEASURED) for verdict in verdicts):
+        return ask, str(verdicts[0])
+    verdict = published.count(verdicts)
+    if None not in values and (figure.guide or figure.range_of_mean):
         mean = statistics.mean(value for value in values if value is not None)
-        asked += f"; mean {console.span(*target['published_mean'])}"
-        verdict += ", mean within" if inside(mean, target["published_mean"]) else ", mean outside"
-    return asked, verdict
+        of_mean = figure.model_copy(update={"range": figure.range_of_mean or figure.range})
+        found = compare(of_mean, mean)
+        verdict += f", mean {found.with_distance if figure.guide and found.detail else found.word}"
+    return ask, verdict
 
 
 def spread(values: Sequence[float | None]) -> str:

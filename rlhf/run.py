@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlhf import published
 from rlhf import recipe as recipes
 from rlhf.recipe import Loaded
 
@@ -239,6 +240,7 @@ class Run:
             "status": "done",
             "seed": self.loaded.recipe.seed,
             "device": self._manifest["device"]["name"],
+            "processes": self._manifest["device"].get("processes", 1),
             "wall_seconds": self._wall(),
             "predicted_peak_vram_bytes": predicted_peak,
             **costs,
@@ -246,27 +248,32 @@ class Run:
             "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in _result(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
             "findings": [row["check"] for row in read_lines(self.path / "findings.jsonl")],
-            "targets": [_measured(t, comparable) for t in self._targets()],
+            "targets": [_measured(figure, comparable) for figure in self._figures(self.stage)],
+            "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
         }
         for folder in ("adapter", "model"):
             _sync_tree(self.path / folder)
         write_json(self.path / "summary.json", summary)
         return summary
 
-    def _targets(self) -> list[recipes.Target]:
-        """Published figures of this stage; what random weights learn is compared with none, only what it costs."""
-        found = [target for target in self.loaded.targets if target.stage == self.stage]
-        return [t for t in found if t.metric in recipes.COSTS or self.loaded.recipe.model.source != "random"]
+    def _figures(self, stage: str) -> list[recipes.Figure]:
+        """Figures of a stage; what random weights learn is compared with none, only what it costs."""
+        found = [figure for figure in self.loaded.targets if figure.stage == stage]
+        return [f for f in found if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
 
     def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
         """What published figures may name: metrics, costs in their units, sizes, first and last values of the log."""
         found = {**metrics, "hours": self._wall() / 3600}
         if costs.get("peak_vram_bytes"):
-            found["peak_vram_gb"] = costs["peak_vram_bytes"] / 1e9
+            found["peak_vram_gb"] = costs["peak_vram_bytes"] / published.GB
+        for component, size in (costs.get("component_bytes") or {}).items():
+            found[f"component_gb.{component}"] = size / published.GB
+        if "base_bytes" in metrics:
+            found["base_model_gb"] = metrics["base_bytes"] / published.GB
         for folder, name in (("adapter", "adapter_gb"), ("model", "merged_model_gb")):
             sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
             if sizes:
-                found[name] = sum(sizes) / 1e9
+                found[name] = sum(sizes) / published.GB
         for row in read_lines(self.path / "metrics.jsonl"):
             for key, value in row.items():
                 if value is not None:
@@ -334,12 +341,6 @@ class Follower(Run):
 def trained_policies(root: Path) -> list[str]:
     """The finished stages below a recipe's root whose policies an evaluation compares with SFT."""
     return [stage for stage in ("ppo", "dpo") if (root / stage / "summary.json").exists()]
-
-
-def inside(value: float | None, limits: Sequence[float | None]) -> bool:
-    """Whether a value that was measured lies in a target's range, whose ends may be open."""
-    low, high = limits
-    return value is not None and (low is None or value >= low) and (high is None or value <= high)
 
 
 def finite(value: float) -> float | None:
@@ -452,19 +453,10 @@ def _free_name(path: Path) -> Path:
     return candidate
 
 
-def _measured(target: recipes.Target, metrics: Mapping[str, float]) -> dict[str, Any]:
-    value = finite(metrics[target.metric]) if target.metric and target.metric in metrics else None
-    within = None if value is None else inside(value, target.limits)
-    return {
-        "name": target.name,
-        "metric": target.metric,
-        "published": list(target.range),
-        "limits": list(target.limits),
-        "published_mean": list(target.range_of_mean) if target.range_of_mean else None,
-        "unit": target.unit,
-        "measured": value,
-        "within": within,
-    }
+def _measured(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:
+    """The record of a figure's comparison with what was measured; NaN and infinity count as not measured."""
+    value = values.get(figure.metric) if figure.metric else None
+    return published.record(figure, None if value is None else finite(value))
 
 
 def _version(package: str) -> str | None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
 
@@ -63,6 +64,7 @@ class Telemetry:
         self._peak_since_loaded = 0
         self._peak_since_asked = 0
         self._reserved = 0
+        self._components: dict[str, int] | None = None
         if device.type == "cuda":
             watch_peaks(self, device)
 
@@ -110,6 +112,10 @@ class Telemetry:
         peak, self._peak_since_asked = self._peak_since_asked, 0
         return peak
 
+    def note_components(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Record the sizes of what is trained, for published figures of single components."""
+        self._components = component_bytes(model, optimizer)
+
     def count(self, tokens: int) -> None:
         """Real tokens, padding left out."""
         self.tokens += tokens
@@ -128,6 +134,7 @@ class Telemetry:
             "used_vram_bytes": self._board.used_bytes(),
             "phase_joules": {n: round(spent) for n, spent in self.joules.items()} if self._board.handle else None,
             "peak_rss_bytes": peak_rss_bytes() if cuda else self._peaks[""],
+            "component_bytes": self._components,
             "peak_over_loaded_bytes": self._peak_since_loaded - self._loaded if self._loaded is not None else None,
         }
 
@@ -178,6 +185,24 @@ class Board:
     def used_bytes(self) -> int | None:
         """Memory that is taken on the card now: by every process, with what the driver holds."""
         return self.library.nvmlDeviceGetMemoryInfo(self.handle).used if self.handle else None
+
+
+def component_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of a model's base, of its adapters and of the optimizer's states, on this device, each tensor once.
+
+    The scalar heads and the scales beside 4-bit weights belong to none of the three, as in the prediction.
+    """
+    found = {"base": 0, "adapters": 0, "optimizer": 0}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not {"score", "value_head"} & {*name.split(".")}:
+            found["adapters" if "lora_" in name else "base"] += _bytes(tensor)
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    found["optimizer"] = sum(map(_bytes, {id(state): state for state in states}.values()))  # 8-bit states share tables
+    return found
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def peak_rss_bytes() -> int:

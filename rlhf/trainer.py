@@ -152,6 +152,8 @@ def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[in
         trainer.add_callback(_RunCallback(run, bar, telemetry))
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
+    if distributed.world() == 1:  # an engine that divides the weights would make each rank count its own share
+        telemetry.note_components(trainer.model, trainer.optimizer)
     if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
         return trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return dict(trainer.model.named_parameters())

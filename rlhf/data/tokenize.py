@@ -74,7 +74,7 @@ class Codec:
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
         answers = [self._answer_text(*row, text) for row, text in zip(rows, texts, strict=True)]
-        return self._encode(texts, answers, max_prompt_length, max_length)
+        return self._encode(texts, answers, max_prompt_length, max_length, max_response_length)
 
     def encode_written(
         self, rows: Sequence[tuple[str, str]], max_prompt_length: int, max_length: int
@@ -85,7 +85,12 @@ class Codec:
         return self._encode([prompt for prompt, _ in rows], answers, max_prompt_length, max_length)
 
     def _encode(
-        self, texts: Sequence[str], answers: Sequence[str], max_prompt_length: int, max_length: int
+        self,
+        texts: Sequence[str],
+        answers: Sequence[str],
+        max_prompt_length: int,
+        max_length: int,
+        max_response_length: int | None = None,
     ) -> tuple[list[Encoded | None], Counter[str]]:
         prompts = self._ids(texts, bos=True)
         wholes = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)

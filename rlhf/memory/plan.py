@@ -10,17 +10,18 @@ from typing import Any
 import click
 
 from rlhf import console
+from rlhf import published as figures
 from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
 from rlhf.memory.predict import ON_HOST as ON_HOST
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
+from rlhf.published import Verdict, compare
 from rlhf.recipe import Loaded, Recipe, as_yaml
-from rlhf.run import RunError, inside
+from rlhf.run import RunError
 
 GB = 1e9
-CHAIN = ("sft", "rm", "ppo")  # what published totals count
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 
 
@@ -63,6 +64,7 @@ def _stage(loaded: Loaded, stage: str, predicted: Stage, price: float | None) ->
         "reserved_bytes": need,
         "fits": need <= card * GB if card and place == "cuda" else None,
         "budget_bytes": _budget(loaded, stage),
+        "verdict": _peak_verdict(loaded, stage, predicted[""].peak_bytes),
         "phases": {
             name: {"peak_bytes": p.peak_bytes, "paged_bytes": p.paged_bytes, "components": p.components}
             for name, p in predicted.items()
@@ -98,11 +100,17 @@ def _between(recipe: Recipe, stage: str, hours: float, link: float) -> dict[str,
 
 def _budget(loaded: Loaded, stage: str) -> list[int | None] | None:
     """The published range of a stage's peak, in bytes: from the lowest to the highest figure that is given."""
-    ranges = [t.range for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
+    ranges = [t.printed for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
     if not ranges:
         return None
     lows, highs = [low for low, _ in ranges if low is not None], [high for _, high in ranges if high is not None]
     return [round(min(lows) * GB) if lows else None, round(max(highs) * GB) if highs else None]
+
+
+def _peak_verdict(loaded: Loaded, stage: str, peak: int) -> str | None:
+    """The most favourable verdict of a predicted peak on the figures of its stage; None where there are none."""
+    budgets = [t for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
+    return figures.best(compare(figure, peak / GB).word for figure in budgets)
 
 
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
@@ -145,14 +153,17 @@ def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One line for each stage: peak, need, published budget, verdict, hours, cost."""
     rows = []
     for stage, found in plan["stages"].items():
-        low, high = found["budget_bytes"] or (None, None)
-        published = "-".join(dict.fromkeys(_gb(x, 0) for x in (low, high) if x)) or "-"
+        published = "-".join(dict.fromkeys(_gb(x, 0) for x in found["budget_bytes"] or () if x)) or "-"
         verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {found['in_memory_of']}"}[found["fits"]]
-        if high is not None and found["peak_bytes"] > high:
-            verdict += ", over published"
+        verdict += f", {found['verdict']}" if found["verdict"] else ""
         hours = [f"{found[key]:.1f}" if key in found else "-" for key in ("limit_hours", "projected_hours")]
         cost = f"${found['projected_cost']:.2f}" if "projected_cost" in found else "-"
         rows.append((stage, _gb(found["peak_bytes"]), _gb(found["reserved_bytes"]), published, verdict, *hours, cost))
+    chain = [plan["stages"].get(stage, {}) for stage in figures.CHAIN]
+    if all("projected_hours" in found for found in chain):
+        hours = [f"{sum(found[key] for found in chain):.1f}" for key in ("limit_hours", "projected_hours")]
+        cost = f"${sum(found['projected_cost'] for found in chain):.2f}" if "projected_cost" in chain[0] else "-"
+        rows.append((", ".join(figures.CHAIN), "", "", "", "", *hours, cost))
     return rows
 
 
@@ -239,10 +250,18 @@ def show_ablation(loaded: Loaded, found: Mapping[str, Mapping[str, Any]], as_jso
     console.rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
 
 
-def claims(loaded: Loaded, strategy: str) -> list[str]:
-    """What is published about a strategy's effect, in its own units."""
-    targets = (t for t in loaded.targets if t.metric and t.metric.startswith(f"effect.{strategy}."))
-    return [f"{t.metric.split('.')[-1]} {console.span(*t.range)}" for t in targets if t.metric]
+def claims(loaded: Loaded, strategy: str, measured: Mapping[str, float] | None = None) -> list[str]:
+    """What is published about a strategy's effect, in its own units; with the verdict of what was `measured`.
+
+    Keys of `measured`: memory_gb, memory_percent, time_percent, time_factor.
+    """
+    said = []
+    for figure in loaded.targets:
+        start, _, what = (figure.metric or "").rpartition(".")
+        if start == f"effect.{strategy}":
+            verdict = f": {compare(figure, measured[what])}" if measured else ""
+            said.append(f"{what} {console.span(*figure.printed)}{verdict}")
+    return said
 
 
 def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
@@ -331,34 +350,45 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -
 
 
 def published(loaded: Loaded, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every published figure of the recipe beside what is predicted, or what it is compared with after a run."""
+    """Every published figure of the recipe compared with what is predicted or projected for it.
+
+    `basis` says which of the two the value is; None where only a measurement can tell.
+    """
     rows = []
-    for target in loaded.targets:
-        value = None if target.metric is None else predicted(plan, effects_of, target.stage, target.metric)
-        low, high = target.limits
-        if target.metric is None:
-            verdict = f"not comparable: {target.not_comparable}"
-        elif value is None:
-            effect = target.metric.startswith("effect.")
-            verdict = "not predicted" if effect else f"measured after {target.stage}: {target.metric}"
-        elif target.metric.rpartition(".")[2].startswith("time_"):
-            verdict = "operations, not timed"
-        elif low == high and low:
-            verdict = f"{value / low:.2g} times that"
-        else:
-            verdict = "within" if inside(value, target.limits) else "outside"
+    for figure in loaded.targets:
+        value = None if figure.metric is None else predicted(plan, effects_of, figure.stage, figure.metric)
+        basis = None if value is None else "projected" if figure.metric in ("hours", "cost_usd") else "predicted"
+        verdict = _unpredicted(figure, plan, effects_of) if value is None else compare(figure, value)
         rows.append(
             {
-                "stage": target.stage,
-                "name": target.name,
-                "metric": target.metric,
-                "published": list(target.range),
-                "unit": target.unit,
+                "stage": figure.stage,
+                "name": figure.name,
+                "source": figure.source,
+                "metric": figure.metric,
+                "published": list(figure.printed),
+                "accepted": list(figure.accepted),
+                "unit": figure.unit,
                 "predicted": value,
-                "verdict": verdict,
+                "basis": basis,
+                "verdict": verdict.word,
+                "detail": verdict.detail,
             }
         )
     return rows
+
+
+def _unpredicted(figure: figures.Figure, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> Verdict:
+    """The verdict of a figure that has no prediction: why it cannot be compared, or what measures it."""
+    metric = figure.metric
+    if metric is None:
+        return compare(figure, None)
+    if metric == "cost_usd" and plan["price_per_hour"] is None:
+        return Verdict(figures.NOT_MEASURED, "projected with --price")
+    if metric.startswith("effect."):
+        counted = effects_of.get(metric.split(".")[1])
+        operations = f"; {counted['operations']:.2f} times the operations are counted" if counted else ""
+        return Verdict(figures.NOT_MEASURED, figures.why_not_measured(metric) + operations)
+    return Verdict(figures.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")
 
 
 def show_published(loaded: Loaded, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
@@ -366,19 +396,16 @@ def show_published(loaded: Loaded, rows: Sequence[Mapping[str, Any]], as_json: b
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    cells = [
-        (
-            row["stage"],
-            row["name"],
-            console.span(*row["published"]),
-            row["unit"],
-            "" if row["predicted"] is None else console.number(float(f"{row['predicted']:.3g}")),
-            row["verdict"],
-        )
-        for row in rows
-    ]
-    columns = ("stage", "figure", "published", "unit", "predicted", "")
-    console.rows_table(f"{loaded.name} {loaded.version}: published figures", columns, cells)
+    titles = {(figure.stage, figure.source, figure.name): figure for figure in loaded.targets}
+    cells = []
+    for row in rows:
+        figure = titles[row["stage"], row["source"], row["name"]]
+        verdict = Verdict(row["verdict"], row["detail"])
+        value = "" if row["predicted"] is None else console.number(float(f"{row['predicted']:.3g}"))
+        said = f"{row['basis']}: {verdict}" if row["basis"] else str(verdict)
+        cells.append((row["stage"], figure.title, console.asked(figure, in_full=True), value, said))
+    columns = ("stage", "figure", "published", "predicted", "verdict")
+    console.rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)
 
 
 def predicted(plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: str, metric: str) -> float | None:
@@ -386,15 +413,15 @@ def predicted(plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: str
 
     `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`);
     `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,
-    `merged_model_gb`; `effect.<strategy>.<memory_gb|memory_percent|time_percent|time_factor>`, of a strategy alone on
-    SFT's step without any, its time by the number of operations.
+    `merged_model_gb`; `effect.<strategy>.<memory_gb|memory_percent>`, of a strategy alone on SFT's step without any.
+    Its times (`time_percent`, `time_factor`) are not predicted: operations are counted, and they are not time.
     """
     stages = plan["stages"]
     if metric == "peak_vram_gb":
         chosen = [found for name, found in stages.items() if stage in ("all", name) and name not in ON_HOST]
         return max(found["peak_bytes"] for found in chosen) / GB
     if key := {"hours": "projected_hours", "cost_usd": "projected_cost"}.get(metric):
-        wanted = CHAIN if stage == "all" else (stage,)
+        wanted = figures.CHAIN if stage == "all" else (stage,)
         values = [stages[name].get(key) for name in wanted]
         return None if None in values else sum(values)
     if metric.startswith("component_gb."):
@@ -417,13 +444,7 @@ def _effect(effects_of: Mapping[str, Any], strategy: str, what: str) -> float | 
     if strategy not in effects_of:
         return None
     before, after = effects_of["none"]["peak_bytes"], effects_of[strategy]["peak_bytes"]
-    operations = effects_of[strategy]["operations"]
-    return {
-        "memory_gb": (after - before) / GB,
-        "memory_percent": 100 * (after / before - 1),
-        "time_percent": 100 * (operations - 1),
-        "time_factor": operations,
-    }[what]
+    return {"memory_gb": (after - before) / GB, "memory_percent": 100 * (after / before - 1)}.get(what)
 
 
 def _gb(size: float, digits: int = 2) -> str:

@@ -34,6 +34,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         base = load_base(run, device, quantize=False)
         if recipe.merge.base == "dequantized":
             round_to_nf4(base)
+        base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         alone = _logprobs(base, texts)
         model = PeftModel.from_pretrained(base, run.root / recipe.merge.stage / "adapter")
         expected = _logprobs(model, texts)
@@ -64,6 +65,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         "adapter_effect": effect.item(),
         "top1_agreement": (expected.argmax(-1) == found.argmax(-1)).float().mean().item(),
         "largest_logprob_difference": (expected - found).abs().max().item(),
+        "base_bytes": base_bytes,
         "model_bytes": size,
     }
     return Result(metrics, telemetry.costs())

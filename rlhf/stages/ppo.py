@@ -131,6 +131,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
             score, divergence = values["objective/scores"], values["objective/kl_per_token"]
             bar.update(step + 1, f"score {score:.3f}  KL/token {divergence:.3f}")
 
+    if distributed.world() == 1:
+        telemetry.note_components(shared.peft, trained.optimizer)
     best = distributed.from_main(lambda: choose_checkpoints(run, options))
     if options.adapter == "best" and best is None:
         print(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import ab, recipe, report
+from rlhf import ab, published, recipe, report
 from rlhf.data import formats
 from rlhf.run import RunError
 from tests.browser import CHROMIUM, Browser, needs_browser
@@ -236,6 +236,38 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
     assert sum(bars["y"][at] for bars in memory["data"]) == pytest.approx(sum(pinned["ppo"]["update"].values()) / 1e9)
     assert memory["layout"]["xaxis"]["ticktext"][:3] == ["sft load", "sft evaluate", "sft train"]
     assert memory["data"][0]["x"] == sorted(memory["data"][0]["x"])
+
+
+def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
+    """A run of a recipe for a GPU, as far as that table reads one."""
+    loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
+    totals = [f.model_dump(mode="json", exclude_defaults=True) for f in loaded.targets if f.stage == "all"]
+    peaks = {"sft": 58.0, "rm": 24.9, "ppo": 84.0}
+    summaries = {
+        stage: {
+            "targets": [
+                published.record(f, peak if f.metric == "peak_vram_gb" else None)
+                for f in loaded.targets
+                if f.stage == stage
+            ],
+            "all_stages": totals,
+            "wall_seconds": 8 * 3600,
+            "peak_vram_bytes": peak * 1e9,
+            "predicted_peak_vram_bytes": 58.4e9,
+        }
+        for stage, peak in peaks.items()
+    }
+    run = report.Recorded("run", tmp_path, {}, summaries, price=1.99)
+    rows = re.findall(r"<tr>(.*?)</tr>", report._verdicts([run], report._Charts()))
+    cells = {tuple(re.findall(r"<td[^>]*>(.*?)</td>", row)) for row in rows}
+    name = "peak memory at batch 16 and 512 tokens (Hardware and Cost)"
+    good, bad = '<span class="good">{}</span>', '<span class="bad">{}</span>'
+    assert ("sft", name, "about 61 GB", "58.40", "58", good.format("reproduces (-4.9 %)")) in cells
+    assert ("sft", "peak memory (RLHF Architecture)", "45 GB", "58.40", "58", bad.format("worse (+28.9 %)")) in cells
+    assert ("all", "fits the card with LoRA (Overview)", "≤ 80 GB", "", "84", bad.format("worse (+5.0 %)")) in cells
+    assert ("all", "cost of a run (Overview)", "47.76 USD", "", "47.76", good.format("reproduces (+0.0 %)")) in cells
+    without = report._verdicts([run._replace(price=None)], report._Charts())
+    assert "not measured: needs the price of an hour (--price)" in without
 
 
 @needs_browser

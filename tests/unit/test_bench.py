@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from bench import __main__ as bench
 from bench import ablation, compare, goals, steps
 from rlhf import recipe
+from rlhf.memory import plan
 from rlhf.memory.strategies import one_by_one
 from rlhf.run import RunError
 from tests.conftest import RECIPE
@@ -82,16 +83,100 @@ def test_records_of_other_devices_are_not_compared():
         list(compare.losses(RECORD, other))
 
 
+def loaded_of(name: str):
+    return recipe.load(RECIPE.parents[1] / name / "v1")
+
+
+def record_of(**stages) -> dict:
+    """A record of stages with a peak in GB and projected hours each."""
+    found = copy.deepcopy(RECORD)
+    found["stages"] = {
+        stage: STAGE | {"peak_vram_bytes": round(peak * 1e9), "hours": hours} for stage, (peak, hours) in stages.items()
+    }
+    return found
+
+
+def verdicts_of(name: str, record: dict, price: float | None = None) -> dict[tuple[str, str], str]:
+    """Stage and figure as the table prints them -> verdict."""
+    compared = bench.comparisons(loaded_of(name), record, price)
+    return {(row[0], f"{row[1]} {row[2]}"): row[4] for row in bench.figure_rows(compared)}
+
+
 def test_budgets_that_are_broken_are_named():
-    loaded = recipe.load(RECIPE.parents[1] / "4090-llama2-7b" / "v1")
-    rows, broken = bench.budgets(loaded, RECORD)
-    assert not broken
-    assert rows[0][-1] == "within"
-    _, broken = bench.budgets(loaded, changed(peak_vram_bytes=20_100_000_000, hours=4.5))
-    assert sorted(broken) == ["sft: hours 4.5 is over 4", "sft: peak_vram_gb 20.1 is over 20"]
-    rows, broken = bench.budgets(loaded, changed(out_of_memory=True))
-    assert broken == ["sft: out of memory"]
-    assert rows[0][-1] == "OUT OF MEMORY"
+    loaded = loaded_of("4090-llama2-7b")
+    assert not list(bench.worse(bench.comparisons(loaded, RECORD)))
+    (row,) = bench.stage_rows(RECORD)
+    assert row[5] == "10.00"
+    over = list(bench.worse(bench.comparisons(loaded, changed(peak_vram_bytes=20_100_000_000, hours=4.6))))
+    assert over == [
+        "sft: peak_vram_gb 20.1 is worse (+0.5 %) than peak memory (Step 1, SFT Training), 18 – 20 GB",
+        "sft: hours 4.6 is worse (+15.0 %) than time (Step 1, SFT Training), 2 – 4 hours; worse (+15.0 %) than time on "
+        "the timeline (Training Metrics Timeline), 4 hours",
+    ]
+    lost = changed(out_of_memory=True)
+    assert bench.out_of_memory(lost) == ["sft: out of memory"]
+    assert bench.stage_rows(lost)[0][5] == "OUT OF MEMORY"
+    assert not list(bench.worse(bench.comparisons(loaded, lost)))
+
+
+def test_every_figure_of_a_cost_is_a_row_and_one_that_is_reproduced_is_enough():
+    found = verdicts_of("h100-mistral-7b", record_of(sft=(58, 5.0)))
+    assert found["sft", "peak memory at batch 16 and 512 tokens (Hardware and Cost) about 61 GB"] == (
+        "reproduces (-4.9 %)"
+    )
+    assert found["sft", "peak memory (RLHF Architecture) 45 GB"] == "worse (+28.9 %)"
+    assert found["sft", "time (RLHF Architecture) 2 – 8 hours"] == "reproduces"
+    compared = bench.comparisons(loaded_of("h100-mistral-7b"), record_of(sft=(58, 5.0)))
+    assert not list(bench.worse(compared))
+    compared = bench.comparisons(loaded_of("h100-mistral-7b"), record_of(sft=(68, 5.0)))
+    assert [line.partition(" is ")[0] for line in bench.worse(compared)] == ["sft: peak_vram_gb 68"]
+
+
+def test_figures_of_all_stages_are_compared_once_the_chain_is_measured():
+    chain = {"sft": (58, 8.0), "rm": (25, 4.0), "ppo": (70.4, 20.0), "dpo": (36, 99.0)}
+    found = verdicts_of("h100-mistral-7b", record_of(**chain), price=1.99)
+    assert found["all", "fits the card with LoRA (Overview) ≤ 80 GB"] == "reproduces"
+    assert found["all", "time of the PPO route (FAQ) 12 – 36 hours"] == "reproduces"
+    assert found["all", "time of the run that is priced (Overview) 24 hours"] == "worse (+33.3 %)"
+    assert found["all", "cost of a run (Overview) 47.76 USD"] == "worse (+33.3 %)"
+    assert found["ppo", "peak memory (RLHF Architecture) 70 GB"] == "reproduces (+0.6 %)"
+    assert found["ppo", "peak memory while scoring and in the backward pass (Step 3) 75 GB"] == "better (-6.1 %)"
+    unpriced = verdicts_of("h100-mistral-7b", record_of(**chain))
+    assert unpriced["all", "cost of a run (Overview) 47.76 USD"] == "not measured: needs the price of an hour (--price)"
+
+
+def test_a_part_of_the_chain_is_not_compared_with_a_total_unless_it_is_over_already():
+    key = "all", "fits the card with LoRA (Overview) ≤ 80 GB"
+    assert verdicts_of("h100-mistral-7b", record_of(sft=(58, 5.0)))[key] == "not measured: needs rm, ppo"
+    assert verdicts_of("h100-mistral-7b", record_of(sft=(84, 5.0)))[key] == "worse (+5.0 %)"
+    over = bench.worse(bench.comparisons(loaded_of("h100-llama2-13b"), record_of(sft=(84, 5.0))))
+    assert [line.partition(" than ")[0] for line in over] == ["all: peak_vram_gb 84 is worse (+5.0 %)"]
+    combined = record_of(sft=(24.9, 1.0), rm=(19, 1.0), ppo=(19, 1.0))
+    found = verdicts_of("4090-mistral-7b", combined)
+    assert found["all", "peak memory (VRAM Optimization Strategies) 20 GB"] == "worse (+24.5 %)"
+
+
+def test_sizes_that_a_stage_reports_are_compared():
+    record = record_of(ppo=(20, 8.0))
+    record["stages"]["ppo"] |= {"component_bytes": {"base": 3_760_000_000, "adapters": 640_000_000}}
+    found = verdicts_of("4090-llama2-7b", record)
+    assert found["ppo", "memory of the base (Memory Usage Breakdown) about 3.5 GB"] == "reproduces (+7.4 %)"
+    assert found["ppo", "memory of the adapters (Memory Usage Breakdown) about 0.05 GB"] == "worse (+1,180 %)"
+    kept = found["ppo", "memory of the key-value cache (Memory Usage Breakdown) about 2 – 4 GB"]
+    assert kept.startswith("not measured: predicted only")
+    record = record_of(ppo=(20, 8.0))
+    record["stages"]["ppo"]["adapter_bytes"] = 54_500_000
+    found = verdicts_of("h100-mistral-7b", record)
+    assert found["ppo", "size of the adapter (Step 5) 0.05 GB"] == "reproduces (+9.0 %)"
+
+
+def test_an_ablation_compares_what_it_measured():
+    none = {"peak_vram_bytes": 85_000_000_000, "step_seconds": {"median": 2.0}}
+    row = {"peak_vram_bytes": 63_750_000_000, "step_seconds": {"median": 2.5}}
+    found = ablation.effect(row, none)
+    assert found == {"memory_gb": -21.25, "memory_percent": -25, "time_factor": 1.25, "time_percent": 25}
+    said = plan.claims(loaded_of("h100-mistral-7b"), "gradient_checkpointing", found)
+    assert said == ["memory_percent -30 – -20: reproduces", "time_percent 10 – 20: worse (+5 points)"]
 
 
 def test_steps_are_summarised_without_the_warm_up(tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import sys
 import types
 
@@ -247,7 +248,7 @@ def test_reproduce_shows_each_seed_and_their_mean():
     seeds = {"0": summary(0.70), "1": summary(0.72), "2": summary(0.74)}
     header, accuracy, wall, total = reproduce.rows({"seeds": seeds})
     assert header[3:] == ("seed 0", "seed 1", "seed 2", "mean ± sd", "verdict")
-    asked, verdict = "≥ 0.71; mean ≥ 0.73", "2 of 3 within, mean outside"
+    asked, verdict = "≥ 0.71; mean ≥ 0.73", "2 of 3 met, mean missed"
     assert accuracy == ("rm", "accuracy", asked, "0.7", "0.72", "0.74", "0.72 ± 0.02", verdict)
     assert wall == ("rm", "wall time, s", "", "10", "10", "10", "10", "")
     assert total == ("all", "wall time, s", "", "10", "10", "10", "10", "")
@@ -263,9 +264,11 @@ def test_ranges_in_words(low, high, text):
 def test_targets_are_measured_against_their_range():
     from rlhf.run import _measured
 
-    target = recipe.Target(
+    target = recipe.Figure(
         name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"
     )
-    verdicts = {value: _measured(target, {"kl_per_token": value})["within"] for value in (0.04, 0.05, 0.2, 0.3, 0.31)}
-    assert verdicts == {0.04: False, 0.05: True, 0.2: True, 0.3: True, 0.31: False}
-    assert _measured(target, {})["within"] is None
+    verdicts = [_measured(target, {"kl_per_token": value})["verdict"] for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
+    assert verdicts == ["missed", "met", "met", "met", "missed"]
+    assert (
+        _measured(target, {})["verdict"] == _measured(target, {"kl_per_token": math.nan})["verdict"] == "not measured"
+    )

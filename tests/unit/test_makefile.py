@@ -135,6 +135,12 @@ def test_reproduce_is_one_call():
     assert words == ["reproduce", "--recipe", "recipes/cpu-tiny/v1", "--seeds", "5 6", "--out", "elsewhere"]
 
 
+@pytest.mark.parametrize("target", ["pretrain", "reproduce", "report", "plan"])
+def test_a_price_reaches_every_table_that_can_show_a_cost(target):
+    assert option(calls(target, "PRICE=1.99")[-1], "--price") == ["1.99"]
+    assert "--price" not in calls(target)[-1]
+
+
 def test_ratings_are_of_the_recipe_s_run():
     (words,) = calls("ab", "SEED=3", "AB_ARGS=--a sft --b dpo")
     assert words == ["ab", "--hw", "cpu", "--out", "runs/seed-3", "--a", "sft", "--b", "dpo"]

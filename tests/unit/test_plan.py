@@ -171,11 +171,12 @@ def test_what_fits_to_the_byte_fits(predict, narrow):
 def test_a_published_budget_is_read_from_its_range():
     loaded = sft_recipe()
     rows = [
-        recipe.Target(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
+        recipe.Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
         for n, r in (("a", (0.5, 1.5)), ("b", (None, 2.0)))
     ]
     found = plan.make(lambda loaded, stage: SFT, loaded._replace(targets=tuple(rows)), ("sft",))
     assert found["stages"]["sft"]["budget_bytes"] == [500_000_000, 2_000_000_000]
+    assert found["stages"]["sft"]["verdict"] == "met"  # the second allows it
 
 
 def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp_path_factory, monkeypatch):
@@ -553,6 +554,17 @@ def test_cost_is_hours_times_the_price():
     assert "projected_cost" not in projected()
 
 
+def test_hours_and_cost_of_the_chain_are_added_up():
+    stage = {"peak_bytes": 10**9, "reserved_bytes": 2 * 10**9, "fits": True, "budget_bytes": None, "verdict": None}
+    stage |= {"in_memory_of": "cuda"}
+    stage |= {"limit_hours": 0.5, "projected_hours": 2.0, "projected_cost": 4.0}
+    stages = dict.fromkeys(("sft", "rm", "ppo", "dpo"), stage)
+    *_, total = plan.stage_rows({"stages": stages})
+    assert total == ("sft, rm, ppo", "", "", "", "", "1.5", "6.0", "$12.00")
+    *_, last = plan.stage_rows({"stages": {"sft": stage}})
+    assert last[0] == "sft"
+
+
 HH = {"tokenizer.source": "words", "pretrain": None, "model.source": "random", "model.architecture.vocab_size": 800}
 
 
@@ -611,24 +623,24 @@ def test_options_that_cannot_be_answered_are_refused(command, small, options, sa
 
 
 def test_published_figures_as_json_and_of_one_stage(command, folder, small):
-    target = {
-        "name": "peak",
-        "stage": "sft",
-        "metric": "peak_vram_gb",
-        "range": [0.1, 1.0],
-        "unit": "GB",
-        "source": "x",
-    }
-    reason = {"name": "pace", "stage": "rm", "not_comparable": "no", "range": [1, 1], "unit": "s", "source": "x"}
-    (small / "published.yaml").write_text(yaml.safe_dump({"targets": [target, reason]}))
+    about = {"unit": "GB", "source": "guide > page > line"}
+    target = {"name": "peak", "stage": "sft", "metric": "peak_vram_gb", "range": [100, 200]} | about
+    reason = {"name": "pace", "stage": "rm", "not_comparable": "no", "value": 1} | about
+    counted = {"name": "effect", "stage": "sft", "metric": "effect.gradient_checkpointing.time_percent", "value": 2}
+    (small / "published.yaml").write_text(
+        yaml.safe_dump({"guide": "guide", "targets": [target, reason, counted | about]})
+    )
     try:
         code, out, _ = command("plan", "--recipe", small, "--published", "--json")
         rows = json.loads(out)
-        assert (code, [row["stage"] for row in rows]) == (0, ["sft", "rm"])
-        assert rows[0]["predicted"] > 0 and rows[0]["verdict"] == "within"
-        assert rows[1]["predicted"] is None and rows[1]["verdict"] == "not comparable: no"
+        assert (code, [row["stage"] for row in rows]) == (0, ["sft", "rm", "sft"])
+        assert rows[0]["predicted"] > 0 and (rows[0]["basis"], rows[0]["verdict"]) == ("predicted", "better")
+        assert (rows[1]["predicted"], rows[1]["verdict"], rows[1]["detail"]) == (None, "not comparable", "no")
+        assert rows[2]["predicted"] is None and "times the operations are counted" in rows[2]["detail"]
         _, out, _ = command("plan", "--recipe", small, "--published", "--stage", "rm")
         assert "pace" in out and "peak" not in out
+        _, out, _ = command("plan", "--recipe", small, "--published", "--stage", "sft")
+        assert "predicted: better (-" in " ".join(out.split())
     finally:
         (small / "published.yaml").unlink()
 

@@ -1,4 +1,7 @@
-"""The guides' figures, entered twice: in published.yaml, and here by heading of the guide. Both must say the same."""
+"""What a comparison with a figure says; and the guides' figures, entered twice: in published.yaml, and here by heading.
+
+Both entries must say the same.
+"""
 
 import re
 from collections import Counter
@@ -6,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import recipe
+from rlhf import published, recipe, reproduce
+from rlhf.published import Figure, Spent, compare
 from rlhf.strict import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -264,7 +268,7 @@ def test_a_later_version_is_held_against_the_same_figures(directory):
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_guides_figures_are_all_there_and_nothing_else(name):
     targets = recipe.load(ROOT / "recipes" / name / "v1").targets
-    rows = Counter((target.source.split(" > ")[1], *target.range, target.unit) for target in targets)
+    rows = Counter((target.source.split(" > ")[1], *target.printed, target.unit) for target in targets)
     expected = Counter(FIGURES[name])
     assert not expected - rows, "figures of the guide that published.yaml lacks"
     assert not rows - expected, "rows of published.yaml that the guide does not have"
@@ -311,3 +315,183 @@ def test_v1_keeps_the_guides_settings(name):
     content = recipe.load(ROOT / "recipes" / name / "v1").recipe.model_dump()
     found = {key: content[key.split(".")[0]][key.split(".")[1]] for key in SETTINGS[name]}
     assert found == SETTINGS[name]
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def figure(metric="peak_vram_gb", guide="guide", unit="GB", stage="sft", **keys) -> Figure:
+    source = "guide > page > line" if guide else "an aim"
+    return Figure(name="figure", stage=stage, metric=metric, guide=guide, unit=unit, source=source, **keys)
+
+
+SHARE = {"metric": "accuracy", "unit": "fraction"}
+EFFECT = {"metric": "effect.quantization.memory_percent", "unit": "percent"}
+LOSS = {"metric": "last.loss", "unit": "nats per token"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        ({"value": 61, "about": True}, 58, "reproduces (-4.9 %)"),
+        ({"value": 61, "about": True}, 19, "better (-68.9 %)"),
+        ({"value": 61, "about": True}, 67.2, "worse (+10.2 %)"),
+        ({"value": 45}, 58, "worse (+28.9 %)"),
+        ({"value": 45}, 45.5, "reproduces (+1.1 %)"),
+        ({"value": 45}, 45.6, "worse (+1.3 %)"),
+        ({"value": 20}, 24.9, "worse (+24.5 %)"),
+        ({"range": (None, 80)}, 84, "worse (+5.0 %)"),
+        ({"range": (None, 80)}, 12, "reproduces"),
+        ({"range": (18, 24)}, 19, "reproduces"),
+        ({"range": (18, 24)}, 9, "better (-50.0 %)"),
+        ({"range": (18, 24)}, 24.1, "worse (+0.4 %)"),
+        ({"range": (8, 10), "about": True}, 10.9, "reproduces (+9.0 %)"),
+        ({"value": 0.05, "tolerance": "10%"}, 0.0545, "reproduces (+9.0 %)"),
+        ({"value": 47.76, "tolerance": 1}, 48.7, "reproduces (+2.0 %)"),
+        ({"value": 28}, 0.109, "better (-99.6 %)"),
+        ({"value": 1.2, **LOSS}, 1.19, "reproduces (-0.8 %)"),
+        ({"value": 1.2, **LOSS}, 1.25, "reproduces (+4.2 %)"),
+        ({"value": 1.2, **LOSS}, 1.26, "worse (+5.0 %)"),
+        ({"value": 1.2, **LOSS}, 1.1, "better (-8.3 %)"),
+        ({"value": 2.5, **LOSS, "metric": "first.loss"}, 2.45, "reproduces (-2.0 %)"),
+        ({"value": 2.5, **LOSS, "metric": "first.loss"}, 2.3, "differs (-8.0 %)"),
+        ({"value": 0.72, **SHARE}, 0.74, "better (+2 points)"),
+        ({"value": 0.72, **SHARE}, 0.724, "reproduces (+0.4 points)"),
+        ({"value": 0.72, **SHARE}, 0.7, "worse (-2 points)"),
+        ({"range": (0.7, None), **SHARE}, 0.69, "worse (-1 points)"),
+        ({"range": (-30, -20), **EFFECT}, -77, "better (-47 points)"),
+        ({"value": -10, "about": True, "metric": "effect.batch_size.memory_gb"}, -9.5, "reproduces (+5.0 %)"),
+        ({"range": (0.1, 0.3), "metric": "kl_per_token", "unit": "nats"}, 0.05, "differs (-50.0 %)"),
+        ({"range": (None, 3.5), "better": "less", "metric": "kl_per_token", "unit": "nats"}, 4.2, "worse (+20.0 %)"),
+        ({"range": (0, None), "metric": "score_gain_sd", "unit": "sd"}, -0.2, "worse (-0.2)"),
+        ({"guide": None, "range": (None, 5), "metric": "accuracy_gap_points"}, 5.025, "missed (+0.5 %)"),
+        ({"guide": None, "range": (None, 5), "metric": "accuracy_gap_points"}, 5, "met"),
+        ({"guide": None, "range": (2, 4), "metric": "hours", "unit": "hours"}, 1, "met (-50.0 %)"),
+        ({"guide": None, "range": (0.05, 0.3), "metric": "kl_per_token", "unit": "nats"}, 0.04, "missed (-20.0 %)"),
+        ({"value": 61}, None, "not measured"),
+        ({"value": 6, "metric": "component_gb.activations"}, None, "not measured: predicted only: a run measures the "
+         "peak, not which part of it activations are"),
+        ({"value": 2, "metric": None, "not_comparable": "a raw score"}, 2.0, "not comparable: a raw score"),
+    ],
+)  # fmt: skip
+def test_a_value_reproduces_a_figure_is_better_or_is_worse(keys, value, said):
+    assert str(compare(figure(**keys), value)) == said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"range": (61, 61)}, "both ends are 61; write value: 61"),
+        ({}, "either a value"),
+        ({"value": 1, "range": (0, 1)}, "either a value"),
+        ({"value": 1, "metric": None}, "either a metric"),
+        ({"value": 1, "tolerance": "wide"}, "neither a number nor a percentage"),
+        ({"value": 1, "tolerance": 1, "about": True}, "leave out one"),
+        ({"value": 1, "guide": None}, "a target of our own"),
+        ({"range": (0, 1), "range_of_mean": (0, 1)}, "targets of our own"),
+        ({"value": 1, "guide": "another"}, "begins with the guide's name"),
+    ],
+)
+def test_a_figure_that_says_two_things_is_refused(keys, said):
+    guide = keys.pop("guide", "guide")
+    row = {"name": "f", "stage": "sft", "metric": "hours", "unit": "h", "source": "guide > page > line", "guide": guide}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Figure.model_validate(row | keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("targets: 3", "needs a key 'targets' with a list of figures"),
+        ("targets: [3]", "needs a key 'targets' with a list of figures"),
+        ("goals: 1\ntargets: []", "unknown key 'goals'"),
+        ("targets: [{name: f, stage: sft, metric: hours, rnage: [0, 1], unit: h, source: s}]", "'targets.0.range'"),
+    ],
+)
+def test_a_mistake_in_published_yaml_is_one_line(tmp_path, text, said):
+    made = tmp_path / "made" / "v1"
+    made.mkdir(parents=True)
+    (made / "recipe.yaml").write_text((ROOT / "recipes/cpu-tiny/v1/recipe.yaml").read_text())
+    (made / "published.yaml").write_text(text)
+    with pytest.raises(recipe.RecipeError) as error:
+        recipe.load(made)
+    assert said in str(error.value) and str(made / "published.yaml") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# -- several stages --------------------------------------------------------------------------------------------------
+
+CHAIN = {"sft": Spent(58.0, 8.0), "rm": Spent(25.0, 4.0), "ppo": Spent(70.0, 20.0), "dpo": Spent(36.0, 99.0)}
+
+
+def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost():
+    assert published.total("peak_vram_gb", CHAIN, None) == (70.0, "")
+    assert published.total("hours", CHAIN, None) == (32.0, "")
+    assert published.total("cost_usd", CHAIN, 2.0) == (64.0, "")
+    assert published.total("cost_usd", {s: spent._replace(cards=8) for s, spent in CHAIN.items()}, 2.0) == (512.0, "")
+    assert published.total("cost_usd", CHAIN, None) == (None, "needs the price of an hour (--price)")
+    assert published.total("hours", {"sft": CHAIN["sft"]}, None) == (8.0, "needs rm, ppo")
+    assert published.total("peak_vram_gb", {"sft": Spent(None, 1.0)}, None) == (None, "needs sft, rm, ppo")
+
+
+def test_the_most_favourable_of_several_figures_counts():
+    assert published.best(["worse", "reproduces"]) == "reproduces"
+    assert published.best(["worse", "better"]) == "better"
+    assert published.best(["worse", "not measured"]) == "not measured"
+    assert published.best(["worse", "worse"]) == "worse"
+    assert published.best([]) is None
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def summaries_of(name: str, measured: dict[tuple[str, str], float], hours: float = 1.0, peak: float = 20.0):
+    """Summaries of SFT, reward model and PPO of a recipe, as far as tables read them."""
+    figures = recipe.load(ROOT / "recipes" / name / "v1").targets
+    totals = [f.model_dump(mode="json", exclude_defaults=True) for f in figures if f.stage == "all"]
+    return {
+        stage: {
+            "stage": stage,
+            "wall_seconds": 3600 * hours,
+            "peak_vram_bytes": peak * 1e9,
+            "targets": [published.record(f, measured.get((stage, f.metric))) for f in figures if f.stage == stage],
+            "all_stages": totals,
+        }
+        for stage in published.CHAIN
+    }
+
+
+def test_a_record_gives_its_figure_back():
+    for name in FIGURES:
+        for row in recipe.load(ROOT / "recipes" / name / "v1").targets:
+            assert published.recorded(published.record(row, 1.0)) == row
+    before = {"name": "f", "metric": "hours", "published": [61, 61], "published_mean": None, "unit": "h", "measured": 1}
+    assert published.verdict_of(before | {"within": True}).word == "met"
+
+
+def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
+    seeds = {}
+    for seed, (perplexity, accuracy, peak) in enumerate([(3.31, 0.74, 19.0), (3.4, 0.73, 21.0)]):
+        measured = {("sft", "perplexity"): perplexity, ("rm", "accuracy"): accuracy, ("sft", "peak_vram_gb"): peak}
+        seeds[str(seed)] = summaries_of("4090-llama2-7b", measured, hours=6.0, peak=peak)
+    rows = {(row[0], row[1]): row[2:] for row in reproduce.rows({"seeds": seeds})}
+    assert rows["stage", "metric"][0] == "published"
+    after = rows["sft", "perplexity after (Training Metrics Timeline)"]
+    assert after[-1] == "1 of 2 reproduces, 1 of 2 worse, mean worse (+1.7 %)"
+    assert rows["sft", "held-out perplexity (Step 1, SFT Training)"][-1] == "2 of 2 reproduces, mean reproduces"
+    assert rows["rm", "held-out accuracy (Step 2, Reward Model)"][0] == "≥ 0.7"
+    assert rows["sft", "peak memory (Step 1, SFT Training)"][-1] == "1 of 2 reproduces, 1 of 2 worse, mean reproduces"
+    assert rows["ppo", "first KL (Training Metrics Timeline)"][-1].startswith("not comparable: 0 by construction")
+    assert rows["all", "peak memory (Memory Usage Breakdown)"][-1] == "2 of 2 reproduces, mean reproduces"
+    on_timeline = rows["all", "time on the timeline (Training Metrics Timeline)"]
+    assert on_timeline[:3] == ("22 hours", "18", "18") and on_timeline[-1] == "2 of 2 better, mean better (-18.2 %)"
+
+
+def test_reproduce_adds_up_the_cost_where_a_price_is_given():
+    seeds = {"0": summaries_of("h100-mistral-7b", {}, hours=8.0)}
+    name = "all", "cost of a run (Overview)"
+    priced = {row[:2]: row for row in reproduce.rows({"seeds": seeds, "price_per_hour": 1.99})}
+    assert priced[name][2:4] == ("47.76 USD", "47.76") and "reproduces (+0.0 %)" in priced[name][-1]
+    assert {row[:2]: row for row in reproduce.rows({"seeds": seeds})}[name][-1].startswith(
+        "not measured: needs the price"
+    )

@@ -1,11 +1,13 @@
 """Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
 
 import json
+import re
 
 import pytest
 
+from rlhf import console, recipe
 from rlhf.run import ParentMissing, Run, RunError, checkpoint_problem, read_json, read_lines, write_json
-from tests.conftest import small
+from tests.conftest import RECIPE, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
@@ -151,6 +153,40 @@ def test_json_is_replaced_whole_and_lines_cut_by_a_crash_are_left_out(tmp_path):
     assert read_json(tmp_path / "none.json") is None
     (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
     assert read_lines(tmp_path / "m.jsonl") == [{"step": 1}]
+
+
+def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, capsys):
+    loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
+    peaks = {"sft": 58, "rm": 25, "ppo": 70.2}
+    for stage, peak in peaks.items():
+        run = started(tmp_path, stage, loaded)
+        run.log(1, {"objective/scores": 1.0})
+        sizes = {"component_bytes": {"base": 14_480_000_000}} if stage == "sft" else {}
+        run.finish({"train_pairs": 7000.0}, COSTS | {"peak_vram_bytes": round(peak * 1e9)} | sizes)
+    summaries = [read_json(tmp_path / f"h100-mistral-7b/v1/{stage}/summary.json") for stage in peaks]
+    found = {(entry["name"], entry["published"][0]): entry for entry in summaries[0]["targets"]}
+    assert found["peak memory at batch 16 and 512 tokens", 61]["verdict"] == "reproduces"
+    assert (found["peak memory", 45]["verdict"], found["peak memory", 45]["detail"]) == ("worse", "+28.9 %")
+    assert found["memory of the base", 14]["measured"] == 14.48
+    assert found["memory of the optimizer", 28]["verdict"] == "not measured"
+    assert {entry["stage"] for entry in summaries[0]["all_stages"]} == {"all"}
+    console.targets_table(summaries[:1])
+    assert "not measured: needs rm, ppo" in " ".join(capsys.readouterr().out.split())
+    console.targets_table(summaries, price=1.99)
+    printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
+    assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduces" in printed
+    assert "cost of a run (Overview) 47.76 USD" in printed and "better (-100.0 %)" in printed
+
+
+def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):
+    run = started(tmp_path, "merge", recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1"))
+    (run.path / "model").mkdir()
+    (run.path / "model" / "model.safetensors").write_bytes(b"0" * 1000)
+    entries = run.finish({"base_bytes": 14_483_000_000}, COSTS)["targets"]
+    assert {entry["metric"]: entry["measured"] for entry in entries} == {
+        "base_model_gb": 14.483,
+        "merged_model_gb": 1e-6,
+    }
 
 
 def test_the_manifest_says_what_ran(tmp_path):

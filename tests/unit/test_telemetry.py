@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf.telemetry import Board, Telemetry
+from rlhf.telemetry import Board, Telemetry, component_bytes
 
 CUDA = torch.device("cuda")
 
@@ -41,6 +41,21 @@ def library(monkeypatch) -> Library:
     properties = SimpleNamespace(uuid="11111111-2222")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return found
+
+
+def test_components_are_sums_over_tensors_each_counted_once():
+    base = torch.nn.Linear(4, 3)  # 15 float32
+    model = torch.nn.ModuleDict({"q": base, "tied": base, "lora_A": torch.nn.Linear(4, 2, bias=False)})
+    model["score"] = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model["lora_A"].parameters())
+    model["lora_A"](torch.ones(4)).sum().backward()
+    optimizer.step()
+    steps = sum(state["step"].numel() * 4 for state in optimizer.state.values())
+    assert component_bytes(model, optimizer) == {"base": 60, "adapters": 32, "optimizer": 64 + steps}
+    table = torch.zeros(10)
+    for state in optimizer.state.values():
+        state |= {"qmap1": table, "qmap2": table}
+    assert component_bytes(model, optimizer)["optimizer"] == 64 + steps + 40
 
 
 def test_a_board_tells_its_energy_and_memory(library):
