@@ -39,15 +39,13 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 
 def write(rows: formats.Rows, file: Path) -> int:
     """Write rows as JSON lines; returns their number. Raises DataError when the file is there already."""
-    count = 0
+    kept: list[Row] = [*rows.documents, *rows.examples, *rows.pairs]
     try:
         with file.open("x", encoding="utf-8") as out:
-            for row in (*rows.documents, *rows.examples, *rows.pairs):
-                out.write(json.dumps(_plain(row), ensure_ascii=False) + "\n")
-                count += 1
+            out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in kept)
     except FileExistsError:
         raise DataError(f"{file}: is there already and is not overwritten; choose another --to") from None
-    return count
+    return len(kept)
 
 
 def _plain(row: Row) -> dict[str, Any]:
