@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from bench import __main__ as bench
 from bench import ablation, compare, goals, steps
 from rlhf import recipe
-from rlhf.memory import plan
+from rlhf.memory import Phase, plan
 from rlhf.memory.strategies import one_by_one
 from rlhf.run import RunError
 from tests.conftest import RECIPE
@@ -250,3 +250,17 @@ def test_goals_are_ratios_that_are_reached_at_one():
     assert goals.rows({"recipe": "cpu-tiny", "stages": stages}) == []
     (row, *_) = goals.rows({"recipe": "4090-llama2-7b", "stages": {"sft": {"peak_vram_bytes": 6e9}}})
     assert row[-1] == "2.00"
+
+
+@pytest.mark.parametrize("recomputed", [0, 250])
+def test_mfu_leaves_out_what_is_computed_again(recomputed):
+    """500 operations a step in 2 s, on a device that does 1,000 a second: a quarter of it, less what is repeated."""
+    loaded = recipe.load(RECIPE)
+    accumulated = loaded.recipe.sft.gradient_accumulation_steps
+    assert accumulated <= 2, "all of a step is rehearsed"
+    predicted = {name: Phase(1, {"base": 1}, 0, 1000, recomputed) for name in ("", "train")}
+    row = STAGE | {"phase_seconds": seconds(2.0, 2.0, 2.0)}
+    found = bench.derived(loaded, "sft", row, predicted, {"flops": 1000.0, "bandwidth": 1.0}, "longest")
+    assert found["hfu"] == 0.25
+    assert found["mfu"] == (500 - recomputed / 2) / 2 / 1000
+    assert bench.derived(loaded, "sft", row, predicted, {"flops": 1000.0}, "hh")["mfu"] is None, "lengths vary"

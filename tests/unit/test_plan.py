@@ -745,6 +745,12 @@ def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
     assert named["context_length"].flops == pytest.approx(0.5, rel=0.1), "half the tokens"
 
 
+def test_a_plan_says_which_stage_it_rehearses():
+    said: list[str] = []
+    plan.make(lambda loaded, stage: SFT, sft_recipe(), ("sft", "merge"), say=said.append)
+    assert said == ["rehearsing sft (1 of 2)", "rehearsing merge (2 of 2)"]
+
+
 def test_operations_of_a_decoding_step_are_shown():
     def of(unsafe: list[str]) -> dict:
         role = {"per_layer": 50, "outside": 40, "total": 1640, "unsafe": unsafe}
