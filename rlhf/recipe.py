@@ -344,12 +344,8 @@ class Ppo(Section):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
             raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
-        if self.rollout_weights == "merged" and self.old_logprobs == "rollout":
-            raise ValueError(
-                "rollout_weights: merged needs old_logprobs: recompute: its rounding is not that of training"
-            )
-        if self.rollout_weights == "merged" and self.rollout_4bit != "library":
-            raise ValueError("rollout_weights: merged has unpacked weights already; leave out rollout_4bit")
+        if self.rollout_weights == "merged" and (self.old_logprobs == "rollout" or self.rollout_4bit != "library"):
+            raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
         if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
             raise ValueError("keep_checkpoints must be 'all' or a number above 0")
         if self.value_warmup_steps >= self.steps:

@@ -44,11 +44,11 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(sigmoid_scores=True), "ppo: choose one of sigmoid_scores and normalize_scores"),
         (
             lambda c: c["ppo"].update(rollout_weights="merged", old_logprobs="rollout", value_model="head"),
-            "ppo: rollout_weights: merged needs old_logprobs: recompute",
+            "ppo: rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library",
         ),
         (
             lambda c: c["ppo"].update(rollout_weights="merged", rollout_4bit="unpacked"),
-            "ppo: rollout_weights: merged has unpacked weights already",
+            "ppo: rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library",
         ),
         (lambda c: c["ppo"].update(rollout_4bit="row_groups"), "ppo.rollout_4bit: row_groups needs model.quantization"),
         (lambda c: c["ppo"].update(score_batch_size=0), "ppo.score_batch_size = 0: input should be greater than 0"),
