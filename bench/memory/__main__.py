@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from bench.memory import budgets
-from rlhf import console, recipe
+from rlhf import console, cuda, recipe
 from rlhf.cli import guarded
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.run import code_version, write_json
@@ -55,12 +55,13 @@ def measure(
     hw: str, directory: Path | None, stages: tuple[str, ...], changes: tuple[str, ...], save: Path | None
 ) -> None:
     """Run the stages for two steps with random weights and the longest rows, and compare each phase's peak."""
+    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
+    cuda.set_environment(loaded.recipe)
     with console.quiet_libraries():
         from bench.memory.measure import measure as measure_stages
         from rlhf.models.loading import device_of
         from rlhf.telemetry import device_facts
 
-    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     device = device_of(loaded.recipe)
     chosen = list(stages or STAGES)
     with Predictor() as predict:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlhf import cuda
 from rlhf.memory.rehearse import PHASES, Rehearsals, shortened
 from rlhf.memory.tracker import Tracker
 from rlhf.recipe import Loaded, Recipe
@@ -21,6 +22,7 @@ def tracked_on_cpu(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str,
 
 def allocated_on_cuda(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
     """`torch.cuda.max_memory_allocated` in each phase."""
+    cuda.configure(recipe.hardware.deterministic)
     torch.cuda.empty_cache()
     with _Allocated() as meter:
         run_stage(torch.device("cuda"))

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlhf import distributed
 from rlhf import recipe as recipes
+from rlhf.cuda import CONTEXT_BYTES
 from rlhf.memory import COMPONENTS, ranks
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
@@ -32,7 +33,7 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes"
 # on compute capability 9.0 2 x 32 MiB (aten/src/ATen/cuda/CublasHandlePool.cpp).
 WORKSPACE = {"4090": 2 * 8_519_680, "h100": 2 * 33_554_432}
 # What it does not count. None of the two was measured on a GPU yet.
-CONTEXT = 600_000_000  # of the driver, with the kernels' code
+CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code
 FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
 
 

@@ -3,7 +3,6 @@
 import ctypes
 import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from rlhf import distributed
+from rlhf import cuda, distributed
 from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
@@ -47,7 +46,10 @@ def device_of(recipe: recipes.Recipe) -> torch.device:
 
 
 def set_up_torch(recipe: recipes.Recipe) -> torch.device:
-    """Pin threads and switch on deterministic kernels where they cost nothing; returns the device."""
+    """Set up threads, kernels and torch's generators for a recipe; returns its device.
+
+    A CPU always computes deterministically, which costs nothing there; CUDA where `hardware.deterministic` says so.
+    """
     if recipe.hardware.threads:
         torch.set_num_threads(recipe.hardware.threads)
     device = device_of(recipe)
@@ -56,22 +58,10 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and changes no result of ours
     else:
-        _cap_memory(device)
+        cuda.configure(recipe.hardware.deterministic)
+        cuda.cap_memory(device)
     set_seed(recipe.seed)
     return device
-
-
-def _cap_memory(device: torch.device) -> None:
-    """RLHF_VRAM_CAP=24GB: let this process have no more of the card than a smaller one has, to try what fits there."""
-    cap = os.environ.get("RLHF_VRAM_CAP")
-    if not cap:
-        return
-    try:
-        size = float(cap.upper().removesuffix("GB")) * 1e9
-    except ValueError:
-        raise RunError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
 
 
 def _keep_freed_memory() -> None:
