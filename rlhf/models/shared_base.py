@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf import distributed
-from rlhf.models.loading import adapter_weights, mixed_precision
+from rlhf.models.loading import adapter_weights, computes_in_bfloat16, mixed_precision, without_input_casts
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout import Rollout
 from rlhf.run import RunError
@@ -196,10 +196,14 @@ class SharedBase:
     def _prepare_adapters(self) -> None:
         """Set what is the same for every active role. peft undoes some of it when it adds an adapter."""
         self._layers = [module for module in self.peft.modules() if isinstance(module, LoraLayer)]
+        without_input_casts(self.peft)
+        half = computes_in_bfloat16(self.base)
         for layer in self._layers:
             for weights in (layer.lora_A, layer.lora_B):
                 for role, linear in weights.items():
                     linear.requires_grad_(role in self.trainable)
+                    if half and role not in self.trainable:
+                        linear.to(torch.bfloat16)  # as autocast would round them in each forward pass
         self._active = None
         self._no_dropout()
 
