@@ -144,6 +144,8 @@ def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[in
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         trainer._get_train_sampler = lambda dataset=None: sampler
+    if trainer.args.device.type != "cpu":  # a CPU gains nothing, and rounds otherwise without the mask
+        hide_right_padding(trainer)
     if distributed.world() > 1:
         trainer.get_train_dataloader = lambda: _dealt(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
@@ -169,6 +171,39 @@ def _dealt(trainer: Trainer) -> DataLoader:
     )
     loader.set_epoch = dealt.set_epoch  # where transformers looks for it; in a resumed epoch it asks the sampler
     return loader
+
+
+def hide_right_padding(trainer: Trainer) -> None:
+    """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
+
+    Under causal attention a real token never sees the padding behind it, and what padding computes is in no loss. TRL's
+    collators send a mask all the same, and a single padded row would make attention take a slower kernel with a full
+    mask. Only the decoder goes without: token counts and the reward model's pooling are as before. So are forward
+    passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
+
+    Batches are checked where they are made, on the CPU. Raises ValueError for one that is not padded on the right.
+    """
+    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, trainer.model.get_decoder()
+
+    def checked(rows: Any) -> Any:
+        batch = collate(rows)
+        mask = batch["attention_mask"]
+        if (mask[:, 1:] > mask[:, :-1]).any():
+            raise ValueError("a training batch has padding before a token: hide_right_padding cannot be used with it")
+        return batch
+
+    def compute_loss_without_mask(*args: Any, **kwargs: Any) -> Any:
+        hook = decoder.register_forward_pre_hook(_without_mask, with_kwargs=True)
+        try:
+            return compute_loss(*args, **kwargs)
+        finally:
+            hook.remove()
+
+    trainer.data_collator, trainer.compute_loss = checked, compute_loss_without_mask
+
+
+def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "attention_mask": None}
 
 
 class _RunCallback(TrainerCallback):
