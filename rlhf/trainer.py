@@ -19,6 +19,7 @@ from rlhf import distributed
 from rlhf.console import Bar
 from rlhf.data.tokenize import pad_right
 from rlhf.models.loading import mixed_precision
+from rlhf.models.optimizer import page_states
 from rlhf.recipe import Optimization
 from rlhf.run import Run
 from rlhf.telemetry import Telemetry
@@ -215,7 +216,8 @@ class _RunCallback(TrainerCallback):
         self.tokens = 0
         self.time, self.cpu = time.monotonic(), time.process_time()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        page_states(optimizer)  # a resumed run has just loaded it
         self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
