@@ -101,7 +101,10 @@ def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> Ll
         bos_token_id=codec.tokenizer.bos_token_id,
         eos_token_id=codec.eos_id,
     )
-    return LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():  # and no buffers: rotary frequencies are float32 in every Llama
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return model
 
 
 def base_name(run: Run) -> str:
