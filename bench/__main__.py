@@ -83,9 +83,10 @@ def main(
 
 
 NOTE = (
-    "step: median after the warm-up. tokens/s: real tokens. MFU: operations of the longest rows over the rate of a "
-    "measured product; MBU: what decoding must read over a measured copy's (both with --shape longest). hours: the "
-    "measured step times the recipe's steps, projected."
+    "step: median after the warm-up. tokens/s: real tokens. MFU: operations of the longest rows, with those that "
+    "gradient checkpointing repeats (else called HFU), over the rate of a measured product; MBU: what decoding must "
+    "read over a measured copy's (both with --shape longest). hours: the measured step times the recipe's steps, "
+    "projected."
 )
 
 
