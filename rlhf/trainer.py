@@ -145,7 +145,7 @@ def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[in
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         trainer._get_train_sampler = lambda dataset=None: sampler
-    if trainer.args.device.type != "cpu":  # a CPU gains nothing, and rounds otherwise without the mask
+    if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds otherwise without the mask
         hide_right_padding(trainer)
     if distributed.world() > 1:
         trainer.get_train_dataloader = lambda: _dealt(trainer)
