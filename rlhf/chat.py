@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlhf import cuda
 from rlhf.console import harmless as harmless
 from rlhf.data.formats import Message
 from rlhf.recipe import Loaded
@@ -19,6 +20,7 @@ class Speaker:
 
     def __init__(self, loaded: Loaded, out: Path, stage: str):
         """Raises RunError when the stage is not done, or was done with other settings."""
+        cuda.set_environment(loaded.recipe)
         from peft import PeftModel
         from transformers import AutoModelForCausalLM
 

@@ -46,6 +46,7 @@ class Hardware(Section):
     threads: PositiveInt | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
     count: PositiveInt = 1  # devices, and processes: each has its share of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # how several keep the weights: whole on each, or divided
+    deterministic: bool = False  # on CUDA; a CPU always computes so (docs/reproducibility.md)
 
 
 class Architecture(Section):
@@ -591,7 +592,7 @@ def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
     found = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
     if "evaluate" in found and (stage == "dpo" or recipe.evaluate.num_samples == 1):
         found["evaluate"].pop("num_samples")  # DPO always takes one answer, as did runs from before this key
-    for key in ("count", "engine"):  # decide nothing but rounding: a run may go on with another number of devices
+    for key in ("count", "engine", "deterministic"):  # decide only rounding: a run may go on with others
         found["hardware"].pop(key)
     if "ppo" in found:
         found["ppo"]["vllm_url"] = recipe.ppo.vllm_url is not None  # where the server stands decides nothing

@@ -19,6 +19,7 @@ from rlhf import distributed
 from rlhf.console import Bar
 from rlhf.data.tokenize import pad_right
 from rlhf.models.loading import mixed_precision
+from rlhf.models.optimizer import page_states
 from rlhf.recipe import Optimization
 from rlhf.run import Run
 from rlhf.telemetry import Telemetry
@@ -146,6 +147,8 @@ def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[in
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         trainer._get_train_sampler = lambda dataset=None: sampler
+    if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds otherwise without the mask
+        hide_right_padding(trainer)
     if distributed.world() > 1:
         trainer.get_train_dataloader = lambda: _dealt(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
@@ -175,6 +178,39 @@ def _dealt(trainer: Trainer) -> DataLoader:
     return loader
 
 
+def hide_right_padding(trainer: Trainer) -> None:
+    """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
+
+    Under causal attention a real token never sees the padding behind it, and what padding computes is in no loss. TRL's
+    collators send a mask all the same, and a single padded row would make attention take a slower kernel with a full
+    mask. Only the decoder goes without: token counts and the reward model's pooling are as before. So are forward
+    passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
+
+    Batches are checked where they are made, on the CPU. Raises ValueError for one that is not padded on the right.
+    """
+    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, trainer.model.get_decoder()
+
+    def checked(rows: Any) -> Any:
+        batch = collate(rows)
+        mask = batch["attention_mask"]
+        if (mask[:, 1:] > mask[:, :-1]).any():
+            raise ValueError("a training batch has padding before a token: hide_right_padding cannot be used with it")
+        return batch
+
+    def compute_loss_without_mask(*args: Any, **kwargs: Any) -> Any:
+        hook = decoder.register_forward_pre_hook(_without_mask, with_kwargs=True)
+        try:
+            return compute_loss(*args, **kwargs)
+        finally:
+            hook.remove()
+
+    trainer.data_collator, trainer.compute_loss = checked, compute_loss_without_mask
+
+
+def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "attention_mask": None}
+
+
 class _RunCallback(TrainerCallback):
     """Logs to the run directory, and turns each checkpoint that transformers has written into a sealed one."""
 
@@ -184,7 +220,8 @@ class _RunCallback(TrainerCallback):
         self.tokens = 0
         self.time, self.cpu = time.monotonic(), time.process_time()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        page_states(optimizer)  # a resumed run has just loaded it
         self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from bench.memory import budgets
-from rlhf import console, recipe
+from rlhf import console, cuda, recipe
 from rlhf.cli import guarded
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.run import code_version, write_json
@@ -77,13 +77,14 @@ def measure(
 
     Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait.
     """
+    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
+    cuda.set_environment(loaded.recipe)
     with console.quiet_libraries():
         from bench.memory.measure import beside, pinned_peaks
         from bench.memory.measure import measure as measure_stages
         from rlhf.models.loading import device_of
         from rlhf.telemetry import device_facts
 
-    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     device = device_of(loaded.recipe)
     chosen = list(stages or (STAGES if device.type == "cpu" else TRAINED))
     if no_predict:

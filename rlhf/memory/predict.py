@@ -16,6 +16,7 @@ from typing import Any
 
 from rlhf import distributed
 from rlhf import recipe as recipes
+from rlhf.cuda import CONTEXT_BYTES
 from rlhf.memory import COMPONENTS, gpu, ranks
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
@@ -31,7 +32,7 @@ ON_HOST = ("merge",)  # stages that leave the card alone
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 # Bytes that torch.cuda.max_memory_allocated does not count. None of the two was measured on a GPU yet.
-CONTEXT = 600_000_000  # of the driver, with the kernels' code
+CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code
 FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
 
 

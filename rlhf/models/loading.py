@@ -3,12 +3,12 @@
 import ctypes
 import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from rlhf import distributed
+from rlhf import cuda, distributed
 from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
@@ -47,7 +47,10 @@ def device_of(recipe: recipes.Recipe) -> torch.device:
 
 
 def set_up_torch(recipe: recipes.Recipe) -> torch.device:
-    """Pin threads and switch on deterministic kernels where they cost nothing; returns the device."""
+    """Set up threads, kernels and torch's generators for a recipe; returns its device.
+
+    A CPU always computes deterministically, which costs nothing there; CUDA where `hardware.deterministic` says so.
+    """
     if recipe.hardware.threads:
         torch.set_num_threads(recipe.hardware.threads)
     device = device_of(recipe)
@@ -56,22 +59,10 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and changes no result of ours
     else:
-        _cap_memory(device)
+        cuda.configure(recipe.hardware.deterministic)
+        cuda.cap_memory(device)
     set_seed(recipe.seed)
     return device
-
-
-def _cap_memory(device: torch.device) -> None:
-    """RLHF_VRAM_CAP=24GB: let this process have no more of the card than a smaller one has, to try what fits there."""
-    cap = os.environ.get("RLHF_VRAM_CAP")
-    if not cap:
-        return
-    try:
-        size = float(cap.upper().removesuffix("GB")) * 1e9
-    except ValueError:
-        raise RunError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
 
 
 def _keep_freed_memory() -> None:
@@ -110,7 +101,10 @@ def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> Ll
         bos_token_id=codec.tokenizer.bos_token_id,
         eos_token_id=codec.eos_id,
     )
-    return LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():  # and no buffers: rotary frequencies are float32 in every Llama
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return model
 
 
 def base_name(run: Run) -> str:
@@ -317,12 +311,12 @@ def lora_config(run: Run, task_type: str) -> LoraConfig:
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
     """A fresh LoRA adapter on a causal base; with B = 0 it changes nothing yet."""
-    return get_peft_model(base, lora_config(run, "CAUSAL_LM"))
+    return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
 
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
     """The adapter of a finished stage, to be trained on."""
-    return PeftModel.from_pretrained(base, stage_dir / "adapter", is_trainable=True)
+    return without_input_casts(PeftModel.from_pretrained(base, stage_dir / "adapter", is_trainable=True))
 
 
 def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel:
@@ -331,7 +325,7 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
     peft cannot load a causal adapter into a classifier (it asks for the head's weight), so the weights are laid over
     those of a fresh classification adapter of the same shape.
     """
-    model = get_peft_model(base, lora_config(run, "SEQ_CLS"))
+    model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS")))
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
     if {key for key in start if "lora_" in key} != set(sft):
         raise RunError(f"{sft_dir}/adapter does not have the shape of the recipe's lora section")
@@ -348,10 +342,29 @@ def adapter_weights(stage_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(stage_dir / "adapter" / ADAPTER_FILE)
 
 
+def computes_in_bfloat16(model: PreTrainedModel | PeftModel) -> bool:
+    """Whether the base is in bfloat16, so that all forward passes run in `mixed_precision`; adapters are float32."""
+    return model.get_input_embeddings().weight.dtype == torch.bfloat16
+
+
 def mixed_precision(model: PreTrainedModel) -> torch.autocast:
     """Where a forward pass belongs: a bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training."""
-    half = model.get_input_embeddings().weight.dtype == torch.bfloat16
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=half)
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=computes_in_bfloat16(model))
+
+
+def without_input_casts(model: PeftModel) -> PeftModel:
+    """Keep LoRA layers on a bfloat16 base from copying their inputs to float32; returns the same model.
+
+    Autocast takes such a copy back to bfloat16 before the product. Without the two casts the numbers are the same, and
+    the backward pass keeps one input for all layers that share it, not a copy for each. With dropout the mask is
+    applied in bfloat16 instead of float32, as peft's 4-bit layers always do. Outside of autocast such a layer would
+    refuse its input.
+    """
+    if computes_in_bfloat16(model):
+        for module in model.modules():
+            if isinstance(module, LoraLayer):
+                module.cast_input_dtype_enabled = False
+    return model
 
 
 def save_adapter(

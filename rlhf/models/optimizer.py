@@ -1,4 +1,4 @@
-"""Optimizers by the names that transformers gives them."""
+"""Optimizers by the names that transformers gives them, and their paged states."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,3 +24,23 @@ def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -
         "paged_adamw_32bit": bitsandbytes.optim.PagedAdamW32bit,
     }
     return kinds[name](groups, **options)
+
+
+def page_states(optimizer: Any) -> None:
+    """Put large states of a paged optimizer back into paged memory. Call it after `load_state_dict`.
+
+    bitsandbytes pages states only when it makes them; those that it loads are plain tensors on the GPU, so that a run
+    which fitted the card might not after a resume. Does nothing for other optimizers, nor on a CPU, where bitsandbytes
+    pages nothing. `optimizer` may be accelerate's wrapper.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if not getattr(inner, "is_paged", False):
+        return
+    for parameter, state in inner.state.items():
+        for name in ("state1", "state2"):
+            value = state.get(name)
+            if value is None or hasattr(value, "is_paged"):
+                continue
+            buffer = inner.get_state_buffer(parameter, dtype=value.dtype)  # paged if bitsandbytes finds it large enough
+            if hasattr(buffer, "is_paged"):
+                state[name] = buffer.copy_(value)

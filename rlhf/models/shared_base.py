@@ -7,19 +7,21 @@
                reward model, so that the critic begins by knowing what the score will be
 
 A role is made active before a forward pass and stays so until its backward pass: with gradient checkpointing the
-recomputation uses whatever adapter is active then.
+recomputation uses whatever adapter is active then. A backward pass under another role is refused.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf import distributed
-from rlhf.models.loading import adapter_weights, mixed_precision
+from rlhf.models.loading import adapter_weights, computes_in_bfloat16, mixed_precision, without_input_casts
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout import Rollout
 from rlhf.run import RunError
@@ -42,13 +44,14 @@ class SharedBase:
         self.value_head: nn.Linear | None = None
         self.sharded = False
         self._active: str | None = None
+        self._layers: list[LoraLayer] = []
         (first, path), *others = adapters.items()
         self.peft = PeftModel.from_pretrained(
             base, path / "adapter", adapter_name=first, is_trainable=first in self.trainable
         )
         for role, path in others:
             self.peft.load_adapter(path / "adapter", role, is_trainable=role in self.trainable)
-        self._no_dropout()
+        self._prepare_adapters()
 
     @property
     def device(self) -> torch.device:
@@ -57,7 +60,7 @@ class SharedBase:
     def add_reward(self, rm_dir: Path) -> None:
         """The reward model's adapter as role `reward`, and its head."""
         weights = adapter_weights(rm_dir)
-        self._add_frozen("reward", rm_dir, weights)
+        self._add("reward", rm_dir, weights)
         self.score_head = _head(weights[SCORE_WEIGHT]).to(self.device).requires_grad_(False)
 
     def add_value(self, kind: str, rm_dir: Path, mean: float, sd: float) -> None:
@@ -68,8 +71,8 @@ class SharedBase:
         nn.init.zeros_(self.value_head.bias)
         if kind == "adapter":
             weights = adapter_weights(rm_dir)
-            self._add_frozen("value", rm_dir, weights)
             self.trainable.add("value")
+            self._add("value", rm_dir, weights)
             with torch.no_grad():
                 self.value_head.weight.copy_(weights[SCORE_WEIGHT].float() / sd)
                 self.value_head.bias.fill_(-mean / sd)
@@ -102,20 +105,35 @@ class SharedBase:
         return [p for name, p in self.peft.named_parameters() if f".{role}." in name]
 
     def activate(self, role: str) -> None:
-        """Make a role's adapter the active one, with gradients if it is trainable; `base` switches all adapters off."""
-        if role == self._active:  # peft takes milliseconds to go through all layers
+        """Make a role's adapter the active one; the role `base` switches all adapters off.
+
+        This sets two attributes of each LoRA layer and no more: an update switches twice in each micro-batch, and
+        peft's own `set_adapter` also walks all modules and parameters. Which of them have gradients never changes.
+        Raises ValueError when there is no such role.
+        """
+        if role == self._active:
             return
-        if role == "base":
-            self.peft.base_model.disable_adapter_layers()
-        else:
-            self.peft.base_model.enable_adapter_layers()
-            self.peft.set_adapter(role, inference_mode=role not in self.trainable)
+        if role != "base" and role not in self.peft.peft_config:
+            raise ValueError(f"no role {role}; there are {', '.join(self.peft.peft_config)} and base")
+        active = [role]
+        for layer in self._layers:
+            layer._disable_adapters = role == "base"
+            if role != "base":
+                layer._active_adapter = active
+        if role != "base":
+            self.peft.active_adapter = self.peft.base_model.active_adapter = role
         self._active = role
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention."""
+        """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention.
+
+        Their backward pass raises RuntimeError when another role is active by then.
+        """
         with mixed_precision(self.base):
-            return self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            states = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        if states.requires_grad:
+            states.register_hook(self._backward_check(self._active))
+        return states
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         """Hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
@@ -165,16 +183,38 @@ class SharedBase:
         at_end = hidden[torch.arange(len(hidden), device=hidden.device), last.to(hidden.device)]
         return self.score_head(at_end.float()).squeeze(-1)
 
-    def _add_frozen(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
-        """A classification adapter of the same shape as a causal one; its head is kept apart."""
+    def _add(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
+        """Add the reward model's adapter as a role. It has the shape of a causal one; its head is kept apart."""
         config = LoraConfig.from_pretrained(rm_dir / "adapter")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         self.peft.add_adapter(role, config)
-        self._active = None
         lora = {name: value for name, value in weights.items() if "lora_" in name}
         outcome = set_peft_model_state_dict(self.peft, lora, adapter_name=role)
         assert not outcome.unexpected_keys
+        self._prepare_adapters()
+
+    def _prepare_adapters(self) -> None:
+        """Set what is the same for every active role. peft undoes some of it when it adds an adapter."""
+        self._layers = [module for module in self.peft.modules() if isinstance(module, LoraLayer)]
+        without_input_casts(self.peft)
+        half = computes_in_bfloat16(self.base)
+        for layer in self._layers:
+            for weights in (layer.lora_A, layer.lora_B):
+                for role, linear in weights.items():
+                    linear.requires_grad_(role in self.trainable)
+                    if half and role not in self.trainable:
+                        linear.to(torch.bfloat16)  # as autocast would round them in each forward pass
+        self._active = None
         self._no_dropout()
+
+    def _backward_check(self, role: str | None) -> Callable[[Tensor], None]:
+        """A hook for the hidden states of a role: runs before anything of its trunk is computed again."""
+
+        def check(gradient: Tensor) -> None:
+            if self._active != role:
+                raise RuntimeError(f"backward pass of {role} while {self._active} is active: activate {role} first")
+
+        return check
 
     def _no_dropout(self) -> None:
         """Dropout would make the ratio of new to old probabilities noise from the first update on."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import distributed, tracking
+from rlhf import cuda, distributed, tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
 from rlhf.run import Follower, Run, RunError
@@ -37,6 +37,7 @@ def execute(
     `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded. `stop_on`: names
     of checks (rlhf/watch.py) whose findings end the stage; `all` for any.
     """
+    cuda.set_environment(loaded.recipe)
     run = Follower(out, loaded, stage) if distributed.rank() else Run(out, loaded, stage)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")

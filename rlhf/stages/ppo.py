@@ -24,7 +24,7 @@ from rlhf.console import Bar
 from rlhf.data import load
 from rlhf.evaluation import Measured, compare, measure, sample_of
 from rlhf.models.loading import load_base, load_codec, save_adapter
-from rlhf.models.optimizer import new_optimizer
+from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives import kl as kls
 from rlhf.objectives.gae import gae
@@ -414,6 +414,7 @@ class Trained:
         _copy(found.policy, state["policy"])
         _copy(found.value, state["value"])
         found.optimizer.load_state_dict(state["optimizer"])
+        page_states(found.optimizer)
         found.schedule.load_state_dict(state["schedule"])
         found.step, found.kl_coef = state["step"], state["kl_coef"]
         set_random_state(state["random"])

@@ -166,3 +166,12 @@ def test_every_check_is_explained():
 
     page = (ROOT / "docs" / "watch.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [check.name for check in CHECKS]
+
+
+def test_the_tests_that_are_named_as_evidence_exist():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/reproducibility.md").read_text()))
+    there = {
+        name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert len(named) > 12
+    assert named <= there

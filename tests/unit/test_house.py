@@ -17,6 +17,7 @@ LAYERS = (
     ("evaluation", "references", "vllm"),
     ("models", "rollout", "trainer"),
     ("data",),
+    ("cuda",),
     ("run", "telemetry", "tracking", "console", "watch", "distributed"),
     ("recipe", "published"),
     ("strict", "stats"),

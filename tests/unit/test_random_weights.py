@@ -417,3 +417,13 @@ def test_random_weights_need_an_architecture():
     without = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"architecture": None})})
     with pytest.raises(RecipeError, match=r"random weights need model.architecture"):
         recipe.with_random_weights(without, 10, "hh")
+
+
+def test_a_new_bfloat16_base_keeps_its_rotary_frequencies_in_float32():
+    """They are computed and not stored, and bfloat16 would round the angle of each position."""
+    architecture = recipe.load(RECIPE, SMALL).recipe.model.architecture
+    codec = Codec(tokenize.words(VOCAB), "hh")
+    bases = {dtype: loading.new_base(architecture, codec, dtype) for dtype in ("float32", "bfloat16")}
+    assert {p.dtype for p in bases["bfloat16"].parameters()} == {torch.bfloat16}
+    whole, half = (bases[dtype].model.rotary_emb.inv_freq for dtype in ("float32", "bfloat16"))
+    assert half.dtype == torch.float32 and torch.equal(half, whole)

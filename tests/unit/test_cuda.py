@@ -1,0 +1,130 @@
+"""CUDA settings that can be checked without a GPU: variables, the choice of kernels, the memory cap."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlhf import cuda, recipe
+from rlhf.models.loading import set_up_torch
+from rlhf.run import RunError
+from tests.conftest import small
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """No variable of CUDA is set, whatever a test sets is undone."""
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.fixture
+def kernels() -> Iterator[None]:
+    """The choice of kernels is as before when a test ends."""
+    cudnn, fill = torch.backends.cuda.cudnn_sdp_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    deterministic, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def on_cuda(**changes) -> recipe.Recipe:
+    return small(hardware__device="cuda", **changes).recipe
+
+
+def test_the_allocator_s_segments_can_grow_unless_the_user_chose_otherwise(environment):
+    cuda.set_environment(small().recipe)
+    assert not any(name in os.environ for name in NAMES)
+    cuda.set_environment(on_cuda())
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    cuda.set_environment(on_cuda())
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
+    environment.delenv("PYTORCH_ALLOC_CONF")
+    environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:32")
+    cuda.set_environment(on_cuda())
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+def test_a_deterministic_recipe_fixes_the_workspace_of_cublas(environment):
+    cuda.set_environment(on_cuda(hardware__deterministic=True))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    environment.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    cuda.set_environment(on_cuda(hardware__deterministic=True))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_a_stage_sets_the_variables_before_torch_starts(tmp_path):
+    """Afterwards it stops: there is no GPU."""
+    code = f"""
+import os, sys
+from rlhf import cli, cuda
+def spy(recipe, real=cuda.set_environment):
+    real(recipe)
+    print("torch" in sys.modules, os.environ["PYTORCH_ALLOC_CONF"])
+cuda.set_environment = spy
+sys.argv = ["rlhf", "run", "pretrain", "--hw", "cpu", "--out", {str(tmp_path)!r}, "--set", "hardware.device=cuda"]
+cli.main()
+"""
+    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == "False expandable_segments:True"
+    assert "finds no usable GPU" in done.stderr
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_attention_is_off_and_determinism_is_as_the_recipe_says(environment, kernels, deterministic):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.use_deterministic_algorithms(False)
+    environment.setattr(torch.cuda, "is_available", lambda: True)
+    environment.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+    set_up_torch(on_cuda(hardware__deterministic=deterministic))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    if deterministic:  # operations without a deterministic kernel must still run
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
+    """torch's own check of the device runs; only what asks the card is replaced."""
+    shares = []
+    properties = SimpleNamespace(total_memory=80_000_000_000)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *share: shares.append(share), raising=False)
+    with pytest.raises(ValueError, match="specified index"):  # what torch does with a device of ours
+        torch.cuda.set_per_process_memory_fraction(0.5, torch.device("cuda"))
+    for cap, device in (("24GB", "cuda"), ("24", "cuda:1"), ("200gb", "cuda")):
+        monkeypatch.setenv("RLHF_VRAM_CAP", cap)
+        cuda.cap_memory(torch.device(device))
+    assert shares == [(pytest.approx(23.4 / 80), 3), (pytest.approx(23.4 / 80), 1), (1.0, 3)]
+    for cap, message in (("much", "write a size"), ("0.5GB", "context alone takes about 0.6 GB"), ("nan", "context")):
+        monkeypatch.setenv("RLHF_VRAM_CAP", cap)
+        with pytest.raises(RunError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
+            cuda.cap_memory(torch.device("cuda"))
+    monkeypatch.delenv("RLHF_VRAM_CAP")
+    cuda.cap_memory(torch.device("cuda"))
+    assert len(shares) == 3
+
+
+def test_determinism_is_no_other_run():
+    """It decides rounding only: a run may go on with it, and its parents may have been without."""
+    with_it, without = (recipe.settings(small(hardware__deterministic=on).recipe, "sft") for on in (True, False))
+    assert with_it == without

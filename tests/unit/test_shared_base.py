@@ -1,0 +1,219 @@
+"""Roles over one base: what a switch costs, where gradients go, and that shortcuts change no number."""
+
+import pytest
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from rlhf.models.loading import adapter_weights, load_base, new_adapter, reward_from_sft, trainable_adapter
+from rlhf.models.shared_base import SharedBase
+from rlhf.run import Run
+from tests.conftest import small
+
+CPU = torch.device("cpu")
+IDS = torch.tensor([[1, 7, 8, 9, 12], [1, 30, 31, 4, 4]])
+ROLES = ("policy", "value", "reference", "reward")
+
+
+def roles(trained, dtype: str = "float32", trainable: tuple[str, ...] = ("policy",)) -> SharedBase:
+    """Policy, reference, reward and value; the policy differs from the reference."""
+    run = Run(trained, small(model__dtype=dtype), "ppo")
+    sft, rm = run.root / "sft", run.root / "rm"
+    torch.manual_seed(0)
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=trainable)
+    shared.add_reward(rm)
+    shared.add_value("adapter", rm, 0.0, 1.0)
+    with torch.no_grad():
+        for parameter in shared.parameters("policy"):
+            parameter += 0.02 * torch.randn_like(parameter)
+    return shared
+
+
+@pytest.fixture
+def shared(trained) -> SharedBase:
+    return roles(trained)
+
+
+def test_a_switch_goes_through_the_lora_layers_and_nothing_else(shared, monkeypatch):
+    """peft's own switch walks all modules and all parameters of every adapter."""
+
+    def walk(*_, **__):
+        raise AssertionError("a walk")
+
+    written = []
+    original = nn.Module.__setattr__
+    monkeypatch.setattr(nn.Module, "named_modules", walk)
+    monkeypatch.setattr(nn.Module, "named_parameters", walk)
+    monkeypatch.setattr(Tensor, "requires_grad_", walk)
+    monkeypatch.setattr(
+        nn.Module, "__setattr__", lambda self, name, value: (written.append(name), original(self, name, value))[1]
+    )
+    for role in (*ROLES, "base", "policy"):
+        shared.activate(role)
+    layers = 2 * 7  # of two decoder layers, all linear ones
+    assert written.count("_active_adapter") == 5 * layers
+    assert written.count("_disable_adapters") == 6 * layers
+    written.clear()
+    shared.activate("policy")
+    assert not written
+
+
+def test_a_role_computes_what_peft_makes_of_its_adapter(shared):
+    """`set_adapter` and `disable_adapter` of peft, bit for bit, whatever was active before."""
+    with torch.no_grad():
+        ours = {}
+        for role in ("base", *ROLES, "base", *reversed(ROLES)):
+            shared.activate(role)
+            states = shared.hidden(IDS)
+            assert torch.equal(ours.setdefault(role, states), states), role
+        assert len({states.sum().item() for states in ours.values()}) >= 4  # reward and value start alike
+        shared.peft.base_model.enable_adapter_layers()
+        decoder = shared.base.get_decoder()
+        for role in ROLES:
+            shared.peft.set_adapter(role)
+            assert torch.equal(decoder(input_ids=IDS, use_cache=False).last_hidden_state, ours[role]), role
+        with shared.peft.disable_adapter():
+            assert torch.equal(decoder(input_ids=IDS, use_cache=False).last_hidden_state, ours["base"])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("role", ["policy", "value"])
+def test_gradients_reach_the_active_role_alone(shared, role, checkpointing):
+    if checkpointing:
+        shared.base.activation_checkpointing_enable()
+        shared.base.enable_input_require_grads()
+        shared.base.train()
+    wanted = {id(p) for p in shared.parameters(role)}
+    for other in (*ROLES, "base"):  # what was active before leaves nothing behind
+        shared.activate(other)
+    shared.activate(role)
+    shared.hidden(IDS).square().sum().backward()
+    assert {id(p) for p in shared.peft.parameters() if p.grad is not None} == wanted
+    assert all(p.grad.abs().sum() > 0 for p in shared.parameters(role) if p.ndim)
+
+
+def test_only_trainable_roles_ask_for_gradients(shared):
+    for role in (*ROLES, "base"):
+        shared.activate(role)
+        asking = {id(p) for p in shared.peft.parameters() if p.requires_grad}
+        assert asking == {id(p) for name in ("policy", "value") for p in shared.parameters(name)}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_backward_pass_under_another_role_is_refused(shared, checkpointing):
+    """With checkpointing it would take the other adapter for the recomputation, without a word."""
+    if checkpointing:
+        shared.base.activation_checkpointing_enable()
+        shared.base.enable_input_require_grads()
+        shared.base.train()
+    shared.activate("policy")
+    loss = shared.hidden(IDS).square().sum()
+    shared.activate("value")
+    with pytest.raises(RuntimeError, match="backward pass of policy while value is active: activate policy first"):
+        loss.backward()
+    assert all(p.grad is None for p in shared.peft.parameters())
+    shared.activate("policy")
+    shared.hidden(IDS).square().sum().backward()
+
+
+def test_a_role_that_does_not_exist_is_named(shared):
+    with pytest.raises(ValueError, match="no role critic; there are policy, reference, reward, value and base"):
+        shared.activate("critic")
+
+
+def outcome(shared: SharedBase, role: str) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states of a role, and the gradients of its adapter."""
+    shared.activate(role)
+    states = shared.hidden(IDS)
+    states.float().square().sum().backward()
+    gradients = [p.grad.clone() for p in shared.parameters(role)]
+    shared.peft.zero_grad()
+    return states.detach(), gradients
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_inputs_that_are_not_cast_change_no_bit(trained, checkpointing):
+    """A bfloat16 base under autocast, against peft's own way, which casts each input to float32 first."""
+    shared = roles(trained, "bfloat16")
+    if checkpointing:
+        shared.base.activation_checkpointing_enable()
+        shared.base.enable_input_require_grads()
+        shared.base.train()
+    for role in ("policy", "value"):
+        states, gradients = outcome(shared, role)
+        assert states.dtype == torch.bfloat16 and {g.dtype for g in gradients} == {torch.float32}
+        for layer in shared._layers:
+            assert layer.cast_input_dtype_enabled is False
+            layer.cast_input_dtype_enabled = True
+        by_peft, wanted = outcome(shared, role)
+        for layer in shared._layers:
+            layer.cast_input_dtype_enabled = False
+        assert torch.equal(states, by_peft)
+        assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
+
+
+def test_layers_with_the_same_input_keep_it_once(trained):
+    """For the backward pass of their A matrices. With peft's casts each layer keeps a copy of its own."""
+    shared = roles(trained, "bfloat16")
+    shared.activate("policy")
+
+    def kept() -> int:
+        """Bytes of the storages that the graph refers to."""
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def note(x: Tensor) -> Tensor:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            shared.hidden(IDS)
+        return sum(storage.nbytes() for storage in storages.values())
+
+    without = kept()
+    for layer in shared._layers:
+        layer.cast_input_dtype_enabled = True
+    # For each token of a decoder layer: two copies fewer for q, k, v, one for gate, up, and one for o, whose input
+    # attention keeps anyway.
+    assert kept() - without == 2 * IDS.numel() * 4 * shared.base.config.hidden_size * 2
+
+
+def test_a_float32_base_keeps_peft_s_casts(shared):
+    assert all(layer.cast_input_dtype_enabled for layer in shared._layers)
+
+
+@pytest.mark.parametrize("role", ["reference", "reward"])
+def test_a_frozen_role_in_bfloat16_computes_the_same_bits(trained, role):
+    shared = roles(trained, "bfloat16")
+    types = {name: {p.dtype for p in shared.parameters(name)} for name in ROLES}
+    assert types == {
+        "policy": {torch.float32},
+        "value": {torch.float32},
+        "reference": {torch.bfloat16},
+        "reward": {torch.bfloat16},
+    }
+    stage = {"reference": "sft", "reward": "rm"}[role]
+    whole = adapter_weights(trained / "cpu-tiny" / "v1" / stage)
+    shared.activate(role)
+    with torch.no_grad():
+        states = shared.hidden(IDS)
+        for name, parameter in shared.peft.named_parameters():
+            if f".{role}." in name:
+                saved = whole[name.replace(f".{role}.", ".")]
+                assert saved.dtype == torch.float32 and not torch.equal(saved, saved.bfloat16().float())
+                parameter.data = saved.clone()
+        assert torch.equal(shared.hidden(IDS), states)
+
+
+def test_the_adapters_of_the_other_stages_are_loaded_without_casts(trained):
+    """SFT's new adapter, DPO's loaded one and the reward model's, on a bfloat16 base and on a float32 one."""
+    for dtype, casts in (("bfloat16", False), ("float32", True)):
+        run = Run(trained, small(model__dtype=dtype), "ppo")
+        sft = run.root / "sft"
+        models = (
+            new_adapter(load_base(run, CPU), run),
+            trainable_adapter(load_base(run, CPU), sft),
+            reward_from_sft(load_base(run, CPU, head="score"), run, sft),
+        )
+        for model in models:
+            found = {m.cast_input_dtype_enabled for m in model.modules() if isinstance(m, LoraLayer)}
+            assert found == {casts}
