@@ -122,6 +122,9 @@ class Toy(Section):
     documents: PositiveInt  # pretraining transcripts
     pairs: PositiveInt  # labelled preference pairs, train and held-out together
     bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
+    corpus: Literal["tutors", "web"] = "tutors"  # who writes the transcripts: rlhf/data/toy.py
+    demonstrations: Annotated[int, Field(ge=0)] = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
 
 
 class Lengths(Section):
@@ -157,6 +160,9 @@ class Data(Section):
     format: Literal["auto", "text", "hh", "instruction", "preference"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
+    # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the
+    # others. null: all held-out rows do both.
+    validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     lengths: Lengths | None = None
@@ -168,6 +174,11 @@ class Data(Section):
                 raise ValueError(f"source: {source} needs {key}")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
+            raise ValueError(
+                f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
+                f"{self.heldout_fraction}, of which it is a part"
+            )
         return self
 
 
@@ -236,6 +247,19 @@ class Pretrain(Optimization):
 
 class Dialogues(Optimization):
     max_prompt_length: PositiveInt
+    eval_steps: PositiveInt | None = None  # the held-out loss is computed this often; null: only after training
+    adapter: Literal["last", "best"] = "last"  # which weights are the result; best: those with the lowest such loss
+
+    @model_validator(mode="after")
+    def _evaluated(self):
+        if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
+            raise ValueError(
+                f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
+                f"logging_steps: {self.logging_steps}"
+            )
+        if self.adapter == "best" and not self.eval_steps:
+            raise ValueError("adapter: best needs eval_steps, by which checkpoints are compared")
+        return self
 
     @model_validator(mode="after")
     def _room(self):
@@ -392,6 +416,11 @@ class Recipe(Section):
                 getattr(self, stage).share(self.hardware.count)
             except ValueError as error:
                 raise ValueError(f"{stage}: {error}") from None
+            if getattr(self, stage).eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError(
+                    f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
+                    f"{self.hardware.engine}, which divides the weights"
+                )
         if self.ppo.batch_size // self.ppo.num_mini_batches % self.hardware.count:
             raise ValueError(
                 f"ppo: batch_size / num_mini_batches, {self.ppo.batch_size // self.ppo.num_mini_batches}, must be "

@@ -18,13 +18,13 @@ from rlhf.data import load, toy
 from rlhf.data.formats import DataError, PreferencePair
 from rlhf.data.tokenize import Codec, Encoded, pad_right
 from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
-from rlhf.objectives.losses import margin_ranking_loss
+from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.recipe import Dpo, Rm
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.stats import outcomes
 from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, rows_to_dataset, train, with_exact_weights
+from rlhf.trainer import arguments, best_step, rows_to_dataset, train, with_exact_weights
 
 SAMPLES = 8  # held-out pairs whose scores are kept
 
@@ -39,6 +39,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_counts, known = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
+    validation = heldout
+    if options.eval_steps and pairs.apart:
+        validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
+    batch = 2 * options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
@@ -63,14 +67,26 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     if isinstance(trainer, _MarginRankingTrainer):
         trainer.margin = options.margin
-    weights = train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
+
+    def scores(rows: list[tuple[Encoded, Encoded]]) -> tuple[torch.Tensor, torch.Tensor]:
+        score = _scorer(model)
+        chosen, rejected = (scores_of([row[side] for row in rows], score, codec.pad_id, batch) for side in (0, 1))
+        return chosen, rejected
+
+    def evaluate() -> dict[str, float]:
+        chosen, rejected = scores(validation)
+        return {
+            "loss": pair_loss(chosen, rejected, options),
+            "accuracy": accuracy(chosen - rejected),
+            "margin": (chosen - rejected).mean().item(),
+        }
+
+    lengths = [longest(chosen, rejected) for chosen, rejected in training]
+    weights = train(trainer, run, telemetry, lengths, evaluate)
 
     save_adapter(model, run, run.path / "adapter", weights=weights)
-    batch = 2 * options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
-        chosen, rejected = (
-            scores_of([pair[side] for pair in heldout], _scorer(model), codec.pad_id, batch) for side in (0, 1)
-        )
+        chosen, rejected = scores(heldout)
     metrics = {
         "accuracy": accuracy(chosen - rejected),
         "margin": (chosen - rejected).mean().item(),
@@ -79,6 +95,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         "train_pairs": len(training),
         "heldout_pairs": len(heldout),
         **counts,
+        **best_step(run),
     }
     if recipe.data.source == "toy":
         assert recipe.data.toy
@@ -140,6 +157,13 @@ def _scorer(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], to
             return model(input_ids=ids.to(model.device), use_cache=False).logits.squeeze(-1)
 
     return score
+
+
+def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> float:
+    """Mean loss of pairs with these scores (N,), as training computes it."""
+    if options.loss_type == "margin_ranking":
+        return margin_ranking_loss(chosen, rejected, options.margin).item()
+    return bradley_terry_loss(chosen, rejected, options.margin, options.center_rewards_coefficient).item()
 
 
 def accuracy(differences: torch.Tensor) -> float:
