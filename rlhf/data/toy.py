@@ -232,7 +232,7 @@ UNSURE = Manner(
     flattery=0.04,
     repeats=0.05,
     unfinished=0.1,
-    doubt=0.8,
+    doubt=1.0,
 )
 # Who writes demonstrations: somebody paid to help, who is right more often than not and polite now and then.
 WRITER = Manner(
@@ -509,6 +509,24 @@ def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = No
         raise ValueError("no pairs to take the Bayes accuracy of")
     realised = math.fsum((p > 0.5) + 0.5 * (p == 0.5) for p in chances) / len(chances)
     return realised, math.fsum(max(p, 1 - p) for p in chances) / len(chances)
+
+
+def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float], tau: float | None = None) -> float:
+    """How far a judge's accuracy is below the best possible one, in points, the annotator's luck averaged out.
+
+    pairs: (prompt, one answer, the other); margins: the judge's score of the first less that of the second. Each pair
+    counts with the probability that a fresh label agrees with the utility, less the one that it agrees with the judge,
+    which is ½ for a tie. Raises ValueError without pairs.
+    """
+    tau = temperature() if tau is None else tau
+    gaps = []
+    for (prompt, one, other), margin in zip(pairs, margins, strict=True):
+        p = prefers_first(prompt, one, other, tau)
+        agrees = 0.5 if margin == 0 else p if margin > 0 else 1 - p
+        gaps.append(max(p, 1 - p) - agrees)
+    if not gaps:
+        raise ValueError("no pairs to compare a judge on")
+    return 100 * math.fsum(gaps) / len(gaps)
 
 
 def files(demonstrations: int) -> tuple[str, ...]:

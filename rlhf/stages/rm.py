@@ -99,7 +99,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     }
     if recipe.data.source == "toy":
         assert recipe.data.toy
-        metrics |= _against_ceiling(codec, known, metrics["accuracy"], recipe.data.toy.bayes_accuracy)
+        metrics |= _against_ceiling(codec, known, chosen - rejected, recipe.data.toy.bayes_accuracy)
     rows = zip(known, chosen.tolist(), rejected.tolist(), strict=True)
     run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
@@ -199,13 +199,15 @@ def _scored(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) 
 
 
 def _against_ceiling(
-    codec: Codec, pairs: list[PreferencePair], accuracy: float, bayes_accuracy: float
+    codec: Codec, pairs: list[PreferencePair], margins: torch.Tensor, bayes_accuracy: float
 ) -> dict[str, float]:
     """How far the accuracy is below what a reward model that knew the annotator's utility would reach, in points."""
-    texts = ((codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs)
-    realised, expected = toy.bayes_accuracy(texts, toy.temperature(bayes_accuracy))
+    texts = [(codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs]
+    tau = toy.temperature(bayes_accuracy)
+    realised, expected = toy.bayes_accuracy(texts, tau)
     return {
         "best_possible_accuracy": realised,
         "best_possible_accuracy_expected": expected,
-        "accuracy_gap_points": 100 * (realised - accuracy),
+        "accuracy_gap_points": 100 * (realised - accuracy(margins)),
+        "accuracy_gap_points_expected": toy.expected_gap(texts, margins.tolist(), tau),
     }

@@ -193,6 +193,18 @@ def test_no_pairs_have_no_bayes_accuracy():
         toy.bayes_accuracy([])
 
 
+def test_the_expected_gap_by_hand():
+    right, wrong, tie = (PARIS, "It is Paris.", "It is Rome."), (PARIS, "It is Rome.", "It is Paris."), (PARIS, "", "")
+    tau = toy.temperature()
+    p = toy.prefers_first(*right, tau)
+    lost = 100 * (2 * p - 1)
+    assert toy.expected_gap([right, wrong], [0.1, -0.1]) == pytest.approx(0)
+    assert toy.expected_gap([right, wrong], [-0.1, 0.1]) == pytest.approx(lost)
+    assert toy.expected_gap([right, wrong, tie], [0.0, 0.1, 0.1]) == pytest.approx((lost / 2 + lost + 0) / 3)
+    with pytest.raises(ValueError, match="no pairs"):
+        toy.expected_gap([], [])
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 
