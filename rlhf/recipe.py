@@ -9,17 +9,18 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
 from pydantic import Field, model_validator
 
 from rlhf.published import COSTS as COSTS
 from rlhf.published import Target as Target
-from rlhf.strict import AsTuple, Section, Yaml, read_yaml, validate
+from rlhf.strict import AsTuple, Section, read_yaml, validate, with_overrides
 from rlhf.strict import RecipeError as RecipeError
+from rlhf.strict import as_yaml as as_yaml
+from rlhf.strict import parse_overrides as parse_overrides
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
 SHARED = ("sft", "rm", "ppo", "dpo")  # stages whose work is dealt out to `hardware.count` processes
@@ -488,7 +489,7 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     content = read_yaml(file)
     overrides = dict(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
-    recipe = validate(Recipe, _with_overrides(content, changes), file, changes)
+    recipe = validate(Recipe, with_overrides(content, changes), file, changes)
     published = directory / "published.yaml"
     targets: tuple[Target, ...] = ()
     if published.exists():
@@ -502,27 +503,6 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
 def content_hash(content: Any) -> str:
     """sha256 of parsed YAML: comments and layout do not count, every value does."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
-    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file."""
-    found: dict[str, Any] = {}
-    for item in items:
-        key, sign, value = item.partition("=")
-        if not sign or not key:
-            raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
-        try:
-            found[key.strip()] = yaml.load(value, Yaml)
-        except yaml.YAMLError:
-            raise RecipeError(f"--set {item}: the value is not valid YAML") from None
-    return found
-
-
-def as_yaml(value: Any) -> str:
-    """A value as it is written after `--set KEY=`."""
-    if isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) and yaml.load(value, Yaml) == value:
-        return value
-    return json.dumps(value)  # every JSON value is YAML
 
 
 RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
@@ -604,16 +584,3 @@ def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]
     return [] if a == b else [prefix.rstrip(".")]
-
-
-def _with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    changed = json.loads(json.dumps(content))
-    for key, value in overrides.items():
-        *path, last = key.split(".")
-        node = changed
-        for part in path:
-            if not isinstance(node.get(part), dict):
-                node[part] = {}  # the check names a section that does not exist
-            node = node[part]
-        node[last] = value
-    return changed

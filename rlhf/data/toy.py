@@ -232,20 +232,20 @@ UNSURE = Manner(
     flattery=0.04,
     repeats=0.05,
     unfinished=0.1,
-    doubt=1.0,
+    doubt=0.8,
 )
 # Who writes demonstrations: somebody paid to help, who is right more often than not and polite now and then.
 WRITER = Manner(
-    misheard=0.1,
+    misheard=0.25,
     slip=0.05,
-    explained=0.4,
-    polite=0.25,
-    rude=0.1,
+    explained=0.5,
+    polite=0.35,
+    rude=0.08,
     filler=0.1,
     closing=0.15,
     flattery=0.05,
     repeats=0.03,
-    unfinished=0.08,
+    unfinished=0.06,
     doubt=0.3,
 )
 FALSE_DOUBT = 0.02  # probability of doubt after a right answer, whoever gives it
