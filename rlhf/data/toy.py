@@ -17,12 +17,13 @@ Three assistants write the texts. The careless one answers every pair. Pretraini
 and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). A language model must then notice
 whether an answer fits its question in order to predict what follows, and can bring that to the reward model.
 
-`write` makes two files of JSON lines, in HH style ("\\n\\nHuman: ...\\n\\nAssistant: ..."):
+`write` makes these files of JSON lines, dialogues in HH style ("\\n\\nHuman: ...\\n\\nAssistant: ..."):
 
     corpus.jsonl  {"text"}                documents for pretraining
     pairs.jsonl   {"chosen", "rejected"}  two transcripts that differ in the last answer only
+    demonstrations.jsonl  {"instruction", "output"}  for SFT, where they are asked for
 
-Both hold training and held-out dialogues. All questions of a dialogue lie on one side of the split that
+All hold training and held-out dialogues. All questions of a dialogue lie on one side of the split that
 `rlhf.data.split` makes by the first human message, so no held-out question appears in training, not even in a later
 turn. What is held out is the question as worded and framed; the facts behind it occur on both sides.
 """
@@ -234,7 +235,7 @@ UNSURE = Manner(
     unfinished=0.1,
     doubt=0.8,
 )
-# Who writes demonstrations: somebody paid to help, who is right more often than not and polite now and then.
+# Who writes demonstrations: somebody paid to help, right more often than not, politer and fuller than the web.
 WRITER = Manner(
     misheard=0.25,
     slip=0.05,
