@@ -360,7 +360,9 @@ cli.add_command(data_group)
 @cli.command()
 @recipe_options
 @click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
-@click.option("--until", default="ppo dpo", show_default=True, help="Final stages, separated by spaces.")
+@click.option(
+    "--until", help="Final stages, separated by spaces.  [default: ppo dpo, evaluate if a target asks for it]"
+)
 @PRICE
 def reproduce(
     hw: str | None,
@@ -370,7 +372,7 @@ def reproduce(
     out: Path,
     changes: tuple[str, ...],
     seeds: str,
-    until: str,
+    until: str | None,
     price: float | None,
 ) -> None:
     """Run the chain once per seed and show each target's mean ± standard deviation."""
@@ -378,10 +380,11 @@ def reproduce(
     for word in seeds.split() or [""]:
         if not word.isdecimal():
             raise click.BadParameter(f"{seeds!r}: whole numbers separated by spaces", param_hint="--seeds")
-    for word in until.split() or [""]:
+    finals = reproducing.final_stages(loaded) if until is None else until.split() or [""]
+    for word in finals:
         if word not in recipe.STAGES:
             raise click.BadParameter(f"{word!r} is not one of {', '.join(recipe.STAGES)}", param_hint="--until")
-    chain = reproducing.chain(loaded, until.split())
+    chain = reproducing.chain(loaded, finals)
     numbers = [int(seed) for seed in seeds.split()]
     options = ["--recipe", str(loaded.directory)]
     options += [part for file in data for part in ("--data", file)]

@@ -133,10 +133,23 @@ def compare(before: Measured, after: Measured) -> dict[str, float]:
     for name, old, new in (("score", before.scores, after.scores), ("true_reward", before.truths, after.truths)):
         if old is not None and new is not None:
             metrics[f"{name}_sft"] = old.mean().item()
-            metrics[f"{name}_gain_sd"] = ((new.mean() - old.mean()) / old.std()).item()
+            metrics[f"{name}_gain_sd"] = gain(old, new)
     if before.scores is not None and after.scores is not None:
         metrics |= win_rate(after.scores - before.scores, after.per_prompt)
     return metrics
+
+
+def gain(old: Tensor, new: Tensor) -> float:
+    """How much higher the mean of `new` (N,) is than that of `old` (N,), in standard deviations of `old`."""
+    return ((new.mean() - old.mean()) / old.std()).item()
+
+
+def gains_over_base(base: Measured, after: Measured) -> dict[str, float]:
+    """What changed from the base to a policy, in standard deviations of the base's own samples."""
+    rows = (("score", base.scores, after.scores), ("true_reward", base.truths, after.truths))
+    return {
+        f"{name}_gain_over_base_sd": gain(old, new) for name, old, new in rows if old is not None and new is not None
+    }
 
 
 def closer_look(before: Measured, after: Measured, gains: Mapping[str, float]) -> dict[str, float]:

@@ -9,16 +9,17 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
 from pydantic import Field, model_validator
 
 from rlhf.published import Figure as Figure
-from rlhf.strict import AsTuple, Section, Yaml, read_yaml, validate
+from rlhf.strict import AsTuple, Section, read_yaml, validate, with_overrides
 from rlhf.strict import RecipeError as RecipeError
+from rlhf.strict import as_yaml as as_yaml
+from rlhf.strict import parse_overrides as parse_overrides
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
 SHARED = ("sft", "rm", "ppo", "dpo")  # stages whose work is dealt out to `hardware.count` processes
@@ -124,6 +125,9 @@ class Toy(Section):
     documents: PositiveInt  # pretraining transcripts
     pairs: PositiveInt  # labelled preference pairs, train and held-out together
     bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
+    corpus: Literal["tutors", "web"] = "tutors"  # who writes the transcripts: rlhf/data/toy.py
+    demonstrations: Annotated[int, Field(ge=0)] = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
 
 
 class Lengths(Section):
@@ -159,6 +163,9 @@ class Data(Section):
     format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
+    # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the
+    # others. null: all held-out rows do both.
+    validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     lengths: Lengths | None = None
@@ -170,6 +177,11 @@ class Data(Section):
                 raise ValueError(f"source: {source} needs {key}")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
+            raise ValueError(
+                f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
+                f"{self.heldout_fraction}, of which it is a part"
+            )
         return self
 
 
@@ -240,6 +252,19 @@ class Pretrain(Optimization):
 
 class Dialogues(Optimization):
     max_prompt_length: PositiveInt
+    eval_steps: PositiveInt | None = None  # the held-out loss is computed this often; null: only after training
+    adapter: Literal["last", "best"] = "last"  # which weights are the result; best: those with the lowest such loss
+
+    @model_validator(mode="after")
+    def _evaluated(self):
+        if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
+            raise ValueError(
+                f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
+                f"logging_steps: {self.logging_steps}"
+            )
+        if self.adapter == "best" and not self.eval_steps:
+            raise ValueError("adapter: best needs eval_steps, by which checkpoints are compared")
+        return self
 
     @model_validator(mode="after")
     def _room(self):
@@ -410,6 +435,11 @@ class Recipe(Section):
                 getattr(self, stage).share(self.hardware.count)
             except ValueError as error:
                 raise ValueError(f"{stage}: {error}") from None
+            if getattr(self, stage).eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError(
+                    f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
+                    f"{self.hardware.engine}, which divides the weights"
+                )
         if self.ppo.batch_size // self.ppo.num_mini_batches % self.hardware.count:
             raise ValueError(
                 f"ppo: batch_size / num_mini_batches, {self.ppo.batch_size // self.ppo.num_mini_batches}, must be "
@@ -479,7 +509,7 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     content = read_yaml(file)
     overrides = dict(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
-    recipe = validate(Recipe, _with_overrides(content, changes), file, changes)
+    recipe = validate(Recipe, with_overrides(content, changes), file, changes)
     targets = _figures(directory / "published.yaml")
     return Loaded(recipe, directory, content_hash(content), overrides, targets)
 
@@ -500,27 +530,6 @@ def _figures(file: Path) -> tuple[Figure, ...]:
 def content_hash(content: Any) -> str:
     """sha256 of parsed YAML: comments and layout do not count, every value does."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
-    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file."""
-    found: dict[str, Any] = {}
-    for item in items:
-        key, sign, value = item.partition("=")
-        if not sign or not key:
-            raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
-        try:
-            found[key.strip()] = yaml.load(value, Yaml)
-        except yaml.YAMLError:
-            raise RecipeError(f"--set {item}: the value is not valid YAML") from None
-    return found
-
-
-def as_yaml(value: Any) -> str:
-    """A value as it is written after `--set KEY=`."""
-    if isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) and yaml.load(value, Yaml) == value:
-        return value
-    return json.dumps(value)  # every JSON value is YAML
 
 
 RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
@@ -604,16 +613,3 @@ def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]
     return [] if a == b else [prefix.rstrip(".")]
-
-
-def _with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    changed = json.loads(json.dumps(content))
-    for key, value in overrides.items():
-        *path, last = key.split(".")
-        node = changed
-        for part in path:
-            if not isinstance(node.get(part), dict):
-                node[part] = {}  # the check names a section that does not exist
-            node = node[part]
-        node[last] = value
-    return changed

@@ -21,6 +21,11 @@ def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
     return [stage for stage in STAGES if stage in wanted]
 
 
+def final_stages(loaded: Loaded) -> list[str]:
+    """PPO and DPO, and evaluate where one of the recipe's targets is about it."""
+    return ["ppo", "dpo", *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
+
+
 def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
     """`rlhf run` for every seed and stage; what is done is kept, what was interrupted is resumed."""
     for seed in seeds:

@@ -1,8 +1,9 @@
 """YAML read into frozen, strictly typed objects, with every mistake told in one line: file, key and the way out."""
 
 import difflib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,3 +106,38 @@ def _section_types(annotation: Any) -> list[type[Section]]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [found for part in getattr(annotation, "__args__", ()) for found in _section_types(part)]
+
+
+def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
+    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file."""
+    found: dict[str, Any] = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
+        try:
+            found[key.strip()] = yaml.load(value, Yaml)
+        except yaml.YAMLError:
+            raise RecipeError(f"--set {item}: the value is not valid YAML") from None
+    return found
+
+
+def as_yaml(value: Any) -> str:
+    """A value as it is written after `--set KEY=`."""
+    if isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) and yaml.load(value, Yaml) == value:
+        return value
+    return json.dumps(value)  # every JSON value is YAML
+
+
+def with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of parsed YAML in which each dotted key of `overrides` has its value."""
+    changed = json.loads(json.dumps(content))
+    for key, value in overrides.items():
+        *path, last = key.split(".")
+        node = changed
+        for part in path:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}  # the check names a section that does not exist
+            node = node[part]
+        node[last] = value
+    return changed

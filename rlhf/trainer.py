@@ -12,16 +12,18 @@ from typing import Any, TypeVar
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf import distributed
 from rlhf.console import Bar
 from rlhf.data.tokenize import pad_right
-from rlhf.models.loading import mixed_precision
+from rlhf.models.loading import ADAPTER_FILE, mixed_precision
 from rlhf.models.optimizer import page_states
 from rlhf.recipe import Optimization
-from rlhf.run import Run
+from rlhf.run import Run, RunError, checkpoint_problem, read_json, read_lines, write_json
 from rlhf.telemetry import Telemetry
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
@@ -137,9 +139,17 @@ class Dealt(Sampler[list[int]]):
             yield from (mine[i : i + self.rows] for i in range(0, len(mine), self.rows))
 
 
-def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+def train(
+    trainer: Trainer,
+    run: Run,
+    telemetry: Telemetry,
+    lengths: Sequence[int],
+    evaluate: Callable[[], dict[str, float]] | None = None,
+) -> dict[str, torch.Tensor]:
     """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row.
 
+    `evaluate`, called every `eval_steps` and before the last checkpoint, returns metrics on validation rows; `loss` is
+    one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
     Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
     """
     trainer.remove_callback(PrinterCallback)
@@ -153,10 +163,15 @@ def train(trainer: Trainer, run: Run, telemetry: Telemetry, lengths: Sequence[in
         trainer.get_train_dataloader = lambda: _dealt(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
         trainer.add_callback(_RunCallback(run, bar, telemetry))
+        eval_steps = getattr(getattr(run.loaded.recipe, run.stage), "eval_steps", None)
+        if evaluate is not None and eval_steps:
+            trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps))
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     if distributed.world() == 1:  # an engine that divides the weights would make each rank count its own share
         telemetry.note_components(trainer.model, trainer.optimizer)
+    if evaluate is not None and eval_steps:
+        _take_best(trainer, run)
     if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
         return trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return dict(trainer.model.named_parameters())
@@ -249,6 +264,55 @@ class _RunCallback(TrainerCallback):
         self.telemetry.count(state.num_input_tokens_seen - self.tokens)
 
 
+class _Evaluation(TrainerCallback):
+    """Logs metrics on validation rows every `every` steps, and before the checkpoint that ends the training."""
+
+    def __init__(self, run: Run, telemetry: Telemetry, evaluate: Callable[[], dict[str, float]], every: int):
+        self.run, self.telemetry, self.evaluate, self.every = run, telemetry, evaluate, every
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        if state.global_step % self.every == 0 or control.should_save:
+            training = model.training
+            with self.telemetry.phase("evaluate"):
+                values = self.evaluate()
+            model.train(training)  # TRL logs the metrics of training only while the model is in that mode
+            self.run.log(state.global_step, {f"eval/{name}": value for name, value in values.items()})
+
+
+def choose_checkpoint(run: Run) -> int | None:
+    """Name the checkpoint with the lowest validation loss in checkpoints/best.json; of equal ones the earliest.
+
+    Returns its step, None where no checkpoint has a finite loss.
+    """
+    logged = {row["step"]: row["eval/loss"] for row in read_lines(run.path / "metrics.jsonl") if "eval/loss" in row}
+    checkpoints = [{"step": step, "loss": logged[step]} for step in run.checkpoint_steps() if step in logged]
+    finite = [found for found in checkpoints if found["loss"] is not None]
+    best = min(finite, key=lambda found: (found["loss"], found["step"]))["step"] if finite else None
+    write_json(run.path / "checkpoints" / "best.json", {"best_step": best, "checkpoints": checkpoints})
+    return best
+
+
+def best_step(run: Run) -> dict[str, float]:
+    """The metric that names the best checkpoint; nothing where checkpoints were not compared."""
+    found = read_json(run.path / "checkpoints" / "best.json")
+    if found is None:
+        return {}
+    return {"best_step": math.nan if found["best_step"] is None else found["best_step"]}
+
+
+def _take_best(trainer: Trainer, run: Run) -> None:
+    """Choose the best checkpoint and, with `adapter: best`, give the model its adapter."""
+    best = distributed.from_main(lambda: choose_checkpoint(run))
+    if getattr(run.loaded.recipe, run.stage).adapter == "last" or best in (None, trainer.state.global_step):
+        return
+    folder = run.checkpoint(best)
+    if problem := checkpoint_problem(folder):
+        raise RunError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {run.stage}.adapter=last")
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    outcome = set_peft_model_state_dict(model, load_file(folder / ADAPTER_FILE))
+    assert not outcome.unexpected_keys
+
+
 def let_go() -> None:
     """Free a trained model that nothing of ours refers to any more; what holds it would keep it on the device."""
     bitsandbytes = sys.modules.get("bitsandbytes")
@@ -270,19 +334,44 @@ def perplexity(
     `sequences`: (ids, how many tokens at the start are not scored). Batches are sorted by length and do not change the
     result; the Trainer's own eval loss is a mean of batch means, which does.
     """
+    total, count = 0.0, 0
+    for _, losses, _ in _token_losses(model, sequences, pad_id, batch_size):
+        total += losses.double().sum().item()
+        count += losses.numel()
+    return float(torch.tensor(total / count).exp())
+
+
+@torch.no_grad()
+def sequence_logprobs(
+    model: PreTrainedModel, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
+) -> torch.Tensor:
+    """Sum of the log-probabilities of each sequence's scored tokens in nats: (N,) float64 on the CPU, in their order.
+
+    `sequences` as for `perplexity`.
+    """
+    found = torch.zeros(len(sequences), dtype=torch.float64)
+    for rows, losses, scored in _token_losses(model, sequences, pad_id, batch_size):
+        owner = torch.tensor(rows).repeat_interleave(scored.sum(1).cpu())
+        found.index_add_(0, owner, -losses.double().cpu())
+    return found
+
+
+def _token_losses(
+    model: PreTrainedModel, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
+) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    """For each batch its indices in `sequences`, the negative log-likelihoods of its scored tokens, row after row, and
+    the mask (B, T) of these tokens. Batches are made by length."""
     model.eval()
     device = next(model.parameters()).device
-    total, count = 0.0, 0
-    ordered = sorted(sequences, key=lambda s: len(s[0]))
-    for at in range(0, len(ordered), batch_size):
-        batch = ordered[at : at + batch_size]
-        ids = pad_right([ids for ids, _ in batch], pad_id).to(device)
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]))
+    for at in range(0, len(order), batch_size):
+        rows = order[at : at + batch_size]
+        ids = pad_right([sequences[i][0] for i in rows], pad_id).to(device)
         scored = torch.zeros_like(ids, dtype=torch.bool)
-        for row, (sequence, skipped) in enumerate(batch):
+        for row, i in enumerate(rows):
+            sequence, skipped = sequences[i]
             scored[row, max(skipped, 1) : len(sequence)] = True
         with mixed_precision(model):
             logits = model(input_ids=ids, use_cache=False).logits[:, :-1][scored[:, 1:]].float()
         losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][scored[:, 1:]], reduction="none")
-        total += losses.double().sum().item()
-        count += losses.numel()
-    return float(torch.tensor(total / count).exp())
+        yield rows, losses, scored

@@ -1,6 +1,7 @@
 """The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,19 +22,50 @@ Prompt = tuple[Message, ...]
 
 @dataclass(frozen=True)
 class Divided(Generic[T]):
-    """Rows for training and held-out rows; no conversation is in both."""
+    """Rows for training, and held-out rows on which results are reported; no conversation is in both.
+
+    `validation` chooses checkpoints: conversations of its own with `data.validation_fraction`, else the held-out rows.
+    """
 
     train: list[T]
     heldout: list[T]
+    _validation: list[T] | None = None  # rows that data.validation_fraction sets apart; None without it
+
+    @property
+    def validation(self) -> list[T]:
+        return self.heldout if self._validation is None else self._validation
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.heldout) + len(self._validation or ())
+
+    @property
+    def apart(self) -> bool:
+        """Whether checkpoints are chosen by other rows than those that results are reported on."""
+        return self._validation is not None
 
     def required(self, stage: str, what: str) -> "Divided[T]":
-        """Itself, if both sides have rows. Raises DataError otherwise."""
-        if self.train and self.heldout:
-            return self
-        raise DataError(
-            f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
-            f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
-        )
+        """Return itself if every part has rows. Raises DataError otherwise."""
+        if not (self.train and self.heldout):
+            raise DataError(
+                f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
+                f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
+            )
+        if not self.validation:
+            raise DataError(
+                f"{stage} needs {what} for validation; all {len(self.heldout)} held out are test rows: add a file "
+                "with --data, or change data.validation_fraction"
+            )
+        return self
+
+
+def _combined(make: Callable[..., list[T]], *sources: Divided[Any]) -> Divided[T]:
+    """Apply `make` to each part of the sources: to their training rows, their held-out rows, their validation rows."""
+    apart = any(source.apart for source in sources)
+    return Divided(
+        make(*(source.train for source in sources)),
+        make(*(source.heldout for source in sources)),
+        make(*(source.validation for source in sources)) if apart else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -45,8 +77,8 @@ class Corpus:
     def texts(self, template: str) -> Divided[str]:
         """Plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
-            texts = ([document.text for document in rows] for rows in (self.documents.train, self.documents.heldout))
-            return Divided(*texts).required("pretrain", "texts")
+            texts = _combined(lambda documents: [document.text for document in documents], self.documents)
+            return texts.required("pretrain", "texts")
         if template != "hh":
             raise DataError("pretraining on dialogues needs tokenizer.template: hh")
 
@@ -55,9 +87,7 @@ class Corpus:
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
             return [f"{formats.render_hh(prompt)} {response}" for prompt, response in dialogues]
 
-        return Divided(
-            written(self.examples.train, self.pairs.train), written(self.examples.heldout, self.pairs.heldout)
-        ).required("pretrain", "texts")
+        return _combined(written, self.examples, self.pairs).required("pretrain", "texts")
 
     def demonstrations(self) -> Divided[Example]:
         """What SFT imitates: instruction rows where there are any, else the chosen side of the pairs."""
@@ -68,7 +98,7 @@ class Corpus:
         def chosen(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return Divided(chosen(self.pairs.train), chosen(self.pairs.heldout)).required("sft", what)
+        return _combined(chosen, self.pairs).required("sft", what)
 
     def preferences(self, stage: str) -> Divided[PreferencePair]:
         return self.pairs.required(stage, "preference pairs (prompt, chosen, rejected)")
@@ -79,9 +109,7 @@ class Corpus:
         def distinct(examples: list[Example], pairs: list[PreferencePair]) -> list[Prompt]:
             return list(dict.fromkeys([example.prompt for example in examples] + [pair.prompt for pair in pairs]))
 
-        return Divided(
-            distinct(self.examples.train, self.pairs.train), distinct(self.examples.heldout, self.pairs.heldout)
-        ).required("ppo", "prompts")
+        return _combined(distinct, self.examples, self.pairs).required("ppo", "prompts")
 
 
 def load(run: Run) -> Corpus:
@@ -129,7 +157,15 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
     if reasons and not any(train for train, _ in sides):
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         raise DataError(f"data.drop leaves nothing to train on ({counts}); leave a reason out of it")
-    return Corpus(*(Divided(shuffled(train, seed), shuffled(heldout, seed)) for train, heldout in sides)), dropped
+    return Corpus(*(_parted(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)), dropped
+
+
+def _parted(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Divided[Any]:
+    """Set the validation rows apart from the other held-out rows, where the recipe asks for it."""
+    if data.validation_fraction is None:
+        return Divided(train, heldout)
+    test, validation = split(heldout, row_key, seed=seed, fraction=data.validation_fraction)
+    return Divided(train, test, validation)
 
 
 def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
@@ -150,9 +186,14 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
             lengths.write(file, **made_from)
         return formats.read([file], on_bad_row="skip")
     assert data.toy
-    options = {"seed": recipe.seed, "heldout_fraction": data.heldout_fraction, **data.toy.model_dump()}
+    options = {
+        "seed": recipe.seed,
+        "heldout_fraction": data.heldout_fraction,
+        "validation_fraction": data.validation_fraction or 0.0,
+        **data.toy.model_dump(),
+    }
     made = _made(folder, "toy", options, toy)
-    files = [made / "corpus.jsonl", made / "pairs.jsonl"]
+    files = [made / name for name in toy.files(data.toy.demonstrations)]
     if not all(file.exists() for file in files):
         toy.write(made, **options)
     return formats.read(files, on_bad_row="stop")
@@ -171,9 +212,9 @@ def _fingerprint(report: formats.ReadReport, corpus: Corpus) -> dict[str, Any]:
     return {
         "sha256": recipes.content_hash([file.sha256 for file in report.files]),
         "files": [{"name": f.name, "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
-        "documents": len(corpus.documents.train) + len(corpus.documents.heldout),
-        "examples": len(corpus.examples.train) + len(corpus.examples.heldout),
-        "pairs": len(corpus.pairs.train) + len(corpus.pairs.heldout),
+        "documents": len(corpus.documents),
+        "examples": len(corpus.examples),
+        "pairs": len(corpus.pairs),
         "malformed": len(report.malformed),
         "prompts_differ": len(report.prompts_differ),
         "identical": len(report.identical),

@@ -8,11 +8,12 @@ conversation at different depths, share a key and so a side.
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rlhf.data.formats import Document, Message, Row, parse_hh
 
 T = TypeVar("T")
+Part = Literal["train", "validation", "test"]
 
 
 def is_heldout(key: str, seed: int, fraction: float) -> bool:
@@ -20,6 +21,17 @@ def is_heldout(key: str, seed: int, fraction: float) -> bool:
     [0, 1), are below it. A larger fraction holds out a superset."""
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < fraction
+
+
+def part(key: str, seed: int, heldout_fraction: float, validation_fraction: float = 0.0) -> Part:
+    """The part of the data to which `key` belongs.
+
+    The validation rows are the `validation_fraction` of all keys that come first among the held-out ones; the test rows
+    are the other held-out ones. Another validation_fraction moves nothing in or out of the training rows.
+    """
+    if not is_heldout(key, seed, heldout_fraction):
+        return "train"
+    return "validation" if is_heldout(key, seed, validation_fraction) else "test"
 
 
 def conversation_key(prompt: Sequence[Message]) -> str:

@@ -17,12 +17,13 @@ Three assistants write the texts. The careless one answers every pair. Pretraini
 and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). A language model must then notice
 whether an answer fits its question in order to predict what follows, and can bring that to the reward model.
 
-`write` makes two files of JSON lines, in HH style ("\\n\\nHuman: ...\\n\\nAssistant: ..."):
+`write` makes these files of JSON lines, dialogues in HH style ("\\n\\nHuman: ...\\n\\nAssistant: ..."):
 
     corpus.jsonl  {"text"}                documents for pretraining
     pairs.jsonl   {"chosen", "rejected"}  two transcripts that differ in the last answer only
+    demonstrations.jsonl  {"instruction", "output"}  for SFT, where they are asked for
 
-Both hold training and held-out dialogues. All questions of a dialogue lie on one side of the split that
+All hold training and held-out dialogues. All questions of a dialogue lie on one side of the split that
 `rlhf.data.split` makes by the first human message, so no held-out question appears in training, not even in a later
 turn. What is held out is the question as worded and framed; the facts behind it occur on both sides.
 """
@@ -37,8 +38,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf.data.split import is_heldout
+from rlhf.data.split import Part, part
 
+CORPUS, PAIRS, DEMONSTRATIONS = "corpus.jsonl", "pairs.jsonl", "demonstrations.jsonl"
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 # What can be asked. {} takes the subject of a fact or the member of a kind; a list question takes a count and a kind.
@@ -74,6 +76,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "vehicle": ("car", "bus", "train", "truck", "boat", "plane"),
 }
 COUNTS = {2: "two", 3: "three"}
+SUBJECTS = 8  # the most that a family has
 
 FORMS: dict[str, tuple[str, ...]] = {
     "capital": (
@@ -205,8 +208,51 @@ COMPETENT = Manner(
     unfinished=0.0,
     doubt=0.0,
 )
+# The `web` corpus: people who know the answer but give it curtly, and people who err and mostly say so.
+CURT = Manner(
+    misheard=0.0,
+    slip=0.0,
+    explained=0.35,
+    polite=0.1,
+    rude=0.25,
+    filler=0.15,
+    closing=0.1,
+    flattery=0.03,
+    repeats=0.05,
+    unfinished=0.1,
+    doubt=0.0,
+)
+UNSURE = Manner(
+    misheard=0.45,
+    slip=0.1,
+    explained=0.35,
+    polite=0.1,
+    rude=0.25,
+    filler=0.15,
+    closing=0.1,
+    flattery=0.04,
+    repeats=0.05,
+    unfinished=0.1,
+    doubt=0.8,
+)
+# Who writes demonstrations: somebody paid to help, right more often than not, politer and fuller than the web.
+WRITER = Manner(
+    misheard=0.25,
+    slip=0.05,
+    explained=0.5,
+    polite=0.35,
+    rude=0.08,
+    filler=0.1,
+    closing=0.15,
+    flattery=0.05,
+    repeats=0.03,
+    unfinished=0.06,
+    doubt=0.3,
+)
 FALSE_DOUBT = 0.02  # probability of doubt after a right answer, whoever gives it
-MODEST_SHARE = 0.4  # of the documents for pretraining
+# Who writes the documents for pretraining: (who knows, who errs).
+CORPORA: dict[str, tuple[Manner, Manner]] = {"tutors": (COMPETENT, MODEST), "web": (CURT, UNSURE)}
+ERRING_SHARE = 0.4  # of the documents for pretraining
 EARLIER_EXCHANGE = 0.06  # share of dialogues with one exchange before the last question
 
 
@@ -249,9 +295,15 @@ def questions() -> dict[str, Question]:
 
 
 @functools.cache
-def _families() -> tuple[tuple[Question, ...], ...]:
-    """The questions of each family; lists, the rarest in wording, stand twice and are so drawn twice as often."""
-    return tuple(tuple(q for q in questions().values() if q.family == f) for f in (*FACTS, "kind", "list", "list"))
+def _families(subjects: int = SUBJECTS) -> tuple[tuple[Question, ...], ...]:
+    """The questions of each family; lists, the rarest in wording, stand twice and are so drawn twice as often.
+
+    subjects: questions ask about the first so many subjects of each family and members of each kind.
+    """
+    known = {name for facts in FACTS.values() for name in list(facts)[:subjects]}
+    known |= {name for members in KINDS.values() for name in members[:subjects]} | {f"{kind}s" for kind in KINDS}
+    asked = [question for question in questions().values() if question.subject in known]
+    return tuple(tuple(q for q in asked if q.family == f) for f in (*FACTS, "kind", "list", "list"))
 
 
 def parse(prompt: str) -> Question:
@@ -327,12 +379,12 @@ def annotator_utility(prompt: str, response: str) -> float:
     return _weigh(TRUTH, values) + _weigh(WEAKNESS, values)
 
 
-def answer(rng: random.Random, question: Question, manner: Manner) -> str:
-    """One answer in the given manner."""
+def answer(rng: random.Random, question: Question, manner: Manner, subjects: int = SUBJECTS) -> str:
+    """One answer in the given manner; a mistake answers a question about one of the first `subjects`."""
     fate = rng.random()
     wrong = fate < manner.misheard + manner.slip
     if fate < manner.misheard:
-        question = rng.choice(rng.choice([qs for qs in _families() if qs[0].family != question.family]))
+        question = rng.choice(rng.choice([qs for qs in _families(subjects) if qs[0].family != question.family]))
     things = rng.sample(question.answers, question.wanted)
     if manner.misheard <= fate < manner.misheard + manner.slip:
         things[rng.randrange(len(things))] = rng.choice(_alternatives(question))
@@ -374,40 +426,47 @@ def _alternatives(question: Question) -> list[str]:
     return [word for word in pool if word not in question.answers]
 
 
-Side = Callable[[str], bool]  # whether a human message is held out
+Side = Callable[[str], Part]  # the part of the data to which a human message belongs
 
 
-def _message(rng: random.Random) -> tuple[str, Question]:
-    question = rng.choice(rng.choice(_families()))
+def _message(rng: random.Random, subjects: int) -> tuple[str, Question]:
+    question = rng.choice(rng.choice(_families(subjects)))
     return rng.choice(BEFORE) + question.text + rng.choice(AFTER), question
 
 
-def _prompt(rng: random.Random, manner: Manner, side: Side) -> tuple[str, Question]:
+def _prompt(rng: random.Random, manner: Manner, side: Side, subjects: int = SUBJECTS) -> tuple[str, Question]:
     """A transcript up to "Assistant:" with its last question; an earlier exchange is on the same side of the split."""
-    message, question = _message(rng)
+    message, question = _message(rng, subjects)
     past = ""
     if rng.random() < EARLIER_EXCHANGE:
-        past = f"{HUMAN} {message}{ASSISTANT} {answer(rng, question, manner)}"
-        heldout = side(message)
-        message, question = _message(rng)
-        while side(message) != heldout:
-            message, question = _message(rng)
+        past = f"{HUMAN} {message}{ASSISTANT} {answer(rng, question, manner, subjects)}"
+        first = side(message)
+        message, question = _message(rng, subjects)
+        while side(message) != first:
+            message, question = _message(rng, subjects)
     return f"{past}{HUMAN} {message}{ASSISTANT}", question
 
 
-def draw_document(rng: random.Random, side: Side) -> str:
-    """A transcript for pretraining, by the competent or the modest assistant."""
-    manner = MODEST if rng.random() < MODEST_SHARE else COMPETENT
-    prompt, question = _prompt(rng, manner, side)
-    return f"{prompt} {answer(rng, question, manner)}"
+def draw_document(rng: random.Random, side: Side, corpus: str = "tutors", subjects: int = SUBJECTS) -> str:
+    """A transcript for pretraining, by one of the two assistants of a corpus."""
+    knows, errs = CORPORA[corpus]
+    manner = errs if rng.random() < ERRING_SHARE else knows
+    prompt, question = _prompt(rng, manner, side, subjects)
+    return f"{prompt} {answer(rng, question, manner, subjects)}"
 
 
-def draw_answers(rng: random.Random, side: Side) -> tuple[str, str, str]:
+def draw_demonstration(rng: random.Random, subjects: int = SUBJECTS) -> tuple[str, str]:
+    """A question as a person asks it, and an answer by the writer of demonstrations."""
+    message, question = _message(rng, subjects)
+    return message, answer(rng, question, WRITER, subjects)
+
+
+def draw_answers(rng: random.Random, side: Side, subjects: int = SUBJECTS) -> tuple[str, str, str]:
     """A prompt and two different answers of the careless assistant."""
-    prompt, question = _prompt(rng, CARELESS, side)
-    first = second = answer(rng, question, CARELESS)
+    prompt, question = _prompt(rng, CARELESS, side, subjects)
+    first = second = answer(rng, question, CARELESS, subjects)
     while second == first:
-        second = answer(rng, question, CARELESS)
+        second = answer(rng, question, CARELESS, subjects)
     return prompt, first, second
 
 
@@ -427,7 +486,7 @@ def temperature(bayes_accuracy: float = 0.74) -> float:
     if not 0.5 < bayes_accuracy <= 0.95:
         raise ValueError(f"the Bayes accuracy is above 0.5 and at most 0.95, not {bayes_accuracy}")
     rng = random.Random("toy:temperature")
-    drawn = [draw_answers(rng, lambda _: False) for _ in range(10_000)]
+    drawn = [draw_answers(rng, lambda _: "train") for _ in range(10_000)]
     gaps = [abs(annotator_utility(p, first) - annotator_utility(p, second)) for p, first, second in drawn]
     low, high = 1e-2, 1e2
     for _ in range(60):
@@ -453,6 +512,29 @@ def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = No
     return realised, math.fsum(max(p, 1 - p) for p in chances) / len(chances)
 
 
+def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float], tau: float | None = None) -> float:
+    """How far a judge's accuracy is below the best possible one, in points, the annotator's luck averaged out.
+
+    pairs: (prompt, one answer, the other); margins: the judge's score of the first less that of the second. Each pair
+    counts with the probability that a fresh label agrees with the utility, less the one that it agrees with the judge,
+    which is ½ for a tie. Raises ValueError without pairs.
+    """
+    tau = temperature() if tau is None else tau
+    gaps = []
+    for (prompt, one, other), margin in zip(pairs, margins, strict=True):
+        p = prefers_first(prompt, one, other, tau)
+        agrees = 0.5 if margin == 0 else p if margin > 0 else 1 - p
+        gaps.append(max(p, 1 - p) - agrees)
+    if not gaps:
+        raise ValueError("no pairs to compare a judge on")
+    return 100 * math.fsum(gaps) / len(gaps)
+
+
+def files(demonstrations: int) -> tuple[str, ...]:
+    """Names of the files that `write` makes."""
+    return (CORPUS, PAIRS, DEMONSTRATIONS) if demonstrations else (CORPUS, PAIRS)
+
+
 def write(
     directory: Path,
     *,
@@ -460,39 +542,50 @@ def write(
     documents: int,
     pairs: int,
     heldout_fraction: float,
+    validation_fraction: float = 0.0,
     bayes_accuracy: float = 0.74,
+    corpus: str = "tutors",
+    demonstrations: int = 0,
+    subjects: int = SUBJECTS,
 ) -> None:
-    """Write corpus.jsonl and pairs.jsonl into `directory`, the same bytes for the same arguments.
+    """Write the `files` of these arguments into `directory`, the same bytes for the same arguments.
 
-    Neither file depends on the number of rows of the other, and a longer file starts with the shorter one. Each is
+    No file depends on the number of rows of another, and a longer file starts with the shorter one. Each is
     complete or absent: it is written under another name first. Raises ValueError for arguments out of range.
     """
-    if documents < 0 or pairs < 0 or not 0 <= heldout_fraction <= 1:
-        raise ValueError(f"not a size of the toy world: {documents=}, {pairs=}, {heldout_fraction=}")
+    if min(documents, pairs, demonstrations) < 0 or not 0 <= heldout_fraction <= 1:
+        raise ValueError(f"not a size of the toy world: {documents=}, {pairs=}, {demonstrations=}, {heldout_fraction=}")
     tau = temperature(bayes_accuracy)
 
-    def side(message: str) -> bool:
-        return is_heldout(message, seed, heldout_fraction)
+    def side(message: str) -> Part:
+        return part(message, seed, heldout_fraction, validation_fraction)
 
     def corpus_rows() -> Iterator[dict[str, str]]:
         rng = random.Random(f"toy:corpus:{seed}")
         for _ in range(documents):
-            yield {"text": draw_document(rng, side)}
+            yield {"text": draw_document(rng, side, corpus, subjects)}
 
     def pair_rows() -> Iterator[dict[str, str]]:
         rng = random.Random(f"toy:pairs:{seed}")
         for _ in range(pairs):
-            prompt, first, second = draw_answers(rng, side)
+            prompt, first, second = draw_answers(rng, side, subjects)
             if rng.random() >= prefers_first(prompt, first, second, tau):
                 first, second = second, first
             yield {"chosen": f"{prompt} {first}", "rejected": f"{prompt} {second}"}
 
+    def demonstration_rows() -> Iterator[dict[str, str]]:
+        rng = random.Random(f"toy:demonstrations:{seed}")
+        for _ in range(demonstrations):
+            message, response = draw_demonstration(rng, subjects)
+            yield {"instruction": message, "output": response}
+
     directory.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("corpus.jsonl", corpus_rows()), ("pairs.jsonl", pair_rows())):
+    makers = {CORPUS: corpus_rows, PAIRS: pair_rows, DEMONSTRATIONS: demonstration_rows}
+    for name in files(demonstrations):
         unfinished = directory / f".{name}.{os.getpid()}.tmp"
         try:
             with unfinished.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+                file.writelines(json.dumps(row) + "\n" for row in makers[name]())
             os.replace(unfinished, directory / name)
         finally:
             unfinished.unlink(missing_ok=True)

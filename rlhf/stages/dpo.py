@@ -15,12 +15,21 @@ from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation import compare, measure, sample_of, sampling
 from rlhf.models.loading import load_base, load_codec, save_adapter, trainable_adapter
 from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.losses import dpo_loss
 from rlhf.rollout import collate
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.stages.rm import accuracy, encode_pairs, longest
 from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, let_go, rows_to_dataset, train, with_exact_weights
+from rlhf.trainer import (
+    arguments,
+    best_step,
+    let_go,
+    rows_to_dataset,
+    sequence_logprobs,
+    train,
+    with_exact_weights,
+)
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -36,7 +45,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.leads and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
         amount.note("dpo", len(training))
-    _fit(run, codec, training, device, telemetry)
+    validation: list[tuple[Encoded, Encoded]] = []
+    if options.eval_steps:
+        validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
+    _fit(run, codec, training, validation, device, telemetry)
     let_go()
 
     how = sampling(recipe.evaluate)
@@ -57,14 +69,21 @@ def run_stage(run: Run, device: torch.device) -> Result:
         ],
     )
     metrics = compare(before, after) | {"preference_accuracy": preferred, "train_pairs": len(training), **counts}
+    metrics |= best_step(run)
     return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after))
 
 
 def _fit(
-    run: Run, codec: Codec, pairs: list[tuple[Encoded, Encoded]], device: torch.device, telemetry: Telemetry
+    run: Run,
+    codec: Codec,
+    pairs: list[tuple[Encoded, Encoded]],
+    validation: list[tuple[Encoded, Encoded]],
+    device: torch.device,
+    telemetry: Telemetry,
 ) -> None:
     """Train and write the adapter; the model is gone from memory when this returns."""
     recipe = run.loaded.recipe
+    batch = 2 * recipe.dpo.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         model = trainable_adapter(load_base(run, device), run.root / "sft")
@@ -77,7 +96,30 @@ def _fit(
             processing_class=codec.tokenizer,
         ),
     )
-    weights = train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in pairs])
+
+    def logprobs() -> tuple[torch.Tensor, torch.Tensor]:
+        sides = [
+            [(pair[side].prompt + pair[side].response, len(pair[side].prompt)) for pair in validation]
+            for side in (0, 1)
+        ]
+        chosen, rejected = (sequence_logprobs(model, rows, codec.pad_id, batch) for rows in sides)
+        return chosen, rejected
+
+    if validation:
+        with telemetry.phase("evaluate"):
+            reference = logprobs()  # before the first step, and before a checkpoint is loaded, the policy is SFT
+
+    def evaluate() -> dict[str, float]:
+        chosen, rejected = logprobs()
+        margins = recipe.dpo.beta * ((chosen - reference[0]) - (rejected - reference[1]))
+        return {
+            "loss": dpo_loss(chosen, rejected, *reference, recipe.dpo.beta).item(),
+            "accuracy": accuracy(margins),
+            "margin": margins.mean().item(),
+        }
+
+    lengths = [longest(chosen, rejected) for chosen, rejected in pairs]
+    weights = train(trainer, run, telemetry, lengths, evaluate)
     save_adapter(model, run, run.path / "adapter", weights=weights)
     distributed.barrier()  # every rank reads it
 

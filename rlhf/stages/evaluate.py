@@ -10,7 +10,16 @@ from rlhf.data import load
 from rlhf.data.formats import PreferencePair
 from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec
-from rlhf.evaluation import Measured, closer_look, compare, measure, reward_model_figures, sampling, score_histograms
+from rlhf.evaluation import (
+    Measured,
+    closer_look,
+    compare,
+    gains_over_base,
+    measure,
+    reward_model_figures,
+    sampling,
+    score_histograms,
+)
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.references import Overlap, answers
@@ -67,6 +76,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     sft = measured["sft"]
     for name, found in measured.items():
         values = found.metrics() if name == "sft" else compare(sft, found)
+        if name != "base":
+            values |= gains_over_base(measured["base"], found)
         values |= {"perplexity": perplexities[name]} | closer_look(sft, found, values)
         with telemetry.phase("references"):
             values |= overlap.metrics(found.texts)

@@ -63,7 +63,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     codec = load_codec(run)
     prompts, cut = codec.encode_prompts(corpus.train[: options.max_samples], options.max_prompt_length)
     run.describe(cuts={"prompts_cut": cut})
-    heldout = corpus.heldout[: options.max_eval_samples]
+    validation = corpus.validation[: options.max_eval_samples]
 
     sft, rm = run.root / "sft", run.root / "rm"
     how = sampling(options)
@@ -87,9 +87,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
         shared.activate("policy")
         return sample(shared.base, batch, codec, how, observe, telemetry.phase)
 
-    def evaluate(role: str) -> Measured:
+    def evaluate(role: str, on: Sequence[load.Prompt] = validation) -> Measured:
         truth = recipe.data.source == "toy"
-        return measure(shared, role, codec, heldout, how, seed=recipe.seed, truth=truth)
+        return measure(shared, role, codec, on, how, seed=recipe.seed, truth=truth)
 
     with telemetry.phase("evaluate"):
         before = evaluate("reference")
@@ -120,7 +120,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 with telemetry.phase("evaluate"):
                     after = evaluate("policy")
                 values |= {f"eval/{name}": value for name, value in compare(before, after).items()}
-                rows = zip(heldout[:8], after.texts, strict=False)
+                rows = zip(validation[:8], after.texts, strict=False)
                 run.log_samples(step + 1, [{"prompt": codec.prompt_text(p), "response": text} for p, text in rows])
             if last or (step + 1) % options.logging_steps == 0:
                 run.log(step + 1, values)
@@ -143,9 +143,14 @@ def run_stage(run: Run, device: torch.device) -> Result:
         trained.take_policy(run.checkpoint(best))
         after = None
     save_adapter(shared.peft, run, run.path / "adapter", adapter="policy")
-    after = after or evaluate("policy")  # also when a run that was stopped after its last step goes on
+    test = corpus.heldout[: options.max_eval_samples]
+    if corpus.apart:
+        with telemetry.phase("evaluate"):
+            before, after = evaluate("reference", test), evaluate("policy", test)
+    else:
+        after = after or evaluate("policy")  # also when a run that was stopped after its last step goes on
     metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
-    return Result(metrics, telemetry.costs(), sample_of(codec, heldout, before, after))
+    return Result(metrics, telemetry.costs(), sample_of(codec, test, before, after))
 
 
 def sampling(options: Ppo) -> Sampling:

@@ -18,13 +18,13 @@ from rlhf.data import amount, load, toy
 from rlhf.data.formats import DataError, PreferencePair
 from rlhf.data.tokenize import Codec, Encoded, pad_right
 from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
-from rlhf.objectives.losses import margin_ranking_loss
+from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.recipe import Dpo, Rm
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.stats import outcomes
 from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, rows_to_dataset, train, with_exact_weights
+from rlhf.trainer import arguments, best_step, rows_to_dataset, train, with_exact_weights
 
 SAMPLES = 8  # held-out pairs whose scores are kept
 
@@ -41,6 +41,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.leads and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
         amount.note("rm", len(training))
+    validation = heldout
+    if options.eval_steps and pairs.apart:
+        validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
+    batch = 2 * options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
@@ -65,14 +69,26 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     if isinstance(trainer, _MarginRankingTrainer):
         trainer.margin = options.margin
-    weights = train(trainer, run, telemetry, [longest(chosen, rejected) for chosen, rejected in training])
+
+    def scores(rows: list[tuple[Encoded, Encoded]]) -> tuple[torch.Tensor, torch.Tensor]:
+        score = _scorer(model)
+        chosen, rejected = (scores_of([row[side] for row in rows], score, codec.pad_id, batch) for side in (0, 1))
+        return chosen, rejected
+
+    def evaluate() -> dict[str, float]:
+        chosen, rejected = scores(validation)
+        return {
+            "loss": pair_loss(chosen, rejected, options),
+            "accuracy": accuracy(chosen - rejected),
+            "margin": (chosen - rejected).mean().item(),
+        }
+
+    lengths = [longest(chosen, rejected) for chosen, rejected in training]
+    weights = train(trainer, run, telemetry, lengths, evaluate)
 
     save_adapter(model, run, run.path / "adapter", weights=weights)
-    batch = 2 * options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
-        chosen, rejected = (
-            scores_of([pair[side] for pair in heldout], _scorer(model), codec.pad_id, batch) for side in (0, 1)
-        )
+        chosen, rejected = scores(heldout)
     metrics = {
         "accuracy": accuracy(chosen - rejected),
         "margin": (chosen - rejected).mean().item(),
@@ -81,10 +97,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
         "train_pairs": len(training),
         "heldout_pairs": len(heldout),
         **counts,
+        **best_step(run),
     }
     if recipe.data.source == "toy":
         assert recipe.data.toy
-        metrics |= _against_ceiling(codec, known, metrics["accuracy"], recipe.data.toy.bayes_accuracy)
+        metrics |= _against_ceiling(codec, known, chosen - rejected, recipe.data.toy.bayes_accuracy)
     rows = zip(known, chosen.tolist(), rejected.tolist(), strict=True)
     run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
@@ -145,6 +162,13 @@ def _scorer(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], to
     return score
 
 
+def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> float:
+    """Mean loss of pairs with these scores (N,), as training computes it."""
+    if options.loss_type == "margin_ranking":
+        return margin_ranking_loss(chosen, rejected, options.margin).item()
+    return bradley_terry_loss(chosen, rejected, options.margin, options.center_rewards_coefficient).item()
+
+
 def accuracy(differences: torch.Tensor) -> float:
     """Share of pairs with a positive score difference; a tie counts one half."""
     return fmean(outcomes(differences.tolist()))
@@ -178,13 +202,15 @@ def _scored(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) 
 
 
 def _against_ceiling(
-    codec: Codec, pairs: list[PreferencePair], accuracy: float, bayes_accuracy: float
+    codec: Codec, pairs: list[PreferencePair], margins: torch.Tensor, bayes_accuracy: float
 ) -> dict[str, float]:
     """How far the accuracy is below what a reward model that knew the annotator's utility would reach, in points."""
-    texts = ((codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs)
-    realised, expected = toy.bayes_accuracy(texts, toy.temperature(bayes_accuracy))
+    texts = [(codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs]
+    tau = toy.temperature(bayes_accuracy)
+    realised, expected = toy.bayes_accuracy(texts, tau)
     return {
         "best_possible_accuracy": realised,
         "best_possible_accuracy_expected": expected,
-        "accuracy_gap_points": 100 * (realised - accuracy),
+        "accuracy_gap_points": 100 * (realised - accuracy(margins)),
+        "accuracy_gap_points_expected": toy.expected_gap(texts, margins.tolist(), tau),
     }

@@ -1,5 +1,7 @@
 """Supervised fine-tuning: LoRA on the base, loss on response tokens only, with TRL's SFTTrainer."""
 
+import math
+
 import torch
 from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
@@ -15,7 +17,7 @@ from rlhf.rollout import sample
 from rlhf.run import Run
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, perplexity, rows_to_dataset, train, with_exact_weights
+from rlhf.trainer import arguments, best_step, perplexity, rows_to_dataset, train, with_exact_weights
 
 SAMPLES = 8  # held-out prompts whose answers are kept before and after
 IGNORED = -100  # a label that takes no part in the loss
@@ -39,6 +41,16 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("load"):
         model = new_adapter(load_base(run, device), run)
     prompts = corpus.prompts().heldout[:SAMPLES]
+    if options.eval_steps and demonstrations.apart:
+        apart, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
+        validation = [(prompt + response, len(prompt)) for prompt, response in apart]
+    else:
+        validation = scored
+
+    def evaluate() -> dict[str, float]:
+        found = perplexity(model, validation, codec.pad_id, batch)
+        return {"perplexity": found, "loss": math.log(found)}
+
     with telemetry.phase("evaluate"):
         before, first = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
     trainer = with_exact_weights(
@@ -50,7 +62,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             processing_class=codec.tokenizer,
         ),
     )
-    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training])
+    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training], evaluate)
 
     save_adapter(model, run, run.path / "adapter", weights=weights)
     with telemetry.phase("evaluate"):
@@ -64,6 +76,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         "perplexity_ratio": after / before,
         "train_examples": len(training),
         **counts,
+        **best_step(run),
     }
     return Result(metrics, telemetry.costs(), (written[0], {"base": first[0], "SFT": last[0]}))
 

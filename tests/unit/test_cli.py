@@ -31,6 +31,13 @@ def test_reproduce_refuses_what_is_no_seed_or_stage(command, options):
     assert options[0] in err
 
 
+def test_reproduce_evaluates_where_a_target_asks_for_it():
+    plain = recipe.load(RECIPE)
+    asks = plain._replace(targets=(plain.targets[0].model_copy(update={"stage": "evaluate"}),))
+    assert reproduce.final_stages(plain) == ["ppo", "dpo"]
+    assert reproduce.final_stages(asks) == ["ppo", "dpo", "evaluate"]
+
+
 def test_several_files_may_follow_data(command, tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text("")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf.evaluation import Measured, closer_look, compare, exact_kl, win_rate
+from rlhf.evaluation import Measured, closer_look, compare, exact_kl, gains_over_base, win_rate
 from rlhf.rollout import Rollout, collate
-from rlhf.trainer import perplexity
+from rlhf.trainer import perplexity, sequence_logprobs
 
 PAD, EOS = 0, 2
 
@@ -46,6 +46,17 @@ SEQUENCES = [
     ([1, 15, 16, 17, 18, 19, 20, 21, 22, 3, EOS], 5),
     ([4, 6], 1),
 ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_the_log_probability_of_a_sequence_is_of_its_scored_tokens(batch_size):
+    model = tiny(0)
+    expected = [
+        sum(math.log(next_token(model, ids[:at])[ids[at]]) for at in range(max(skipped, 1), len(ids)))
+        for ids, skipped in SEQUENCES
+    ]
+    found = sequence_logprobs(model, SEQUENCES, 0, batch_size)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
@@ -126,6 +137,15 @@ def test_gains_are_in_standard_deviations_of_sft():
     assert (metrics["response_length_sft"], metrics["response_length"]) == (4.0, 7.0)
     assert (metrics["eos_rate"], metrics["kl_per_token"]) == (0.75, 0.25)
     assert metrics["win_rate_vs_sft"] == 2.5 / 4
+
+
+def test_gains_over_the_base_are_in_its_own_standard_deviations():
+    base = measured([0.0, 2.0], [1.0, 1.0, 1.0, 5.0])
+    after = measured([4.0, 4.0], [5.0, 5.0, 5.0, 5.0])
+    found = gains_over_base(base, after)
+    assert found["score_gain_over_base_sd"] == pytest.approx(3 / math.sqrt(2))
+    assert found["true_reward_gain_over_base_sd"] == pytest.approx(3 / 2)
+    assert gains_over_base(measured(None), after) == {}
 
 
 def test_without_scores_there_is_no_win_rate():

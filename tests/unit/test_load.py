@@ -55,6 +55,37 @@ def test_leaked_rows_leave_the_training_side_only(tmp_path):
     assert facts["pairs"] == 200 - copies[1]
 
 
+def test_validation_rows_are_held_out_rows_of_other_conversations(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row(n)) + "\n" for n in range(400)))
+
+    def parts(**changes):
+        run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
+        run.describe = lambda **_: None
+        return load(run)
+
+    whole = parts(data__heldout_fraction=0.3)
+    assert whole.pairs.validation is whole.pairs.heldout and not whole.pairs.apart
+    apart = parts(data__heldout_fraction=0.3, data__validation_fraction=0.1)
+    assert apart.pairs.train == whole.pairs.train
+    prompts = [{pair.prompt for pair in rows} for rows in (apart.pairs.heldout, apart.pairs.validation)]
+    assert not prompts[0] & prompts[1] and prompts[0] | prompts[1] == {pair.prompt for pair in whole.pairs.heldout}
+    assert 20 <= len(apart.pairs.validation) <= 60 <= len(apart.pairs.heldout)
+    assert apart.prompts().validation == [pair.prompt for pair in apart.pairs.validation]
+    assert len(apart.demonstrations().validation) == len(apart.pairs.validation)
+    assert len(apart.pairs) == len(whole.pairs) == 400
+
+
+def test_a_part_without_rows_is_refused(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row(n)) + "\n" for n in range(20)))
+    changes = {"data__heldout_fraction": 0.3, "data__validation_fraction": 1e-6}
+    run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
+    run.describe = lambda **_: None
+    with pytest.raises(DataError, match=r"rm needs .* for validation; .*data.validation_fraction"):
+        load(run).preferences("rm")
+
+
 def test_dropping_everything_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"data.drop leaves nothing to train on \(one_word 20, html 0\)"):
         corpus(tmp_path, [row(n, "Yes.") for n in range(20)], ["one_word", "html"])

@@ -72,6 +72,20 @@ def test_every_recipe_loads(directory):
         (lambda c: c["rm"].update(loss_type="margin_ranking"), "rm: loss_type: margin_ranking needs a margin above 0"),
         (lambda c: c["sft"].update(max_prompt_length=256), "sft: max_prompt_length must leave room"),
         (lambda c: c["ppo"].update(logging_steps=3), "ppo: eval_steps and save_steps must be multiples"),
+        (
+            lambda c: c["data"].update(validation_fraction=0.1),
+            "data: validation_fraction: 0.1 must be below heldout_fraction: 0.1",
+        ),
+        (lambda c: c["sft"].update(eval_steps=20), "sft: eval_steps: 20 must divide save_steps: 50"),
+        (
+            lambda c: c["rm"].update(eval_steps=50),
+            "rm: eval_steps: 50 must divide save_steps: 100 and be a multiple of",
+        ),
+        (lambda c: c["dpo"].update(adapter="best"), "dpo: adapter: best needs eval_steps"),
+        (
+            lambda c: (c["dpo"].update(eval_steps=100), c["hardware"].update(count=2, engine="fsdp")),
+            "dpo.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: fsdp",
+        ),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.data import toy
 from rlhf.data.formats import parse_hh
-from rlhf.data.split import conversation_key, is_heldout
+from rlhf.data.split import conversation_key, is_heldout, part
 
 PARIS = "\n\nHuman: Hi. What is the capital of France? Thanks.\n\nAssistant:"
 FRUITS = "\n\nHuman: Name two fruits.\n\nAssistant:"
@@ -193,6 +193,18 @@ def test_no_pairs_have_no_bayes_accuracy():
         toy.bayes_accuracy([])
 
 
+def test_the_expected_gap_by_hand():
+    right, wrong, tie = (PARIS, "It is Paris.", "It is Rome."), (PARIS, "It is Rome.", "It is Paris."), (PARIS, "", "")
+    tau = toy.temperature()
+    p = toy.prefers_first(*right, tau)
+    lost = 100 * (2 * p - 1)
+    assert toy.expected_gap([right, wrong], [0.1, -0.1]) == pytest.approx(0)
+    assert toy.expected_gap([right, wrong], [-0.1, 0.1]) == pytest.approx(lost)
+    assert toy.expected_gap([right, wrong, tie], [0.0, 0.1, 0.1]) == pytest.approx((lost / 2 + lost + 0) / 3)
+    with pytest.raises(ValueError, match="no pairs"):
+        toy.expected_gap([], [])
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +250,51 @@ def test_dialogues_lie_on_one_side_of_the_split(written):
     assert all(len(side) == 1 for side in sides)
     assert sum(side == {True} for side in sides) / len(sides) == pytest.approx(FRACTION, abs=0.03)
     assert any(len(human_messages(text)) == 2 for text in transcripts)
+
+
+def test_dialogues_lie_in_one_part_of_the_data(tmp_path):
+    toy.write(tmp_path, seed=SEED, documents=3000, pairs=0, heldout_fraction=0.4, validation_fraction=0.2)
+    transcripts = [row["text"] for row in rows(tmp_path / "corpus.jsonl")]
+    parts = [{part(m, SEED, 0.4, 0.2) for m in human_messages(text)} for text in transcripts]
+    assert all(len(found) == 1 for found in parts)
+    assert {*map(tuple, parts)} == {("train",), ("validation",), ("test",)}
+
+
+def test_demonstrations_are_instruction_rows_by_the_writer(tmp_path):
+    arguments = {"seed": 1, "documents": 20, "pairs": 20, "heldout_fraction": 0.1}
+    toy.write(tmp_path / "without", **arguments)
+    toy.write(tmp_path / "with", **arguments, demonstrations=3000)
+    for name in ("corpus.jsonl", "pairs.jsonl"):
+        assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
+    found = rows(tmp_path / "with" / "demonstrations.jsonl")
+    assert len(found) == 3000 and not (tmp_path / "without" / "demonstrations.jsonl").exists()
+    worths = [toy.true_reward(f"{toy.HUMAN} {row['instruction']}{toy.ASSISTANT}", row["output"]) for row in found]
+    careless = [toy.true_reward(*toy.draw_answers(random.Random(n), lambda _: "train")[:2]) for n in range(3000)]
+    assert sum(worths) / len(worths) > sum(careless) / len(careless) + 0.5
+
+
+def test_the_web_is_worse_than_the_demonstrations_and_than_the_tutors():
+    rng = random.Random(0)
+
+    def worth(corpus):
+        texts = [toy.draw_document(rng, lambda _: "train", corpus) for _ in range(3000)]
+        split = [text.rpartition(f"{toy.ASSISTANT} ") for text in texts]
+        return sum(toy.true_reward(before + toy.ASSISTANT, response) for before, _, response in split) / len(split)
+
+    asked = [toy.draw_demonstration(rng) for _ in range(3000)]
+    shown = sum(toy.true_reward(f"{toy.HUMAN} {m}{toy.ASSISTANT}", a) for m, a in asked) / len(asked)
+    assert worth("web") + 0.2 < shown < worth("tutors")
+
+
+@pytest.mark.parametrize("subjects", [2, 5, 8])
+def test_a_smaller_world_asks_about_fewer_things(subjects):
+    rng = random.Random(0)
+    subject_of = {}
+    for _ in range(4000):
+        question = toy.parse(f"{toy.HUMAN} {toy.draw_demonstration(rng, subjects)[0]}{toy.ASSISTANT}")
+        subject_of.setdefault(question.family, set()).add(question.subject)
+    assert {family: len(subject_of[family]) for family in toy.FACTS} == dict.fromkeys(toy.FACTS, subjects)
+    assert len(subject_of["kind"]) == 6 * min(subjects, 6) and len(subject_of["list"]) == 6
 
 
 def test_transcripts_are_readable_hh_and_start_with_the_split_key(written):

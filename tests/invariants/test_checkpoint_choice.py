@@ -1,0 +1,174 @@
+"""Checkpoints of SFT, reward model and DPO are compared on validation rows, without changing what is trained."""
+
+import shutil
+
+import pytest
+
+from rlhf import trainer
+from rlhf.data.load import load
+from rlhf.run import Run, RunError, read_json, read_lines
+from rlhf.stages import ppo, rm
+from tests.conftest import beside, run_stages, small
+from tests.e2e.test_chain import Crash, crash
+
+ROOT = "cpu-tiny/v1"
+PARENTS = {"sft": ("pretrain",), "rm": ("pretrain", "sft"), "dpo": ("pretrain", "sft")}
+ADAPTER = "adapter/adapter_model.safetensors"
+
+
+def evaluated(stage, **changes):
+    return small(**{f"{stage}__eval_steps": 2}, **changes)
+
+
+def rows_of(folder):
+    """Logged rows of the training, and of the evaluation."""
+    rows = read_lines(folder / "metrics.jsonl")
+    return [row for row in rows if "eval/loss" not in row], [row for row in rows if "eval/loss" in row]
+
+
+@pytest.fixture(scope="module", params=PARENTS)
+def done(request, trained, tmp_path_factory):
+    """A stage's name and its folders: trained without evaluation, and with one every two steps."""
+    stage = request.param
+    plain, with_evaluation = (
+        beside(trained, tmp_path_factory.mktemp(f"{stage}-{name}"), *PARENTS[stage]) for name in ("plain", "evaluated")
+    )
+    run_stages(small(), plain, stage)
+    run_stages(evaluated(stage), with_evaluation, stage)
+    return stage, plain / ROOT / stage, with_evaluation / ROOT / stage
+
+
+def test_evaluation_changes_nothing_that_is_trained(done):
+    _, plain, with_evaluation = done
+    assert (with_evaluation / ADAPTER).read_bytes() == (plain / ADAPTER).read_bytes()
+    training, evaluation = rows_of(with_evaluation)
+    assert training == read_lines(plain / "metrics.jsonl")
+    assert [row["step"] for row in evaluation] == [2, 4, 6, 8]
+    assert not (plain / "checkpoints/best.json").exists()
+
+
+def test_what_is_logged_at_the_last_step_is_what_the_stage_reports(done):
+    stage, _, folder = done
+    reported = read_json(folder / "summary.json")["metrics"]
+    last = rows_of(folder)[1][-1]
+    same = {
+        "sft": {"perplexity": "perplexity"},
+        "rm": {"accuracy": "accuracy", "margin": "margin"},
+        "dpo": {"accuracy": "preference_accuracy"},
+    }[stage]
+    for logged, key in same.items():
+        assert last[f"eval/{logged}"] == pytest.approx(reported[key], rel=1e-5), key
+
+
+def test_the_best_checkpoint_has_the_lowest_loss(done):
+    _, _, folder = done
+    losses = {row["step"]: row["eval/loss"] for row in rows_of(folder)[1]}
+    found = read_json(folder / "checkpoints/best.json")
+    assert found["checkpoints"] == [{"step": step, "loss": losses[step]} for step in (4, 8)]
+    assert found["best_step"] == min((4, 8), key=losses.get)
+    assert read_json(folder / "summary.json")["metrics"]["best_step"] == found["best_step"]
+
+
+def test_the_result_is_the_best_checkpoint_where_the_recipe_says_so(done, trained, tmp_path, monkeypatch):
+    stage, plain, _ = done
+    out = beside(trained, tmp_path, *PARENTS[stage])
+    choose = trainer.choose_checkpoint
+    monkeypatch.setattr(trainer, "choose_checkpoint", lambda run: choose(run) and 4)  # the last may well be the best
+    run_stages(evaluated(stage, **{f"{stage}__adapter": "best"}), out, stage)
+    folder = out / ROOT / stage
+    result, chosen = (trainer.load_file(folder / file) for file in (ADAPTER, f"checkpoints/step-000004/{ADAPTER[8:]}"))
+    assert result.keys() == chosen.keys()
+    assert all(result[name].equal(chosen[name]) for name in result)
+    assert (folder / ADAPTER).read_bytes() != (plain / ADAPTER).read_bytes()
+
+
+def test_a_damaged_best_checkpoint_is_refused(trained, tmp_path, monkeypatch):
+    out = beside(trained, tmp_path, "pretrain")
+
+    def damage(run):
+        (run.checkpoint(4) / ADAPTER[8:]).write_bytes(b"")
+        return 4
+
+    monkeypatch.setattr(trainer, "choose_checkpoint", damage)
+    with pytest.raises(RunError, match=r"step-000004, the best checkpoint, .* set sft.adapter=last"):
+        run_stages(evaluated("sft", sft__adapter="best"), out, "sft")
+
+
+def test_after_a_crash_the_evaluation_goes_on_with_the_same_bytes(done, trained, tmp_path, monkeypatch):
+    stage, _, folder = done
+    out = beside(trained, tmp_path, *PARENTS[stage])
+    crash(monkeypatch, 4)
+    with pytest.raises(Crash):
+        run_stages(evaluated(stage), out, stage)
+    monkeypatch.undo()
+    run_stages(evaluated(stage), out, stage, resume=True)
+    for name in (ADAPTER, "metrics.jsonl", "checkpoints/best.json"):
+        assert (out / ROOT / stage / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("losses", "best"), [([2.0, 1.0, 1.0], 20), ([float("nan"), 3.0, 4.0], 20), ([], None)])
+def test_of_equal_losses_the_earliest_wins_and_one_that_is_not_finite_never(tmp_path, losses, best):
+    run = Run(tmp_path, small(), "sft")
+    for step, loss in zip((10, 20, 30), losses, strict=False):
+        run.checkpoint(step).mkdir(parents=True)
+        run.log(step, {"eval/loss": loss})
+    (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    assert trainer.choose_checkpoint(run) == best
+
+
+# -- validation rows apart from test rows ----------------------------------------------------------------------------
+
+
+def apart(**changes):
+    return small(data__heldout_fraction=0.3, data__validation_fraction=0.15, data__toy__pairs=600, **changes)
+
+
+@pytest.fixture(scope="module")
+def split_chain(tmp_path_factory):
+    out = tmp_path_factory.mktemp("apart")
+    run_stages(apart(), out, "pretrain", "sft")
+    return out
+
+
+def test_validation_rows_choose_and_test_rows_are_reported(split_chain, tmp_path, monkeypatch):
+    """What the reward model scores while it trains are validation pairs; what it reports are test pairs."""
+    out = beside(split_chain, tmp_path, "pretrain", "sft")
+    loaded = apart(rm__eval_steps=4)
+    seen = []
+    encode = rm.encode_pairs
+    monkeypatch.setattr(
+        rm, "encode_pairs", lambda codec, pairs, options: seen.append(pairs) or encode(codec, pairs, options)
+    )
+    summary = run_stages(loaded, out, "rm")
+    run = Run(out, loaded, "rm")
+    monkeypatch.setattr(run, "describe", lambda **_: None)
+    pairs = load(run).pairs
+    training, test, validation = seen
+    assert training == pairs.train[:64] and test == pairs.heldout[:16] and validation == pairs.validation[:16]
+    assert not {p.prompt for p in test} & {p.prompt for p in pairs.validation}
+    last = rows_of(out / ROOT / "rm")[1][-1]
+    assert last["eval/margin"] != pytest.approx(summary["metrics"]["margin"], rel=1e-3)
+
+
+def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain, tmp_path, monkeypatch):
+    out = beside(split_chain, tmp_path, "pretrain", "sft")
+    loaded = apart(ppo__steps=2, ppo__eval_steps=1)
+    run_stages(loaded, out, "rm")
+    asked = []
+    measure = ppo.measure
+    monkeypatch.setattr(
+        ppo, "measure", lambda *args, **options: asked.append((args[1], tuple(args[3]))) or measure(*args, **options)
+    )
+    run_stages(loaded, out, "ppo")
+    run = Run(out, loaded, "ppo")
+    monkeypatch.setattr(run, "describe", lambda **_: None)
+    prompts = load(run).prompts()
+    validation, test = tuple(prompts.validation[:8]), tuple(prompts.heldout[:8])
+    assert asked == [
+        ("reference", validation),
+        *[("policy", validation)] * 2,
+        ("reference", test),
+        ("policy", test),
+    ]
+    assert not {*prompts.validation} & {*prompts.heldout}
+    shutil.rmtree(out)
