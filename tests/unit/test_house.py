@@ -19,7 +19,8 @@ LAYERS = (
     ("data",),
     ("cuda",),
     ("run", "telemetry", "tracking", "console", "watch", "distributed"),
-    ("recipe", "published"),
+    ("recipe",),
+    ("schema", "published"),
     ("strict", "stats"),
     ("objectives",),
 )

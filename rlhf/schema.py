@@ -1,0 +1,457 @@
+"""The keys of a recipe: one frozen, strictly typed class for each section of recipe.yaml.
+
+Unknown keys, wrong types and impossible combinations are refused with one line that names the file, the key and the way
+out. Keys carry the names of TRL and transformers where those exist. Lengths are in tokens, learning rates per optimizer
+step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
+"""
+
+import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf.strict import AsTuple, Section
+
+SHARED = ("sft", "rm", "ppo", "dpo")  # stages whose work is dealt out to `hardware.count` processes
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
+
+
+class Hardware(Section):
+    name: str  # what `--hw` names: cpu, 4090, h100
+    device: Literal["cpu", "cuda"]
+    memory_gb: Positive | None = None  # of the card; null on a CPU
+    threads: PositiveInt | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
+    count: PositiveInt = 1  # devices, and processes: each has its share of every batch
+    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # how several keep the weights: whole on each, or divided
+    deterministic: bool = False  # on CUDA; a CPU always computes so (docs/reproducibility.md)
+
+
+class Architecture(Section):
+    """The shape of a Llama or Mistral; the names are those of `transformers.LlamaConfig`.
+
+    A base that is built here is built from it; one that is loaded must have it, so that memory can be predicted
+    before anything is downloaded.
+    """
+
+    model_type: Literal["llama", "mistral"] = "llama"
+    vocab_size: PositiveInt | None = None  # null: the tokenizer's
+    sliding_window: PositiveInt | None = None
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool
+
+    @model_validator(mode="after")
+    def _divides(self):
+        if self.hidden_size % self.num_attention_heads or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
+        return self
+
+
+class Model(Section):
+    source: Literal["pretrain", "hub", "local", "random"]  # random: the architecture without its weights
+    name: str | None = None  # hub id, or folder of a local checkpoint
+    revision: str | None = None  # 40-digit commit of the hub repository
+    architecture: Architecture | None = None
+    dtype: Literal["float32", "bfloat16"]
+    quantization: Literal["none", "nf4"] = "none"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+
+    @model_validator(mode="after")
+    def _complete(self):
+        if self.source in ("hub", "local") and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
+        if self.source in ("pretrain", "random") and self.architecture is None:
+            raise ValueError(f"source: {self.source} needs an architecture")
+        if self.source == "random" and self.architecture and not self.architecture.vocab_size:
+            raise ValueError("source: random needs architecture.vocab_size")
+        return self
+
+
+class Tokenizer(Section):
+    source: Literal["train", "hub", "local", "words"]  # words: a stand-in that knows the words of data.source: lengths
+    name: str | None = None
+    revision: str | None = None
+    vocab_size: PositiveInt | None = None  # when it is trained, or a stand-in
+    # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
+    template: Literal["hh", "plain", "chat"]
+
+    @model_validator(mode="after")
+    def _complete(self):
+        made_here = self.source in ("train", "words")
+        if made_here and not self.vocab_size:
+            raise ValueError(f"source: {self.source} needs vocab_size")
+        if self.source == "words" and self.vocab_size and self.vocab_size < 8:
+            raise ValueError(f"vocab_size: {self.vocab_size} is too small for the marks of a dialogue; 8 or more")
+        if made_here and self.template == "chat":
+            raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
+        if not made_here and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit")
+        return self
+
+
+class Toy(Section):
+    documents: PositiveInt  # pretraining transcripts
+    pairs: PositiveInt  # labelled preference pairs, train and held-out together
+    bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
+    corpus: Literal["tutors", "web"] = "tutors"  # who writes the transcripts: rlhf/data/toy.py
+    demonstrations: Annotated[int, Field(ge=0)] = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
+
+
+class Lengths(Section):
+    """Preference pairs of meaningless words: only their lengths are real."""
+
+    pairs: PositiveInt
+    shape: Literal["hh", "longest"]  # as long as dialogues of HH-RLHF are, or each as long as every stage admits
+
+
+# What `rlhf data check` counts by these names, and data.drop can leave out.
+Flaw = Literal[
+    "near_identical",
+    "contradictory",
+    "duplicates",
+    "one_word",
+    "unfinished",
+    "other_script",
+    "replaced",
+    "mojibake",
+    "control",
+    "invisible",
+    "html",
+    "leaked",
+]
+
+
+class Data(Section):
+    source: Literal["toy", "files", "hub", "lengths"]
+    files: Annotated[tuple[str, ...], AsTuple] = ()
+    name: str | None = None
+    revision: str | None = None
+    data_dir: str | None = None
+    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"] = "auto"
+    on_bad_row: Literal["stop", "skip"]
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
+    # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the
+    # others. null: all held-out rows do both.
+    validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
+    drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
+    toy: Toy | None = None
+    lengths: Lengths | None = None
+
+    @model_validator(mode="after")
+    def _complete(self):
+        for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name"), ("lengths", "lengths")):
+            if self.source == source and not getattr(self, key):
+                raise ValueError(f"source: {source} needs {key}")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
+            raise ValueError(
+                f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
+                f"{self.heldout_fraction}, of which it is a part"
+            )
+        return self
+
+
+class Lora(Section):
+    """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
+
+    r: PositiveInt
+    lora_alpha: PositiveInt
+    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
+    target_modules: Annotated[tuple[str, ...], AsTuple] | Literal["all-linear"]
+
+    @model_validator(mode="after")
+    def _inside(self):
+        outside = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
+        if outside and self.target_modules != "all-linear":
+            raise ValueError(f"target_modules: {outside.pop()} is shared by all roles and stays as it is")
+        return self
+
+
+class Optimization(Section):
+    """What the four supervised stages share; the names are those of `transformers.TrainingArguments`."""
+
+    learning_rate: Positive
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    warmup_ratio: Fraction
+    weight_decay: NonNegative
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay
+    adam_epsilon: Positive = 1e-8
+    max_grad_norm: Positive
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    num_train_epochs: Positive
+    max_steps: PositiveInt | None = None  # stops earlier than num_train_epochs
+    per_device_train_batch_size: PositiveInt  # times gradient_accumulation_steps: the rows of a step, on all devices
+    gradient_accumulation_steps: PositiveInt
+    gradient_checkpointing: bool
+    group_by_length: bool
+    max_samples: PositiveInt | None  # of the training rows, as the seed shuffled them; null: all
+    max_eval_samples: PositiveInt
+    logging_steps: PositiveInt
+    save_steps: PositiveInt
+    max_length: PositiveInt
+
+    @model_validator(mode="after")
+    def _aligned(self):
+        if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
+            raise ValueError("save_steps must be a multiple of logging_steps")
+        return self
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Rows of a micro-batch and micro-batches of a step on each of `count` devices, which make the same step.
+
+        Raises ValueError where a step cannot be divided evenly.
+        """
+        fewer = math.gcd(self.gradient_accumulation_steps, count)
+        rows, rest = divmod(self.per_device_train_batch_size, count // fewer)
+        if rest:
+            raise ValueError(
+                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} or per_device_train_batch_size: "
+                f"{self.per_device_train_batch_size} must be divisible by hardware.count: {count}"
+            )
+        return rows, self.gradient_accumulation_steps // fewer
+
+
+class Pretrain(Optimization):
+    pass
+
+
+class Dialogues(Optimization):
+    max_prompt_length: PositiveInt
+    eval_steps: PositiveInt | None = None  # the held-out loss is computed this often; null: only after training
+    adapter: Literal["last", "best"] = "last"  # which weights are the result; best: those with the lowest such loss
+
+    @model_validator(mode="after")
+    def _evaluated(self):
+        if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
+            raise ValueError(
+                f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
+                f"logging_steps: {self.logging_steps}"
+            )
+        if self.adapter == "best" and not self.eval_steps:
+            raise ValueError("adapter: best needs eval_steps, by which checkpoints are compared")
+        return self
+
+    @model_validator(mode="after")
+    def _room(self):
+        if self.max_prompt_length >= self.max_length:
+            raise ValueError("max_prompt_length must leave room for a response below max_length")
+        return self
+
+
+class Sft(Dialogues):
+    pass
+
+
+class Rm(Dialogues):
+    loss_type: Literal["bradley_terry", "margin_ranking"]  # TRL's default; the ranking loss of torch.nn
+    margin: NonNegative  # subtracted from the difference of scores
+    center_rewards_coefficient: NonNegative
+
+    @model_validator(mode="after")
+    def _ranking(self):
+        if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
+            raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
+        return self
+
+
+class Dpo(Dialogues):
+    beta: Positive
+    max_completion_length: PositiveInt | None = None  # tokens of a response, EOS included; null: max_length alone cuts
+
+
+class Ppo(Section):
+    """Names follow TRL's PPOConfig. One step = one batch of rollouts and `num_ppo_epochs` passes over it."""
+
+    steps: PositiveInt
+    batch_size: Annotated[int, Field(gt=1)]  # rollouts per step
+    num_ppo_epochs: PositiveInt
+    num_mini_batches: PositiveInt  # optimizer steps per epoch
+    per_device_train_batch_size: PositiveInt  # micro-batch: memory only, never the result
+    rollout_batch_size: PositiveInt  # prompts decoded together
+    rollout_weights: Literal["adapter", "merged"] = (
+        "adapter"  # merged: sample with copies that have the adapter in them
+    )
+    rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
+    score_batch_size: PositiveInt | None = None  # rollouts scored together; null: per_device_train_batch_size
+    vllm_url: str | None = None  # sample with the vLLM server there (rlhf/vllm.py says how to start it), not here
+    learning_rate: Positive
+    value_learning_rate: Positive
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    warmup_steps: Annotated[int, Field(ge=0)]
+    weight_decay: NonNegative = 0.0
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay = 0.999
+    adam_epsilon: Positive = 1e-5  # that of openai/baselines ppo2
+    max_grad_norm: Positive
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    gradient_checkpointing: bool
+    max_prompt_length: PositiveInt
+    response_length: PositiveInt
+    temperature: Positive
+    kl_coef: NonNegative
+    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
+    kl_target: Positive | None = None  # nats per token; kl_coef then starts the coefficient, which follows the target
+    kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
+    gamma: Fraction
+    lam: Fraction
+    cliprange: Positive
+    cliprange_value: Positive | None
+    vf_coef: NonNegative
+    value_warmup_steps: Annotated[int, Field(ge=0)] = 0  # first steps in which only the critic learns
+    entropy_coef: NonNegative = 0.0
+    max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
+    whiten_advantages: bool
+    whiten_rewards: bool = False
+    normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
+    norm_responses: Annotated[int, Field(gt=1)] = 256  # how many of these, rounded up to whole batches
+    sigmoid_scores: bool = False
+    score_clip: Positive | None = None  # limit of the absolute score, after the two above
+    missing_eos_penalty: NonNegative | None
+    value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"  # by the training forward, or as they were sampled
+    max_samples: PositiveInt | None
+    logging_steps: PositiveInt
+    save_steps: PositiveInt
+    eval_steps: PositiveInt  # held-out responses are sampled and scored this often, and at every checkpoint
+    max_eval_samples: PositiveInt
+    keep_checkpoints: Literal["all"] | int = "all"  # a number: the newest ones, and the best
+    best_kl_limit: Positive | None = None  # the best checkpoint: highest score with no more KL (nats per token)
+    adapter: Literal["last", "best"] = "last"  # which weights are the result
+
+    @model_validator(mode="after")
+    def _divides(self):
+        if self.batch_size % self.num_mini_batches:
+            raise ValueError("batch_size must be a multiple of num_mini_batches")
+        if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
+            raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
+        if self.kl_penalty == "loss" and self.kl_estimator == "k1":
+            raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
+        if self.sigmoid_scores and self.normalize_scores:
+            raise ValueError("choose one of sigmoid_scores and normalize_scores")
+        if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
+            raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
+        if self.vllm_url is not None and self.old_logprobs == "rollout":
+            raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
+        if self.rollout_weights == "merged" and (self.old_logprobs == "rollout" or self.rollout_4bit != "library"):
+            raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
+        if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
+            raise ValueError("keep_checkpoints must be 'all' or a number above 0")
+        if self.value_warmup_steps >= self.steps:
+            raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
+        return self
+
+
+class Evaluate(Section):
+    max_samples: PositiveInt
+    batch_size: PositiveInt
+    response_length: PositiveInt
+    max_prompt_length: PositiveInt
+    temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens that hold this much probability
+    num_samples: PositiveInt = 1  # answers of each policy to each prompt
+    bertscore_model: str | None = None  # folder of a BERT-like encoder; null: no BERTScore
+
+
+class Merge(Section):
+    stage: Literal["sft", "ppo", "dpo"]
+    base: Literal["full", "dequantized"] = "full"  # the weights as published, or as NF4 rounded them for training
+
+
+class Recipe(Section):
+    status: Literal["draft", "released"]
+    default: bool  # the one that `--hw` picks among the recipes of its hardware
+    description: str
+    hardware: Hardware
+    seed: Annotated[int, Field(ge=0)]
+    model: Model
+    tokenizer: Tokenizer
+    data: Data
+    lora: Lora
+    pretrain: Pretrain | None = None
+    sft: Sft
+    rm: Rm
+    ppo: Ppo
+    dpo: Dpo
+    evaluate: Evaluate
+    merge: Merge
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if (self.model.source == "pretrain") != (self.pretrain is not None):
+            raise ValueError("model.source: pretrain and a pretrain section belong together")
+        if (self.tokenizer.source == "train") != (self.pretrain is not None):
+            raise ValueError("tokenizer.source: train and a pretrain section belong together")
+        if self.data.source in ("toy", "lengths") and self.tokenizer.template != "hh":
+            raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
+        if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
+            raise ValueError("tokenizer.source: words and data.source: lengths belong together")
+        shape, words = self.model.architecture, self.tokenizer.vocab_size
+        if self.tokenizer.source == "words" and shape and shape.vocab_size and words != shape.vocab_size:
+            raise ValueError(
+                f"tokenizer.vocab_size: {words} and model.architecture.vocab_size: {shape.vocab_size} differ"
+            )
+        if shape and self.lora.r > shape.hidden_size:
+            raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
+        for stage in ("sft", "rm", "dpo"):
+            try:
+                getattr(self, stage).share(self.hardware.count)
+            except ValueError as error:
+                raise ValueError(f"{stage}: {error}") from None
+            if getattr(self, stage).eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError(
+                    f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
+                    f"{self.hardware.engine}, which divides the weights"
+                )
+        if self.ppo.batch_size // self.ppo.num_mini_batches % self.hardware.count:
+            raise ValueError(
+                f"ppo: batch_size / num_mini_batches, {self.ppo.batch_size // self.ppo.num_mini_batches}, must be "
+                f"divisible by hardware.count: {self.hardware.count}"
+            )
+        if self.ppo.rollout_4bit != "library" and self.model.quantization == "none":
+            raise ValueError(f"ppo.rollout_4bit: {self.ppo.rollout_4bit} needs model.quantization: nf4")
+        if self.ppo.vllm_url is not None and self.hardware.count > 1:
+            raise ValueError("ppo.vllm_url needs hardware.count: 1: one server has one set of adapters")
+        if self.merge.base == "dequantized" and self.model.quantization == "none":
+            raise ValueError("merge.base: dequantized needs model.quantization: nf4")
+        if self.model.architecture is not None:
+            room = self.model.architecture.max_position_embeddings
+            for stage, need in self.lengths().items():
+                if need > room:
+                    raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
+        return self
+
+    def processes(self, stage: str) -> int:
+        """How many processes work on a stage."""
+        return self.hardware.count if stage in SHARED else 1
+
+    def lengths(self) -> dict[str, int]:
+        """Tokens of the longest sequence of each stage, by the keys that set it."""
+        return {
+            "pretrain.max_length": self.pretrain.max_length if self.pretrain else 0,
+            "sft.max_length": self.sft.max_length,
+            "rm.max_length": self.rm.max_length,
+            "dpo.max_length": self.dpo.max_length,
+            "ppo.max_prompt_length + ppo.response_length": self.ppo.max_prompt_length + self.ppo.response_length,
+            "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
+            + self.evaluate.response_length,
+        }
