@@ -13,7 +13,7 @@ from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict, decide
-from bench.gpu.variants import AS_IT_IS, DECODING, synchronize
+from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, Variant, synchronize
 from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.rollout import Sampling, sample
@@ -36,10 +36,11 @@ def measure(context: Context, rows: list[int]) -> Verdict:
         read = bytes_per_step(shared, count, options.max_prompt_length + options.response_length / 2)
         table: dict[str, Any] = {"bytes_read": read, "variants": {}}
         found["rows"][str(count)] = table
-        for name, variant in DECODING.items():
+        for name, variant, fields in choices(loaded.recipe.model.quantization):
+            how = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
             try:
                 with variants.in_turn(variant, shared):
-                    row: Any = step_seconds(shared, codec, count, options.max_prompt_length, options.response_length)
+                    row: Any = step_seconds(shared, codec, how)
                 row["mbu"] = read / row["step_seconds"] / found["bandwidth"]
             except Exception as error:  # of one variant: a result, and the others still run
                 row = f"{type(error).__name__}: {str(error)[:200]}"
@@ -51,6 +52,13 @@ def measure(context: Context, rows: list[int]) -> Verdict:
     return decided
 
 
+def choices(quantization: str) -> Iterator[tuple[str, Variant, dict[str, Any]]]:
+    """Name, context and fields of `Sampling` of every variant that a base of this quantization has."""
+    yield from ((name, variant, {}) for name, variant in DECODING.items())
+    for name, fields in (SAMPLING if quantization == "none" else SAMPLING | SAMPLING_4BIT).items():
+        yield name, variants.as_it_is, fields
+
+
 def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
     """Whether a step as the stages take it reaches the goal."""
     if isinstance(row, str):
@@ -59,10 +67,11 @@ def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
     return Verdict(None if dry_run else row["mbu"] >= GOAL, why)
 
 
-def step_seconds(shared: SharedBase, codec: Codec, rows: int, prompt: int, response: int) -> dict[str, float]:
+def step_seconds(shared: SharedBase, codec: Codec, how: Sampling) -> dict[str, float]:
     """Median seconds of a decoding step, captures included, and of the prefill, over whole rollouts."""
-    prompts = [[3 + (7 * row + i) % 40 for i in range(prompt - row % min(7, prompt - 1))] for row in range(rows)]
-    how = Sampling(prompt, response, 1.0, rows)
+    prompt, response = how.max_prompt_length, how.response_length
+    lengths = [prompt - row % min(7, prompt - 1) for row in range(how.batch_size)]
+    prompts = [[3 + (7 * row + i) % 40 for i in range(length)] for row, length in enumerate(lengths)]
     runs = []
     for seed in range(REPEATS + 1):
         torch.manual_seed(seed)

@@ -6,6 +6,7 @@ that the code measured here has no such switch.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +42,18 @@ def setting(module: ModuleType, name: str, value: Any) -> Variant:
             setattr(module, name, usual)
 
     return variant
+
+
+def windows(ahead: int) -> Variant:
+    """Attention reads this many slots beyond the step, on every device."""
+    return setting(
+        rollout, "WINDOW", {device: replace(window, ahead=ahead) for device, window in rollout.WINDOW.items()}
+    )
+
+
+def few_kernels(on: bool) -> Variant:
+    """Lean LoRA layers and norms while decoding, or those of peft and transformers."""
+    return setting(rollout, "FEW_KERNELS", dict.fromkeys(rollout.FEW_KERNELS, on))
 
 
 def lora_casts(on: bool) -> Variant:
@@ -99,17 +112,22 @@ def cudnn_attention(on: bool) -> Variant:
 
 
 AS_IT_IS = "as the stages run"
-# The first entry is what a run does; the others differ from it in one thing. Lean LoRA and other switches that decoding
-# or training get later belong here.
+# The first entry is what a run does; the others differ from it in one thing. New switches belong here.
 DECODING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
     "plain steps": setting(rollout, "GRAPHS", False),
-    "one window": setting(rollout, "WINDOW", 4096),
-    "windows of 64": setting(rollout, "WINDOW", 64),
-    "LoRA inputs cast": lora_casts(True),
-    "LoRA inputs not cast": lora_casts(False),
+    "one window": windows(4095),
+    "windows of 64": windows(63),
+    "lean layers": few_kernels(True),
+    "peft's layers": few_kernels(False),
     "frozen role": frozen_role,
     "no adapters": no_adapters,
+}
+# Keys of PPO that choose how a rollout multiplies: fields of `rollout.Sampling`.
+SAMPLING: dict[str, dict[str, Any]] = {"merged weights": {"merged": True}}
+SAMPLING_4BIT: dict[str, dict[str, Any]] = {
+    "4-bit products in row groups": {"four_bit": "row_groups"},
+    "4-bit weights unpacked": {"four_bit": "unpacked"},
 }
 TRAINING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,

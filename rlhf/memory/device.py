@@ -199,7 +199,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
     yield patch(loading, "skeleton", _untracked(stand_in, loading.skeleton))  # on `meta`, but in earnest
     yield from _optimizers_know_meta("fused")
-    yield from _paged_patches(stand_in)
+    yield from _bitsandbytes_patches(stand_in)
     if stand_in.stands_for == "cuda":
         yield from _cuda_patches(stand_in)
 
@@ -225,7 +225,7 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
 
 
-def _paged_patches(stand_in: StandIn) -> Iterator[Any]:
+def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[Any]:
     """Paged states lie in unified memory, which torch's allocator does not count; on a CPU they are plain tensors."""
     try:
         import bitsandbytes.optim.optimizer as bnb
@@ -238,6 +238,8 @@ def _paged_patches(stand_in: StandIn) -> Iterator[Any]:
             stand_in.label(out, OUTSIDE)
         return out
 
+    # The library keeps the code book of its scales, made on the device of the first weight that it packs.
+    yield mock.patch.dict(bnb.F.name2qmap, clear=True)
     yield mock.patch.object(bnb.F, "get_paged", get_paged)
     yield mock.patch.object(bnb.F, "fill", lambda *_, **__: None)
     yield mock.patch.object(torch.cuda, "synchronize", lambda *_: None)

@@ -56,6 +56,7 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
     """
     changes: dict[str, Any] = {
         "data.heldout_fraction": 0.5,
+        "data.validation_fraction": 0.25 if recipe.data.validation_fraction else None,
         "ppo.steps": steps,
         "ppo.warmup_steps": 0,
         "ppo.value_warmup_steps": 0,
@@ -63,6 +64,7 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
         "ppo.logging_steps": 1,
         "ppo.save_steps": steps,
         "ppo.eval_steps": steps,
+        "ppo.adapter": "last",
         "ppo.max_eval_samples": min(recipe.ppo.max_eval_samples, recipe.ppo.rollout_batch_size),
         "ppo.max_samples": None,
         "ppo.vllm_url": None,
@@ -81,6 +83,8 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
             f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
             f"{stage}.logging_steps": 1,
             f"{stage}.save_steps": steps,
+            f"{stage}.eval_steps": steps if options.eval_steps else None,
+            f"{stage}.adapter": "last",
         }
     if rows > MOST_ROWS:
         raise recipes.RecipeError(f"{rows} rows in {steps} steps are more than any card holds: lower the batch sizes")

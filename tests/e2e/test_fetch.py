@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rlhf import recipe
-from rlhf.strict import Yaml
+from rlhf.strict import Yaml, with_overrides
 from tests.conftest import RECIPE, SMALL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -152,7 +152,7 @@ def from_hub(tmp_path) -> Path:
     changes = {key: value for key, value in changes.items() if not key.startswith(made_here)}
     folder = tmp_path / "recipes" / "from-hub" / "v1"
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe._with_overrides(content, changes)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(with_overrides(content, changes)))
     return folder
 
 

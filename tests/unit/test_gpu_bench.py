@@ -238,7 +238,7 @@ def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
 
 def decoding_has_every_variant(measured: dict) -> None:
     (table,) = measured["rows"].values()
-    assert list(table["variants"]) == list(variants.DECODING)
+    assert list(table["variants"]) == [*variants.DECODING, *variants.SAMPLING]
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
     assert not gone, "a switch in bench/gpu/variants.py is gone"
     # 2 layers of 32 wide, 64 words, tied; LoRA of rank 4; keys and values of 12 + 6 tokens in 4 rows; 4 bytes each

@@ -15,7 +15,7 @@ from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, reserved
 from rlhf.recipe import Loaded
 from rlhf.run import RunError
-from rlhf.strict import Yaml
+from rlhf.strict import Yaml, with_overrides
 from tests.conftest import RECIPE, rlhf
 
 LEARNING = strategies.STAGES
@@ -49,7 +49,7 @@ def write_recipe(folder: Path, name: str, vocab: int = 2000, **changes) -> Path:
     base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
     overrides = recipe.with_random_weights(base, 40, "hh") | SIZES
     overrides |= {key.replace("__", "."): value for key, value in changes.items()}
-    content = recipe._with_overrides(yaml.load((RECIPE / "recipe.yaml").read_text(), Yaml), overrides)
+    content = with_overrides(yaml.load((RECIPE / "recipe.yaml").read_text(), Yaml), overrides)
     target = folder / name / "v1"
     target.mkdir(parents=True)
     (target / "recipe.yaml").write_text(yaml.safe_dump(content))
