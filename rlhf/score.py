@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from rlhf import console, stats
+from rlhf import console, cuda, stats
 from rlhf.chat import finished
 from rlhf.data import formats, raw
 from rlhf.data.formats import DataError, Message
@@ -119,6 +119,7 @@ class RewardModel:
 
     def __init__(self, loaded: Loaded, out: Path):
         """Raises RunError when a stage that it needs is not done, or was done with other settings."""
+        cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, set_up_torch
         from rlhf.models.shared_base import SharedBase
 
