@@ -143,7 +143,7 @@ reproduce: $(ready) ## the recipe once for each of SEEDS, against its published 
 $(STAGES):
 	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
-scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" --response "$$RESPONSE"))
+scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" $(if $(RESPONSE),--response "$$RESPONSE",$(error score: PROMPT needs RESPONSE))))
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
 sets      = $(foreach s,$(SET),--set '$(s)')
@@ -216,8 +216,8 @@ bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an env
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop
-test: setup ## run the tests
-	@$(VENV)/bin/python -m pytest $(TEST_ARGS)
+test: setup ## run the tests, files side by side on all cores
+	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
 lint: setup ## ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .

@@ -33,8 +33,9 @@ def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | Non
     with Predictor() as predict:
         predicted = ablation(predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
-    variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
     found: dict[str, Any] = {}
+    if loaded.recipe.hardware.device == "cuda":
+        variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
     for name, changed in variants.items():
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, console.working(name):
             try:

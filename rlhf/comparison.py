@@ -31,7 +31,8 @@ class Evaluated(NamedTuple):
 
     name: str
     answers: dict[str, list[Mapping[str, Any]]]
-    reward_model: str | None  # whose scores these are: the hash of its weights
+    reward_model: str | None  # whose scores the answers have: the hash of its weights
+    own_reward_model: str | None  # the run's own, whose scores `metrics` rest on
     metrics: Mapping[str, float | None]
     settings: Mapping[str, Any]
     rm_pairs: int  # held-out pairs behind rm/accuracy
@@ -62,7 +63,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
         raise RunError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     answers = _answers(folder / "samples.jsonl", stage)
     model = (read_json(root / "rm" / "summary.json") or {}).get("result_sha256", {})
-    reward_model = model.get("adapter/adapter_model.safetensors", "")[:16] or None
+    reward_model = own_reward_model = model.get("adapter/adapter_model.safetensors", "")[:16] or None
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
         if _texts(original) != _texts(answers):
@@ -77,6 +78,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
         name=f"{root}: {stage}",
         answers=answers,
         reward_model=reward_model,
+        own_reward_model=own_reward_model,
         metrics={
             key.removeprefix(f"{stage}/"): value
             for key, value in summary["metrics"].items()
@@ -167,6 +169,8 @@ def _whole(a: Evaluated, b: Evaluated) -> list[Row]:
     rows = []
     for key in ("score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "kl_per_token", "perplexity"):
         same = key != "perplexity" or a.settings.get("tokenizer") == b.settings.get("tokenizer")
+        if key in ("score_gain_sd", "win_rate_vs_sft"):
+            same = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
         rows += _figure(a, b, key, same=same)
     rows += [row for key in ("response_length", "eos_rate") for row in _figure(a, b, key)]
     for row in _figure(a, b, "rm/accuracy"):

@@ -12,9 +12,8 @@ from rlhf.run import RunError
 if TYPE_CHECKING:
     import torch
 
-# Bytes of a card that the driver's context and the kernels' code take, outside of torch's allocator. From experience
-# with other programs, 0.4 to 0.8 GB by driver and card; not measured with this one yet. `nvidia-smi` shows it as what
-# a process uses above `torch.cuda.memory_reserved`.
+# Bytes of a card that the driver's context and the kernels' code take, outside of torch's allocator: a guess that no
+# measurement supports yet. `nvidia-smi` shows it as what a process uses above `torch.cuda.memory_reserved`.
 CONTEXT_BYTES = 600_000_000
 
 

@@ -4,6 +4,7 @@
 docs/metrics.md, "Verdicts", explains the rules.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
@@ -135,14 +136,14 @@ class Verdict(NamedTuple):
 
 
 def compare(figure: Figure, value: float | None) -> Verdict:
-    """Compare a value with a figure, in the figure's unit. None: nothing was measured.
+    """Compare a value with a figure, in the figure's unit. None, or what is not finite: nothing was measured.
 
     A published figure is reproduced within its tolerance; beyond that the value is better or worse, by the figure's
     direction, or differs, where neither less nor more is better. A target of our own is met or missed.
     """
     if figure.not_comparable is not None:
         return Verdict(NOT_COMPARABLE, figure.not_comparable)
-    if value is None:
+    if value is None or not math.isfinite(value):
         return Verdict(NOT_MEASURED, why_not_measured(figure.metric or ""))
     low, high = figure.accepted
     below, above = low is not None and value < low, high is not None and value > high

@@ -410,6 +410,11 @@ class Recipe(Section):
             raise ValueError(
                 f"tokenizer.vocab_size: {words} and model.architecture.vocab_size: {shape.vocab_size} differ"
             )
+        if self.model.attention == "flash_attention_2":
+            if self.hardware.device != "cuda":
+                raise ValueError("model.attention: flash_attention_2 has kernels for CUDA only: use auto")
+            if self.model.dtype != "bfloat16":
+                raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
         for stage in ("sft", "rm", "dpo"):

@@ -122,7 +122,10 @@ class Telemetry:
 
     def costs(self) -> dict[str, Any]:
         """The cost keys of summary.json; tokens per second over the phases that count tokens."""
-        seconds = sum(spent for name, spent in self.seconds.items() if "/" not in name and name not in UNCOUNTED)
+        parts = {name: name.split("/") for name in self.seconds}
+        counted = sum(self.seconds[name] for name, part in parts.items() if len(part) == 1 and name not in UNCOUNTED)
+        inside = [name for name, part in parts.items() if len(part) == 2 and part[1] in UNCOUNTED]
+        seconds = counted - sum(self.seconds[name] for name in inside if parts[name][0] not in UNCOUNTED)
         self._note_peak()
         cuda = self.device.type == "cuda"
         return {

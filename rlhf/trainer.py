@@ -162,10 +162,11 @@ def train(
     if distributed.world() > 1:
         trainer.get_train_dataloader = lambda: _dealt(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
-        trainer.add_callback(_RunCallback(run, bar, telemetry))
+        log = _RunCallback(run, bar, telemetry)
+        trainer.add_callback(log)
         eval_steps = getattr(getattr(run.loaded.recipe, run.stage), "eval_steps", None)
         if evaluate is not None and eval_steps:
-            trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps))
+            trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     if distributed.world() == 1:  # an engine that divides the weights would make each rank count its own share
@@ -234,6 +235,11 @@ class _RunCallback(TrainerCallback):
         self.note = ""
         self.tokens = 0
         self.time, self.cpu = time.monotonic(), time.process_time()
+        self.evaluated = 0.0  # seconds since the last record, which are no part of training
+
+    def leave_out(self, seconds: float, cpu: float) -> None:
+        """Count this time as evaluation, not as training."""
+        self.time, self.cpu, self.evaluated = self.time + seconds, self.cpu + cpu, self.evaluated + seconds
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         page_states(optimizer)  # a resumed run has just loaded it
@@ -248,8 +254,10 @@ class _RunCallback(TrainerCallback):
         seen = state.num_input_tokens_seen - self.tokens
         self.telemetry.count(seen)
         spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": seen}
+        if self.evaluated:
+            spent["evaluate"] = round(self.evaluated, 4)
         self.run.log_telemetry(state.global_step, {**spent, "memory_bytes": self.telemetry.memory()})
-        self.tokens, self.time, self.cpu = state.num_input_tokens_seen, now, cpu
+        self.tokens, self.time, self.cpu, self.evaluated = state.num_input_tokens_seen, now, cpu, 0.0
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -267,14 +275,17 @@ class _RunCallback(TrainerCallback):
 class _Evaluation(TrainerCallback):
     """Logs metrics on validation rows every `every` steps, and before the checkpoint that ends the training."""
 
-    def __init__(self, run: Run, telemetry: Telemetry, evaluate: Callable[[], dict[str, float]], every: int):
-        self.run, self.telemetry, self.evaluate, self.every = run, telemetry, evaluate, every
+    def __init__(
+        self, run: Run, telemetry: Telemetry, evaluate: Callable[[], dict[str, float]], every: int, log: _RunCallback
+    ):
+        self.run, self.telemetry, self.evaluate, self.every, self.log = run, telemetry, evaluate, every, log
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         if state.global_step % self.every == 0 or control.should_save:
-            training = model.training
+            training, began, cpu = model.training, time.monotonic(), time.process_time()
             with self.telemetry.phase("evaluate"):
                 values = self.evaluate()
+            self.log.leave_out(time.monotonic() - began, time.process_time() - cpu)
             model.train(training)  # TRL logs the metrics of training only while the model is in that mode
             self.run.log(state.global_step, {f"eval/{name}": value for name, value in values.items()})
 

@@ -19,13 +19,15 @@ from typing import Any
 
 from rlhf.data import formats, raw
 from rlhf.data.formats import Document, Example, OnBadRow, Row
-from rlhf.data.raw import DataError
+from rlhf.data.raw import DataError, Malformed
 
 RawRow = tuple[str, object]  # source and row
 
 
 def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> formats.Rows:
     """Read files, their columns renamed (`names`: old -> new). Raises DataError as `formats.read` does."""
+    if len({*names.values()}) < len(names):
+        raise DataError("--rename gives two columns the same name; give each a name of its own")
     sources = []
     for file in files:
         rows = _renamed(raw.rows(file), names)
@@ -34,7 +36,11 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         if first is not None and _is_labelled(first[1]):
             rows = _paired(str(file), rows)
         sources.append((str(file), rows, partial(raw.sha256, file)))
-    return formats.parse(sources, on_bad_row=on_bad_row)
+    rows = formats.parse(sources, on_bad_row=on_bad_row)
+    kinds = {type(row): row.source for row in (*rows.documents, *rows.examples, *rows.pairs)}
+    if len(kinds) > 1:
+        raise DataError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
+    return rows
 
 
 def write(rows: formats.Rows, file: Path) -> int:
@@ -58,14 +64,21 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _renamed(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:
+    """Yield rows with new column names; a row that lacks one, or has the new name already, is malformed."""
     for source, row in rows:
         if isinstance(row, dict):
+            missing = [old for old in names if old not in row]
+            taken = [new for old, new in names.items() if new in row and new not in names]
+            if missing or taken:
+                what = f"no column {missing[0]!r} to rename" if missing else f"a column {taken[0]!r} besides"
+                yield source, Malformed(f"{what}; it has {formats.names(row)}")
+                continue
             row = {names.get(key, key): value for key, value in row.items()}
         yield source, row
 
 
 def _is_labelled(row: object) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("label"), bool) and "prompt" in row
+    return isinstance(row, dict) and "prompt" in row and formats.label_of(row) is not None
 
 
 def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
@@ -73,11 +86,13 @@ def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
     answers: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     prompts: dict[str, Any] = {}
     for source, row in rows:
-        if not _is_labelled(row) or not isinstance(row, dict):
-            raise DataError(f"{source}: no 'prompt' with a 'label' of true or false, as the first row has them")
+        if not isinstance(row, dict) or not _is_labelled(row):
+            fault = Malformed("no 'prompt' with a 'label' of true or false, as the first row has them")
+            yield source, row if isinstance(row, Malformed) else fault
+            continue
         key = json.dumps(row["prompt"], sort_keys=True)
         prompts[key] = row["prompt"]
-        answers[key][not row["label"]].append(row.get("completion", row.get("response")))
+        answers[key][not formats.label_of(row)].append(row.get("completion", row.get("response")))
     found = False
     for key, (good, bad) in answers.items():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):

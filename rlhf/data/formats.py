@@ -304,8 +304,14 @@ def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
     return _example(prompt, response, source)
 
 
+def label_of(row: dict[str, object]) -> bool | None:
+    """Whether a row's answer is labelled good (KTO); None where it has no such label. Tables hold labels as text."""
+    value = row.get("label")
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
+
+
 def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
-    if isinstance(row.get("label"), bool):
+    if label_of(row) is not None:
         raise Malformed(
             "an answer that is labelled good or bad by itself (KTO), and no pair of answers; "
             "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
@@ -313,6 +319,8 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     given = _prompt(_field(row, "prompt", "completion"))
     key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"
     prompt, response = _answer(_field(row, key, "completion"), key, given)
+    if prompt != given:
+        raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
     return _example(prompt, response, source)
 
 
@@ -411,7 +419,7 @@ def _type_name(value: object) -> str:
     return _TYPES.get(type(value), type(value).__name__)
 
 
-def _names(keys: Iterable[str]) -> str:
+def names(keys: Iterable[str]) -> str:
     """The first few keys for a message; a damaged row may have any number of any length."""
     shown = [repr(key[:40]) for key in itertools.islice(keys, 8)]
     return ", ".join(shown) or "no keys"
@@ -471,13 +479,13 @@ class _Reader:
             if found is None:
                 known = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
                 raise Malformed(
-                    f"unknown columns: {_names(row)}. Rename them to those of a known kind: {known}. "
+                    f"unknown columns: {names(row)}. Rename them to those of a known kind: {known}. "
                     "`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that"
                 )
             return found
         if self.format == "auto" and found not in (None, kind):
             raise Malformed(
-                f"one {found} row among {kind} rows, which have {', '.join(KEYS[kind])}; this one has {_names(row)}. "
+                f"one {found} row among {kind} rows, which have {', '.join(KEYS[kind])}; this one has {names(row)}. "
                 "Keep one kind in a file, or name it in data.format"
             )
         return kind

@@ -33,7 +33,15 @@ class Divided(Generic[T]):
 
     @property
     def validation(self) -> list[T]:
-        return self.heldout if self._validation is None else self._validation
+        """Rows that choose checkpoints. Raises DataError when the recipe sets some apart and there are none."""
+        if self._validation is None:
+            return self.heldout
+        if not self._validation:
+            raise DataError(
+                f"no rows for validation; all {len(self.heldout)} held out are test rows: add a file with --data, or "
+                "change data.validation_fraction"
+            )
+        return self._validation
 
     def __len__(self) -> int:
         return len(self.train) + len(self.heldout) + len(self._validation or ())
@@ -44,18 +52,13 @@ class Divided(Generic[T]):
         return self._validation is not None
 
     def required(self, stage: str, what: str) -> "Divided[T]":
-        """Return itself if every part has rows. Raises DataError otherwise."""
-        if not (self.train and self.heldout):
-            raise DataError(
-                f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
-                f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
-            )
-        if not self.validation:
-            raise DataError(
-                f"{stage} needs {what} for validation; all {len(self.heldout)} held out are test rows: add a file "
-                "with --data, or change data.validation_fraction"
-            )
-        return self
+        """Return itself if there are rows to train on and rows held out. Raises DataError otherwise."""
+        if self.train and self.heldout:
+            return self
+        raise DataError(
+            f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
+            f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
+        )
 
 
 def _combined(make: Callable[..., list[T]], *sources: Divided[Any]) -> Divided[T]:
@@ -64,7 +67,7 @@ def _combined(make: Callable[..., list[T]], *sources: Divided[Any]) -> Divided[T
     return Divided(
         make(*(source.train for source in sources)),
         make(*(source.heldout for source in sources)),
-        make(*(source.validation for source in sources)) if apart else None,
+        make(*(source._validation if source.apart else source.heldout for source in sources)) if apart else None,
     )
 
 

@@ -64,9 +64,9 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(64)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check the path in data.files") from None
+        raise DataError(f"{path}: no such file; check its path") from None
     except IsADirectoryError:
-        raise DataError(f"{path}: a directory; name the files in it in data.files") from None
+        raise DataError(f"{path}: a directory; name the files in it") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
 

@@ -122,7 +122,9 @@ def _lora_forward(layer: LoraLayer, down: "_DownProjection", part: slice, up: Te
 
     def forward(x: Tensor) -> Tensor:
         result = layer.base_layer(x)
-        result.view(-1, result.shape[-1]).addmm_(down(x)[:, part], up, alpha=scaling)
+        # a 4-bit layer answers in the type of its input; where that is the model's, these casts do nothing
+        low, high = down(x)[:, part].to(result.dtype), up.to(result.dtype)
+        result.view(-1, result.shape[-1]).addmm_(low, high, alpha=scaling)
         return result
 
     return forward
@@ -139,7 +141,7 @@ class _DownProjection:
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, sum of r). The same tensor object is known to be the same input: nothing writes into it between."""
         if self._result is None or self._input is None or self._input() is not x:
-            self._result = F.linear(x, self.weight).flatten(0, -2)
+            self._result = F.linear(x.to(self.weight.dtype), self.weight).flatten(0, -2)
             self._input = weakref.ref(x)
         return self._result
 

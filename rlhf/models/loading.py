@@ -131,7 +131,8 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         _import("bitsandbytes", "model.quantization: nf4", "pip install '.[gpu]'")
         _check_blocks(settings.architecture, device)
     if settings.attention == "flash_attention_2":
-        _check_flash_attention(settings, device)
+        way_out = "pip install --no-build-isolation '.[flash]', or use model.attention: auto"
+        _import("flash_attn", "model.attention: flash_attention_2", way_out)
     try:
         if settings.source == "random":
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -182,18 +183,6 @@ def _import(package: str, what: str, way_out: str) -> None:
         importlib.import_module(package)
     except ImportError as error:
         raise RunError(f"{what} needs {package} ({error}): {way_out}") from error
-
-
-def _check_flash_attention(settings: recipes.Model, device: torch.device) -> None:
-    """Raise RunError where the flash-attn package is missing or has no kernels: it needs CUDA and bfloat16."""
-    what = "model.attention: flash_attention_2"
-    if device.type != "cuda":
-        raise RunError(f"{what} has kernels for CUDA only: use model.attention: auto")
-    if settings.dtype != "bfloat16":
-        raise RunError(
-            f"{what} has no kernels for {settings.dtype}: use model.dtype: bfloat16, or model.attention: auto"
-        )
-    _import("flash_attn", what, "pip install --no-build-isolation '.[flash]', or use model.attention: auto")
 
 
 def _check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:

@@ -15,7 +15,6 @@ from urllib.parse import parse_qs, unquote, urlparse
 import pytest
 import yaml
 
-from rlhf import recipe
 from rlhf.strict import Yaml, with_overrides
 from tests.conftest import RECIPE, SMALL
 

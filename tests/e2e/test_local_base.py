@@ -10,7 +10,6 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
 from rlhf.recipe import Loaded, RecipeError
 from rlhf.run import Run, RunError, read_json, sha256
@@ -85,16 +84,16 @@ def test_a_package_that_is_not_there_is_the_one_that_is_named(trained, tmp_path,
 
 
 def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
-    loaded = pretrained(trained, tmp_path, model__attention="flash_attention_2")
-    with pytest.raises(RunError, match=r"flash_attention_2 has kernels for CUDA only: use model.attention: auto"):
-        run_stages(loaded, tmp_path, "sft")
+    changes = {"model__attention": "flash_attention_2"}
+    with pytest.raises(RecipeError, match="flash_attention_2 has kernels for CUDA only: use auto"):
+        pretrained(trained, tmp_path, **changes)
+    with pytest.raises(RecipeError, match=r"flash_attention_2 needs model.dtype: bfloat16"):
+        pretrained(trained, tmp_path, hardware__device="cuda", **changes)
 
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    model, cuda = loaded.recipe.model, torch.device("cuda")
-    with pytest.raises(RunError, match=r"has no kernels for float32: use model.dtype: bfloat16"):
-        loading._check_flash_attention(model, cuda)
+    loaded = pretrained(trained, tmp_path, hardware__device="cuda", model__dtype="bfloat16", **changes)
     with pytest.raises(RunError, match=r"needs flash_attn .*: pip install --no-build-isolation '\.\[flash\]', or use"):
-        loading._check_flash_attention(model.model_copy(update={"dtype": "bfloat16"}), cuda)
+        load_base(Run(tmp_path, loaded, "sft"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ PAGED = {  # adapters whose optimizer states bitsandbytes pages: those of at lea
 
 def card() -> str:
     """The hardware name under which `rlhf.memory.predict` knows what cuBLAS allocates on this card."""
-    return "h100" if torch.cuda.get_device_capability()[0] == 9 else "4090"
+    return "h100" if torch.cuda.get_device_capability()[0] >= 9 else "4090"
 
 
 def on_gpu(quantization: str, **changes) -> Loaded:

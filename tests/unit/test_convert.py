@@ -42,6 +42,13 @@ def test_columns_are_renamed(tmp_path):
     names = convert.parse_names(["question=prompt", "answer=completion"])
     (example,) = convert.convert([file], names).examples
     assert (example.prompt[0].content, example.response) == ("Capital of Peru?", "Lima.")
+    for names, reason in (
+        ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename; it has 'question'"),
+        ({"question": "id"}, "a column 'id' besides"),
+        ({"question": "prompt", "answer": "prompt"}, "two columns the same name"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            convert.convert([file], names)
     for wrong in ("question", "=prompt", "question="):
         with pytest.raises(DataError, match=f"--rename {wrong}: write OLD=NEW"):
             convert.parse_names([wrong])
@@ -56,8 +63,23 @@ def test_labelled_answers_become_pairs(tmp_path):
     assert [(pair.prompt[0].content, pair.chosen, pair.rejected) for pair in pairs] == [("A?", "a1", "a2")]
     with pytest.raises(DataError, match=r"one\.jsonl: no prompt has a good and a bad answer"):
         convert.convert([write(tmp_path / "one.jsonl", *rows[:2])], {})
+    table = tmp_path / "kto.csv"
+    table.write_text("prompt,completion,label\nA?,a1,True\nA?,a2,false\n")
+    (pair,) = convert.convert([table], {}).pairs
+    assert (pair.chosen, pair.rejected) == ("a1", "a2")
+    with pytest.raises(DataError, match="labelled good or bad by itself"):
+        formats.read([table])
+    mixed = write(tmp_path / "mixed.jsonl", rows[0], ROWS["text"], rows[2])
     with pytest.raises(DataError, match=r"mixed\.jsonl:2: no 'prompt' with a 'label'"):
-        convert.convert([write(tmp_path / "mixed.jsonl", rows[0], ROWS["text"])], {})
+        convert.convert([mixed], {})
+    found = convert.convert([mixed], {}, "skip")
+    assert (len(found.pairs), len(found.report.malformed)) == (1, 1)
+
+
+def test_a_converted_file_has_rows_of_one_kind(tmp_path):
+    files = [write(tmp_path / f"{kind}.jsonl", ROWS[kind]) for kind in ("preference", "completion")]
+    with pytest.raises(DataError, match=r"rows of different kinds: .*completion\.jsonl:1, .*preference\.jsonl:1; conv"):
+        convert.convert(files, {})
 
 
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):

@@ -155,6 +155,12 @@ def test_earlier_turns_and_a_system_message_belong_to_the_prompt(write):
     assert example.response == "Ciao"
 
 
+def test_a_completion_that_brings_another_conversation_is_refused(write):
+    row = {"prompt": "Capital of Peru?", "completion": "\n\nHuman: Hi\n\nAssistant: Hello"}
+    message = refusal([write("one.jsonl", lines(row))])
+    assert message.startswith("one.jsonl:1: 'completion' holds a conversation that does not begin with 'prompt'")
+
+
 def test_labelled_answers_are_refused_with_the_way_to_pair_them(write):
     message = refusal([write("kto.jsonl", lines({**COMPLETION, "label": True}))])
     assert message.startswith("kto.jsonl:1: an answer that is labelled good or bad by itself (KTO)")
@@ -436,9 +442,9 @@ def test_gzip_that_ends_early_or_is_damaged(write, policy):
 
 
 def test_missing_file_directory_and_no_files(write, tmp_path):
-    assert refusal(["none.jsonl"]) == "none.jsonl: no such file; check the path in data.files"
+    assert refusal(["none.jsonl"]) == "none.jsonl: no such file; check its path"
     Path("folder").mkdir()
-    assert refusal(["folder"]) == "folder: a directory; name the files in it in data.files"
+    assert refusal(["folder"]) == "folder: a directory; name the files in it"
     assert "name the files in data.files" in refusal([])
     assert "name the files in data.files" in refusal("a.jsonl")
     assert refusal([write("a.jsonl", lines(TEXT)) + "/b.jsonl"]).startswith("a.jsonl/b.jsonl: cannot be read")

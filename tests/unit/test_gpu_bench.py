@@ -343,7 +343,9 @@ def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
     speed.conclude(found)
     assert found["measured"]["stages"]["sft"]["mfu"] == 0.5
     assert found["verdict"] is None and "sft: MFU 0.5" in found["why"]
-    speed.conclude(found | {"outcome": "done"})
+    finished = found | {"outcome": "done"}
+    speed.conclude(finished)
+    assert finished["verdict"] is not None
 
 
 def test_attention_must_take_the_predicted_kernels_and_build_no_plan():

@@ -82,7 +82,7 @@ def test_a_part_without_rows_is_refused(tmp_path):
     changes = {"data__heldout_fraction": 0.3, "data__validation_fraction": 1e-6}
     run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
     run.describe = lambda **_: None
-    with pytest.raises(DataError, match=r"rm needs .* for validation; .*data.validation_fraction"):
+    with pytest.raises(DataError, match=r"no rows for validation; .*data.validation_fraction"):
         load(run).preferences("rm")
 
 
