@@ -36,22 +36,26 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         if first is not None and _is_labelled(first[1]):
             rows = _paired(str(file), rows)
         sources.append((str(file), rows, partial(raw.sha256, file)))
-    rows = formats.parse(sources, on_bad_row=on_bad_row)
-    kinds = {type(row): row.source for row in (*rows.documents, *rows.examples, *rows.pairs)}
+    parsed = formats.parse(sources, on_bad_row=on_bad_row)
+    kinds = {type(row): row.source for row in _kept(parsed)}
     if len(kinds) > 1:
         raise DataError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
-    return rows
+    return parsed
 
 
 def write(rows: formats.Rows, file: Path) -> int:
     """Write rows as JSON lines; returns their number. Raises DataError when the file is there already."""
-    kept: list[Row] = [*rows.documents, *rows.examples, *rows.pairs]
+    kept = _kept(rows)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in kept)
     except FileExistsError:
         raise DataError(f"{file}: is there already and is not overwritten; choose another --to") from None
     return len(kept)
+
+
+def _kept(rows: formats.Rows) -> list[Row]:
+    return [*rows.documents, *rows.examples, *rows.pairs]
 
 
 def _plain(row: Row) -> dict[str, Any]:
