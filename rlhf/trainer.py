@@ -169,7 +169,8 @@ def train(
             trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
-    if distributed.world() == 1:  # an engine that divides the weights would make each rank count its own share
+    # an engine that divides the weights would make each rank count its own share
+    if distributed.world() == 1 and trainer.optimizer is not None:
         telemetry.note_components(trainer.model, trainer.optimizer)
     if evaluate is not None and eval_steps:
         _take_best(trainer, run)

@@ -12,7 +12,6 @@ from rlhf import recipe
 from rlhf.cli import guarded
 from tests.conftest import RECIPE, SMALL
 
-ROOT = Path(__file__).parents[2]
 SIZES = {key: value for key, value in SMALL.items() if not key.startswith(("pretrain.", "data.toy."))}
 
 # What a commit might do by accident, at every call of attention: take a while longer, or keep what it made.
@@ -40,9 +39,8 @@ def record(tmp_path: Path, planted: str, monkeypatch) -> dict:
     """Steps of SFT with something planted in the process that takes them."""
     root = tmp_path / planted
     root.mkdir()
-    (root / "rlhf").symlink_to(ROOT / "rlhf")
     (root / "sitecustomize.py").write_text(PLANT.format(body=PLANTED[planted]))
-    monkeypatch.setattr(steps, "ROOT", root)
+    monkeypatch.setenv("PYTHONPATH", str(root))
     loaded = recipe.load(RECIPE, SIZES)
     found = steps.measure(loaded, ("sft",), root / "runs", steps=4, shape="hh")
     same = {"recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0", "shape": "hh", "device": {"name": "cpu"}}

@@ -120,8 +120,8 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     began = time.monotonic()
     _, said = started.communicate(timeout=60)
     assert started.returncode == 1 and time.monotonic() - began < 60
-    assert said.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in said
-    assert said.count("\n") == 1
+    (error,) = (line for line in said.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
+    assert error.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in error
     run_stages(sizes(PPO), out, "ppo", resume=True)
     assert read_json(folder / "manifest.json")["resumed_from"] == "step-000020"
     compare(ppo_alone, folder, 30)

@@ -544,12 +544,12 @@ def test_a_shorter_prompt_is_decoded_with_the_others(two, monkeypatch):
 
 
 def test_a_shorter_row_never_needs_less_memory(on_cuda, monkeypatch):
-    """So that a rehearsal with one in every batch covers batches without. Tensors of labels have one number less."""
+    """So that a rehearsal with one in every batch covers batches without. Labels and logits are one token less."""
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
     padded = peaks(on_cuda(loaded, "sft"))["train"]
     monkeypatch.setattr(rehearsing, "_one_shorter", lambda rows: rows)
     full = peaks(on_cuda(loaded, "sft"))["train"]
-    assert total(padded) >= 0.999 * total(full)
+    assert total(padded) >= 0.99 * total(full)
 
 
 # -- one prediction and the next ---------------------------------------------------------------------------------------

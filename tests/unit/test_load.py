@@ -83,7 +83,7 @@ def test_a_part_without_rows_is_refused(tmp_path):
     run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
     run.describe = lambda **_: None
     with pytest.raises(DataError, match=r"no rows for validation; .*data.validation_fraction"):
-        load(run).preferences("rm")
+        _ = load(run).preferences("rm").validation
 
 
 def test_dropping_everything_is_refused(tmp_path):

@@ -350,6 +350,7 @@ LOSS = {"metric": "last.loss", "unit": "nats per token"}
         ({"range": (18, 24)}, 9, "better (-50.0 %)"),
         ({"range": (18, 24)}, 24.1, "worse (+0.4 %)"),
         ({"range": (8, 10), "about": True}, 10.9, "reproduces (+9.0 %)"),
+        ({"value": 28}, float("nan"), "not measured"),
         ({"value": 0.05, "tolerance": "10%"}, 0.0545, "reproduces (+9.0 %)"),
         ({"value": 47.76, "tolerance": 1}, 48.7, "reproduces (+2.0 %)"),
         ({"value": 28}, 0.109, "better (-99.6 %)"),

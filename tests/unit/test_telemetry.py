@@ -110,3 +110,15 @@ def test_memory_on_a_gpu_is_the_peak_since_it_was_asked_last(monkeypatch):
     assert telemetry.memory() == 20
     found = telemetry.costs()
     assert found["phase_peak_bytes"] == {"rollout": 500, "update": 300} and found["peak_vram_bytes"] == 500
+
+
+def test_evaluation_inside_training_is_no_training_time(monkeypatch):
+    clock = iter([0.0, 0.0, 1.0, 4.0, 5.0])  # the first lap; training, evaluation, and the end of both
+    monkeypatch.setattr("rlhf.telemetry.time.monotonic", lambda: next(clock))
+    telemetry = Telemetry(torch.device("cpu"))
+    with telemetry.phase("train"), telemetry.phase("evaluate"):
+        pass
+    telemetry.count(100)
+    costs = telemetry.costs()
+    assert costs["phase_seconds"] == {"train/evaluate": 3.0, "train": 5.0}
+    assert costs["tokens_per_second"] == 50.0
