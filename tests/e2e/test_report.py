@@ -53,6 +53,13 @@ def evaluated(run) -> Path:
     return root
 
 
+def pairs_of(root: Path) -> Path:
+    """The pairs that a run was trained on; tests with other settings leave theirs in the same folder."""
+    manifest = json.loads((root / "rm" / "manifest.json").read_text())
+    name = next(Path(file["name"]) for file in manifest["data"]["files"] if file["kind"] == "hh")
+    return root / "data" / name.parent.name / name.name
+
+
 def charts_of(page: str) -> dict[str, dict]:
     """The charts by their titles."""
     charts = json.loads(re.search(r'id="charts">(.*?)</script>', page, re.S)[1])
@@ -159,7 +166,7 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
 
 def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
     """A folder stands for the pinned files of the hub's data set."""
-    pairs = next((evaluated / "data").rglob("pairs.jsonl"))
+    pairs = pairs_of(evaluated)
     shutil.copy(pairs, tmp_path / "train.jsonl")
     rows = formats.read_hub(str(tmp_path), "0" * 40, on_bad_row="skip")
     root = tmp_path / "run" / "v1"
@@ -173,7 +180,7 @@ def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
 
 def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     (evaluated / "data" / "quality.json").unlink(missing_ok=True)
-    pairs = next((evaluated / "data").rglob("pairs.jsonl"))
+    pairs = pairs_of(evaluated)
     manifest_file = evaluated / "pretrain" / "manifest.json"
     manifest = json.loads(manifest_file.read_text())
     manifest_file.write_text(json.dumps(manifest).replace(str(pairs.parents[4]), str(evaluated.parents[1])))
