@@ -111,8 +111,8 @@ def _same_tokens() -> dict[str, dict[str, float]]:
                 drawn = draw()
         except Unavailable:
             continue
-        width = min(plain.shape[1], drawn.shape[1])
-        found[name] = {"share": (plain[:, :width] == drawn[:, :width]).float().mean().item()}
+        alike = (plain == drawn).float().mean().item() if plain.shape == drawn.shape else 0.0
+        found[name] = {"share": alike}
     return found
 
 
