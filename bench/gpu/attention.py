@@ -63,7 +63,7 @@ def collect(context: Context, loaded: Any) -> list[Call]:
             mask = torch.ones_like(ids)
             mask[-1, ids.shape[1] // 2 :] = 0
             with (
-                recording("a mask in training, which no stage sends" if padded else "training", note),
+                recording(f"training{', masked as no stage does' if padded else ''}", note),
                 mixed_precision(shared.base),
                 torch.no_grad(),
             ):
