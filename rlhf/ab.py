@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rlhf import console, stats
-from rlhf.chat import harmless
+from rlhf.console import harmless
 from rlhf.data.formats import DataError
 from rlhf.run import RunError, read_json, read_lines
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import cuda
-from rlhf.console import harmless as harmless
+from rlhf.console import harmless
 from rlhf.data.formats import Message
 from rlhf.recipe import Loaded
 from rlhf.run import ParentMissing, Run, RunError

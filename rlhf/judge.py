@@ -16,7 +16,7 @@ import urllib.request
 from typing import Any
 
 from rlhf import ab, console
-from rlhf.chat import harmless
+from rlhf.console import harmless
 from rlhf.run import RunError
 
 TIMEOUT = 300  # seconds for one answer

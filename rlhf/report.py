@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rlhf import ab, console, published
 from rlhf import recipe as recipes
-from rlhf.chat import harmless
+from rlhf.console import harmless
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
 from rlhf.published import DIFFERS, Figure, Verdict

@@ -17,11 +17,10 @@ from rlhf.memory.predict import ON_HOST as ON_HOST
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
-from rlhf.published import Verdict, compare
+from rlhf.published import GB, Verdict, compare
 from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError
 
-GB = 1e9
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from rlhf import chat
+from rlhf import chat, console
 from rlhf.data.formats import Message
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
@@ -78,4 +78,4 @@ def test_a_stage_that_is_not_done_is_named(done, monkeypatch, capsys):
     ],
 )
 def test_control_characters_do_not_reach_the_terminal(text, shown):
-    assert chat.harmless(text) == shown
+    assert console.harmless(text) == shown
