@@ -73,12 +73,18 @@ CHECK_ARGS ?=
 SHOW_ARGS ?=
 ## SCORE_ARGS more arguments for `make score`: "--to runs/scores.jsonl"
 SCORE_ARGS ?=
+## CASES      how many malformed inputs `make fuzz` tries [1500]
+CASES ?=
+## KILLS      how often `make fuzz` interrupts stages [140]
+KILLS ?=
+## ONLY       one group of `make fuzz`, or one case: run_dirs, run_dirs:17, kills
+ONLY ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test fuzz lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -218,6 +224,8 @@ bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an env
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
+fuzz: setup ## malformed inputs and kills, all generated from SEED; what fails is kept in .fuzz (CASES= KILLS= ONLY=)
+	@$(VENV)/bin/python -m tests.fuzz $(strip $(seed) $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only '$(ONLY)'))
 lint: setup ## ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
