@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from rlhf import console, stats
 from rlhf.console import harmless
 from rlhf.data.formats import DataError
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.records import SampleLine, read_lines
+from rlhf.run import RunError, verified
 
 PAGE = Path(__file__).with_suffix(".html")
 PORT = 8808
@@ -66,14 +67,12 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
 
     Raises RunError without a finished evaluation, without such policies, and where all answers are equal.
     """
-    rows = read_lines(root / "evaluate" / "samples.jsonl")
-    if not rows or read_json(root / "evaluate" / "summary.json") is None:
+    if not (root / "evaluate" / "summary.json").is_file():
         raise RunError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
-    lines = (root / "evaluate" / "samples.jsonl").read_bytes().count(b"\n")
-    if len(rows) < lines or not all(isinstance(row.get("prompt"), str) for row in rows):
-        raise RunError(
-            f"{root / 'evaluate' / 'samples.jsonl'} is damaged; move {root / 'evaluate'} away and run it again"
-        )
+    verified(root, "evaluate")
+    rows = read_lines(root / "evaluate" / "samples.jsonl", SampleLine)
+    if not rows:
+        raise RunError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0] if all(_answered(row.get(name)) for row in rows)]
     a = a or "sft"
     if b is None and not {"ppo", "dpo"} & set(names) - {a}:

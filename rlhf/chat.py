@@ -21,10 +21,8 @@ class Speaker:
     def __init__(self, loaded: Loaded, out: Path, stage: str):
         """Raises RunError when the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-
-        from rlhf.models.loading import load_base, load_codec, set_up_torch
+        from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
+        from rlhf.models.weights import attach_adapter
 
         run = Run(out, loaded, "evaluate")  # samples as evaluation does
         self.options = loaded.recipe.evaluate
@@ -33,12 +31,12 @@ class Speaker:
         folder = finished(run, stage, "chat") if stage != "base" else None
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
-        if stage == "merge":
-            self.model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", device_map={"": device})  # type: ignore[operator]
+        if folder is not None and stage == "merge":
+            self.model: Any = load_merged(folder / "model", device)
         else:
             self.model = load_base(run, device)
             if folder is not None:
-                self.model = PeftModel.from_pretrained(self.model, folder / "adapter")
+                self.model = attach_adapter(self.model, folder)
         self.model.eval()
 
     def answer(self, messages: list[Message], temperature: float, tokens: int) -> Iterator[str]:

@@ -26,7 +26,9 @@ from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.run import ParentMissing, Run, RunError, read_json
+from rlhf.records import Reproduced
+from rlhf.records import read as read_record
+from rlhf.run import ParentMissing, Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 
@@ -140,7 +142,7 @@ def run(
     console.summary_table(summary, path)
     if result and result.sample:
         console.show_sample("a held-out prompt", *result.sample)
-    finished = [s for name in recipe.STAGES if (s := read_json(path.parent / name / "summary.json"))]
+    finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
     console.targets_table(finished, price)
 
 
@@ -469,9 +471,9 @@ def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def results(file: Path) -> None:
     """Print a record that `reproduce` wrote (FILE) as a Markdown table."""
-    found = read_json(file)
-    if found is None or "seeds" not in found:
-        raise RunError(f"{file}: not a record of `rlhf reproduce`")
+    found = read_record(file, Reproduced)
+    if found is None:
+        raise RunError(f"{file}: not a file")
     click.echo(reproducing.markdown(found))
 
 

@@ -11,7 +11,7 @@ import click
 
 from rlhf import ab, console
 from rlhf.data import formats
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.run import RunError, read_lines, read_manifest
 
 VERDICTS = ("a", "b", "tie")  # a skip is none
 
@@ -91,8 +91,8 @@ def export_ratings(
 ) -> None:
     """Write the rated pairs of RUN, <out>/<recipe>/<version>, as preference rows for --data and `rlhf data check`."""
     found = ab.compare(root, a, b)
-    manifest = read_json(root / "evaluate" / "manifest.json") or {}
-    template = manifest.get("settings", {}).get("tokenizer", {}).get("template", "hh")
+    manifest = read_manifest(root / "evaluate")
+    template = manifest["settings"].get("tokenizer", {}).get("template", "hh")
     exported = export(found, root / "evaluate" / "samples.jsonl", template, raters=raters, keep_ties=keep_ties)
     counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
@@ -102,7 +102,7 @@ def export_ratings(
     to.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows), encoding="utf-8")
     console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
     print(
-        f"note: these prompts were held out with seed {manifest.get('seed')}, and are again with that seed: train on "
+        f"note: these prompts were held out with seed {manifest['seed']}, and are again with that seed: train on "
         "them with another --seed, and do not evaluate on what was trained on",
         file=sys.stderr,
     )

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import ab, console, published
+from rlhf import ab, console, published, records
 from rlhf import recipe as recipes
 from rlhf.console import harmless
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
 from rlhf.published import DIFFERS, Figure, Verdict
 from rlhf.recipe import RECIPES, STAGES
-from rlhf.run import RunError, code_version, read_json, read_lines, write_json
+from rlhf.run import RunError, code_version, data_file, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most
@@ -40,13 +40,14 @@ COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#1
 
 
 class Recorded(NamedTuple):
-    """What a run directory of one recipe version holds, by stage."""
+    """What a run directory of one recipe version holds, by stage, and why a record of it could not be read."""
 
     name: str
     path: Path
     manifests: dict[str, dict[str, Any]]
     summaries: dict[str, dict[str, Any]]
     price: float | None = None  # dollars for an hour of one card
+    problems: tuple[str, ...] = ()
 
 
 def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
@@ -63,16 +64,27 @@ def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None
 
 
 def load(root: Path) -> Recorded:
-    """Raises RunError where there is no run."""
+    """Read the records of a run. Raises RunError where there is none that can be read."""
+    problems = []
 
-    def of(name: str) -> dict[str, dict[str, Any]]:
-        found = {stage: read_json(root / stage / name) for stage in STAGES}
-        return {stage: content for stage, content in found.items() if content}
+    def of(name: str, kind: type[records.Record]) -> dict[str, dict[str, Any]]:
+        found = {}
+        for stage in STAGES:
+            try:
+                content = records.read(root / stage / name, kind)
+            except RunError as error:
+                problems.append(str(error))
+                continue
+            if content is not None:
+                found[stage] = content
+        return found
 
-    manifests = of("manifest.json")
+    manifests, summaries = of("manifest.json", records.Manifest), of("summary.json", records.Summary)
     if not manifests:
-        raise RunError(f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …")
-    return Recorded("/".join(root.resolve().parts[-3:]), root, manifests, of("summary.json"))
+        missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
+        raise RunError(problems[0] if problems else missing)
+    known = {stage: summary for stage, summary in summaries.items() if stage in manifests}
+    return Recorded("/".join(root.resolve().parts[-3:]), root, manifests, known, problems=tuple(problems))
 
 
 def page(runs: Sequence[Recorded]) -> str:
@@ -81,7 +93,8 @@ def page(runs: Sequence[Recorded]) -> str:
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
     drawn = (_curves, _frontier, _policies, _ratings, _reward_model, _time, _memory, _data)
-    parts = [_or_why(section, runs, charts) for section in (_verdicts, _findings, *drawn, _provenance, _samples)]
+    parts = [_left_out(problem) for run in runs for problem in run.problems]
+    parts += [_or_why(section, runs, charts) for section in (_verdicts, _findings, *drawn, _provenance, _samples)]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -95,13 +108,15 @@ def page(runs: Sequence[Recorded]) -> str:
 def _or_why(
     section: Callable[[Sequence[Recorded], "_Charts"], str], runs: Sequence[Recorded], charts: "_Charts"
 ) -> str:
-    """A part of the page, or that it is missing: a damaged file takes the part that reads it, and no other."""
+    """A part of the page, or why it is missing: a damaged file takes the part that reads it, and no other."""
     try:
         return section(runs, charts)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        name = section.__name__.strip("_").replace("_", " ")
-        why = f"{name}: a file of the run is damaged or of another version ({type(error).__name__}: {error})"
-        return f'<p class="warn">Left out: {_text(why)}</p>'
+    except RunError as error:
+        return _left_out(f"{section.__name__.strip('_').replace('_', ' ')}: {error}")
+
+
+def _left_out(why: str) -> str:
+    return f'<p class="warn">Left out: {_text(why)}</p>'
 
 
 class _Charts:
@@ -146,7 +161,7 @@ def _findings(runs: Sequence[Recorded], charts: _Charts) -> str:
     items = []
     for run in runs:
         for stage in run.manifests:
-            for row in read_lines(run.path / stage / "findings.jsonl"):
+            for row in records.read_lines(run.path / stage / "findings.jsonl", records.FindingLine):
                 tries = ", ".join(f"{key}={value}" for key, value in row["remedies"].items())
                 where = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 text = f"{where}, step {row['step']}: {row['seen']}. {row['cause']}."
@@ -167,7 +182,7 @@ def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
         for key, title in curves:
             lines = []
             for number, run in enumerate(runs):
-                rows = [row for row in read_lines(run.path / stage / "metrics.jsonl") if row.get(key) is not None]
+                rows = [row for row in _metrics(run, stage) if row.get(key) is not None]
                 if rows:
                     lines.append(_line(run.name, [r["step"] for r in rows], [r[key] for r in rows], number, len(runs)))
             if lines:
@@ -177,6 +192,10 @@ def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
         if drawn:
             sections.append(_section(f"{stage}: curves", f'<div class="charts">{"".join(drawn)}</div>'))
     return "\n".join(sections)
+
+
+def _metrics(run: Recorded, stage: str) -> list[dict[str, Any]]:
+    return records.read_lines(run.path / stage / "metrics.jsonl", records.MetricsLine)
 
 
 def _line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dict[str, Any]:
@@ -199,17 +218,17 @@ def _timeline(run: Recorded, stage: str, key: str, last: float) -> list[dict[str
 def _memory_over_time(runs: Sequence[Recorded], stage: str, charts: _Charts) -> list[str]:
     lines = []
     for number, run in enumerate(runs):
-        rows = [row for row in read_lines(run.path / stage / "telemetry.jsonl") if "memory_bytes" in row]
+        lines_read = records.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
+        rows = [row for row in lines_read if row.get("memory_bytes") is not None]
         if rows:
             size = [row["memory_bytes"] / 1e9 for row in rows]
             lines.append(_line(run.name, [row["step"] for row in rows], size, number, len(runs)))
     if not lines:
         return []
-    manifest = runs[0].manifests.get(stage, {})
-    card = manifest.get("settings", {}).get("hardware", {}).get("memory_gb")
-    measured = (
-        "peak of the GPU's memory" if manifest.get("device", {}).get("type") == "cuda" else "the process's memory"
-    )
+    manifest = runs[0].manifests.get(stage)
+    card = manifest["settings"].get("hardware", {}).get("memory_gb") if manifest else None
+    on_card = manifest is not None and manifest["device"]["type"] == "cuda"
+    measured = "peak of the GPU's memory" if on_card else "the process's memory"
     axes: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"rangemode": "tozero"}}
     return [charts.add(f"{measured}, measured, GB", lines, shapes=[_level(card)] if card else [], **axes)]
 
@@ -224,10 +243,10 @@ def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
     data: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        rows = [r for r in read_lines(run.path / "ppo" / "metrics.jsonl") if r.get("eval/score") is not None]
+        rows = [r for r in _metrics(run, "ppo") if r.get("eval/score") is not None]
         if not rows:
             continue
-        x, y = [r["eval/kl_per_token"] for r in rows], [r["eval/score"] for r in rows]
+        x, y = [r.get("eval/kl_per_token") for r in rows], [r["eval/score"] for r in rows]
         colour = COLOURS[number % len(COLOURS)]
         steps = [f"step {r['step']}" for r in rows]
         mark = {"color": colour}
@@ -237,11 +256,17 @@ def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
             if rows[0].get("eval/true_reward_gain_sd") is not None:  # who knows no truth has no gap to show
                 line = {"color": colour, "dash": dash}
                 known.append({"x": [0, *x], "y": [0, *gains], "name": f"{name}{_of(run, runs)}", "line": line})
-        best = (read_json(run.path / "ppo" / "checkpoints" / "best.json") or {}).get("best_step")
+        chosen = records.read(run.path / "ppo" / "checkpoints" / "best.json", records.BestCheckpoint)
+        best = chosen["best_step"] if chosen else None
         for row in rows:
             if row["step"] == best:
                 star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
-                point = {"x": [row["eval/kl_per_token"]], "y": [row["eval/score"]], "mode": "markers", "marker": star}
+                point = {
+                    "x": [row.get("eval/kl_per_token")],
+                    "y": [row["eval/score"]],
+                    "mode": "markers",
+                    "marker": star,
+                }
                 data.append(point | {"name": f"picked: step {best}"})
     if not data:
         return ""
@@ -259,7 +284,7 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
     parts = []
     for run in runs:
         metrics = run.summaries.get("evaluate", {}).get("metrics", {})
-        names = [name.split("/") for name in metrics if not name.startswith("rm/")]
+        names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
         if not names:
             continue
         policies = list(dict.fromkeys(who for who, _ in names))
@@ -269,7 +294,7 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
             rows.append((run.name, what, *("" if value is None else console.number(value) for value in values)))
         numbers = tuple(range(2, 2 + len(policies)))
         parts.append(_table(("run", "", *policies), rows, runs, numbers=numbers))
-        details = read_json(run.path / "evaluate" / "details.json") or {}
+        details = _details(run)
         if scores := details.get("scores"):
             middle = _middles(scores["edges"])
             lines = [
@@ -279,6 +304,10 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
             axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
             parts.append(charts.add(f"scores of every policy's answers{_of(run, runs)}", lines, tall=True, **axes))
     return _section("The policies on held-out prompts", "".join(parts))
+
+
+def _details(run: Recorded) -> dict[str, Any]:
+    return records.read(run.path / "evaluate" / "details.json", records.Details) or {}
 
 
 def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -305,7 +334,7 @@ def _reward_model(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Whether the reward model can be believed: how sure it is, how often it is right, and what it contradicts."""
     drawn, said = [], []
     for run in runs:
-        details = read_json(run.path / "evaluate" / "details.json") or {}
+        details = _details(run)
         found = details.get("reward_model")
         if not found:
             continue
@@ -368,7 +397,8 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     manifest = manifests[0]
     folder = RECIPES / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
-    pinned = read_json(folder / "predicted.json") if same and not any(m["overrides"] for m in manifests) else None
+    unchanged = same and not any(m["overrides"] for m in manifests)
+    pinned = records.read(folder / "predicted.json", records.Predicted) if unchanged else None
     notes, drawn = "", ""
     if pinned and recipes.load(folder).sha256 == manifest["recipe_sha256"]:
         phases = {
@@ -420,7 +450,8 @@ def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Held-out prompts with every policy's answer, from the evaluation or, without one, PPO's last samples."""
     shown, total = [], 0
     for run in runs:
-        rows = read_lines(run.path / "evaluate" / "samples.jsonl") or read_lines(run.path / "ppo" / "samples.jsonl")
+        evaluated, sampled = (run.path / stage / "samples.jsonl" for stage in ("evaluate", "ppo"))
+        rows = records.read_lines(evaluated, records.SampleLine) or records.read_lines(sampled, records.SampleLine)
         total += len(rows)
         for row in rows[-SAMPLES:]:
             answers = {key: value for key, value in row.items() if key not in ("step", "prompt", "sample", "messages")}
@@ -430,7 +461,7 @@ def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
                 worth = f", score {found['score']:.3f}" if found.get("score") is not None else ""
                 text = _text(str(found.get("response", "")))
                 cells.append(f'<div class="who">{_text(who + worth)}</div><div class="said">{text}</div>')
-            prompt = f'<div class="said prompt">{_text(row.get("prompt", "").strip())}</div>'
+            prompt = f'<div class="said prompt">{_text(row["prompt"].strip())}</div>'
             shown.append(f'<div class="sample">{prompt}{"".join(cells)}</div>')
     if not shown:
         return ""
@@ -455,7 +486,7 @@ def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
             hint = f'<span class="{mark}">{_text(line["hint"])}</span>'
             rows.append((run.name, line["name"], line["value"], hint))
         parts.append(_table(("run", "", "", ""), rows, runs, safe=(3,)))
-        dropped = next(iter(run.manifests.values())).get("data", {}).get("dropped")
+        dropped = (next(iter(run.manifests.values())).get("data") or {}).get("dropped")
         if dropped:
             left = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
             parts.append(f'<p class="note">Left out before training (data.drop): {_text(left)}.</p>')
@@ -473,20 +504,20 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
 
     Lengths are in tokens where the run has a tokenizer of its own, otherwise in words.
     """
-    manifest = next((m for m in run.manifests.values() if "data" in m), None)
+    manifest = next((m for m in run.manifests.values() if m.get("data") and m["settings"].get("data")), None)
     if manifest is None or manifest["settings"]["data"]["source"] == "lengths":
         return None
     file, facts, settings = run.path / "data" / "quality.json", manifest["data"], manifest["settings"]
     tokenizer = run.path / "pretrain" / "model"
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
-    split = {"seed": settings["seed"], "fraction": settings["data"]["heldout_fraction"]}
+    split = {"seed": manifest["seed"], "fraction": settings["data"]["heldout_fraction"]}
     made_from = {"data": facts["sha256"], "unit": unit, "code": code_version()["commit"], **split}
-    known = read_json(file)
-    if known and known.get("made_from") == made_from:
+    known = records.read(file, records.Quality)
+    if known and known["made_from"] == made_from:
         return known
     with console.working(f"{run.name}: checking its data"):
         try:
-            rows = _rows(settings["data"], [entry["name"] for entry in facts["files"]])
+            rows = _rows(settings["data"], [str(data_file(run.path, entry["name"])) for entry in facts["files"]])
         except (DataError, OSError) as error:
             return f"its data cannot be checked any more: {error}"
         if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
@@ -503,16 +534,16 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
 def _rows(data: Mapping[str, Any], files: list[str]) -> formats.Rows:
     """What a run read, read again."""
     if data["source"] == "hub":
-        where = {"data_dir": data["data_dir"], "format": data["format"]}
+        where = {"data_dir": data.get("data_dir"), "format": data.get("format", "auto")}
         return formats.read_hub(data["name"], data["revision"], on_bad_row="skip", **where)
-    return formats.read(files, on_bad_row="skip", format=data["format"])
+    return formats.read(files, on_bad_row="skip", format=data.get("format", "auto"))
 
 
 def _provenance(runs: Sequence[Recorded], charts: _Charts) -> str:
     rows = []
     for run in runs:
         for stage, manifest in run.manifests.items():
-            data = manifest.get("data", {})
+            data = manifest.get("data") or {}
             facts = {
                 "recipe": f"{manifest['recipe']} {manifest['version']}, sha256 {manifest['recipe_sha256'][:12]}",
                 "changed": ", ".join(f"{key}={value}" for key, value in manifest["overrides"].items()) or "nothing",

@@ -12,7 +12,7 @@ from typing import Any
 from rlhf import console, published
 from rlhf.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.recipe import STAGES, Loaded, parents
-from rlhf.run import RunError, read_json, write_json
+from rlhf.run import RunError, read_manifest, read_summary, write_json
 
 
 def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
@@ -46,7 +46,7 @@ def record(
     Raises RunError when the stages were not all run by the same code, packages and device.
     """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
-    manifests = [read_json(folder / stage / "manifest.json") or {} for folder in folders.values() for stage in stages]
+    manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
     measured_on = [{key: m.get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
     if any(found != measured_on[0] for found in measured_on):
         raise RunError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
@@ -58,8 +58,7 @@ def record(
         **measured_on[0],
         "price_per_hour": price,
         "seeds": {
-            str(seed): {stage: read_json(folder / stage / "summary.json") for stage in stages}
-            for seed, folder in folders.items()
+            str(seed): {stage: read_summary(folder / stage) for stage in stages} for seed, folder in folders.items()
         },
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", found)

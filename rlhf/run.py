@@ -17,6 +17,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -26,17 +27,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlhf import published
+from rlhf import published, records
 from rlhf import recipe as recipes
 from rlhf.recipe import Loaded
+from rlhf.records import SCHEMA
+from rlhf.records import RunError as RunError
 
-SCHEMA = 1
+LARGE = 10**9  # bytes: a larger result is hashed when it is read, not whenever its stage is found to be done
 REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
+LOGS: dict[str, type[records.Record]] = {
+    "metrics.jsonl": records.MetricsLine,
+    "telemetry.jsonl": records.TelemetryLine,
+    "samples.jsonl": records.LogLine,
+    "findings.jsonl": records.FindingLine,
+}
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
-
-
-class RunError(RuntimeError):
-    """Something about a run directory stops the stage; the message says what to do."""
 
 
 class ParentMissing(RunError):
@@ -70,14 +75,16 @@ class Run:
     def done(self) -> dict[str, Any] | None:
         """The summary of this stage if it finished with these settings, None if there is none.
 
-        Raises RunError when the directory holds a finished run of other settings: it is never overwritten.
+        Raises RunError when the directory holds a finished run of other settings, which is never overwritten, or a
+        result that has changed since.
         """
-        summary = read_json(self.path / "summary.json")
+        summary = read_summary(self.path)
         if summary is None:
             return None
         manifest = self._check_same_settings(self.path, self.stage)
+        checkresult_files(self.path, summary, largest=LARGE)
         changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
-        changed += [f["name"] for f in manifest["data"]["files"] if _changed(f)] if "data" in manifest else []
+        changed += [f["name"] for f in manifest["data"]["files"] if self._changed(f)] if "data" in manifest else []
         if changed and self.stage not in REMADE:
             raise RunError(
                 f"{self.path} was made from another {', '.join(changed)}; "
@@ -86,16 +93,15 @@ class Run:
         return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
 
     def parent(self, stage: str) -> Path:
-        """The finished directory of an earlier stage, made with settings that agree with ours."""
+        """The finished directory of an earlier stage, made with settings that agree with ours and verified."""
         path = self.root / stage
         if not (path / "summary.json").exists():
             raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
-        self._check_same_settings(path, stage)
-        for name, digest in (read_json(path / "summary.json") or {}).get("result_sha256", {}).items():
-            file = path / name
-            if not file.is_file() or sha256(file) != digest:
-                state = "has changed" if file.is_file() else "is missing"
-                raise RunError(f"{file} {state} since {stage} was done; move {path} away and run {stage} again")
+        manifest = self._check_same_settings(path, stage)
+        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest["parents"]]
+        if unnamed:
+            raise RunError(f"{path}/manifest.json does not name its parent {unnamed[0]}; {_way_out(path, stage)}")
+        verified(self.root, stage)
         return path
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
@@ -105,7 +111,7 @@ class Run:
         except OSError as error:
             raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
         if self.path.exists():
-            if resume and not (self.path / "summary.json").exists():
+            if resume and not (self.path / "summary.json").exists() and self._begun():
                 self._manifest = self._check_same_settings(self.path, self.stage)
                 if self._manifest["parents"] != self._parents():
                     raise RunError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
@@ -115,7 +121,9 @@ class Run:
                 self._manifest = {}
             else:
                 self.resumed_data = self._manifest.get("data")
-                self._spent = (read_json(self.resumed_from / "checkpoint.json") or {})["wall_seconds"]
+                self._spent = (records.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {})[
+                    "wall_seconds"
+                ]
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._manifest |= {
             "schema": SCHEMA,
@@ -141,8 +149,8 @@ class Run:
             for step in self.checkpoint_steps():
                 if step > last:  # damaged, or it would have been chosen
                     shutil.rmtree(self.checkpoint(step))
-            for name in ("metrics.jsonl", "telemetry.jsonl", "samples.jsonl", "findings.jsonl"):
-                _keep_until(self.path / name, last)
+            for name, kind in LOGS.items():
+                _keep_until(self.path / name, kind, last)
 
     def describe(self, **facts: Any) -> None:
         """Add facts to manifest.json, such as the data's fingerprint."""
@@ -204,8 +212,10 @@ class Run:
         return final
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps whose checkpoints exist, in order."""
-        return sorted(checkpoint_step(folder) for folder in (self.path / "checkpoints").glob("step-*"))
+        """Steps whose checkpoints exist, in order; a folder of any other name is left alone."""
+        names = [folder.name for folder in (self.path / "checkpoints").glob("step-*")]
+        steps = [int(found[1]) for name in names if (found := re.fullmatch(r"step-([0-9]{6,18})", name))]
+        return sorted(step for step in steps if self.checkpoint(step).name in names)
 
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:06d}"
@@ -245,9 +255,9 @@ class Run:
             "predicted_peak_vram_bytes": predicted_peak,
             **costs,
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
-            "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in _result(self.path)},
+            "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in result_files(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
-            "findings": [row["check"] for row in read_lines(self.path / "findings.jsonl")],
+            "findings": [row["check"] for row in records.read_lines(self.path / "findings.jsonl", records.FindingLine)],
             "targets": [_measured(figure, comparable) for figure in self._figures(self.stage)],
             "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
         }
@@ -274,7 +284,7 @@ class Run:
             sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
             if sizes:
                 found[name] = sum(sizes) / published.GB
-        for row in read_lines(self.path / "metrics.jsonl"):
+        for row in records.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
             for key, value in row.items():
                 if value is not None:
                     found.setdefault(f"first.{key}", value)
@@ -304,12 +314,27 @@ class Run:
         summaries = {name: self.root / name / "summary.json" for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
+    def _begun(self) -> bool:
+        """Whether the directory holds a manifest that a run can be continued with.
+
+        Without one, or with a part of one, the stage stopped before its first step, or the file was lost later:
+        there is nothing to say that its checkpoints are ours.
+        """
+        try:
+            return records.read(self.path / "manifest.json", records.Manifest) is not None
+        except RunError as error:
+            print(f"{self.stage}: {error}; starting afresh", file=sys.stderr)
+            return False
+
+    def _changed(self, file: Mapping[str, Any]) -> bool:
+        """Whether a local data file is no longer what the manifest says; a file that is gone is no change."""
+        path = data_file(self.root, file["name"])
+        return path.is_file() and sha256(path) != file["sha256"]
+
     def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
-        manifest = read_json(path / "manifest.json")
-        if manifest is None or not {"settings", "parents"} <= set(manifest):
-            raise RunError(f"{path}: manifest.json is missing or damaged; move the directory away, run {stage} again")
+        manifest = read_manifest(path)
         wanted = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(manifest.get("settings"), wanted)
+        keys = recipes.differences(manifest["settings"], wanted)
         if keys:
             more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
             raise RunError(
@@ -353,16 +378,92 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None."""
-    record = read_json(folder / "checkpoint.json")
+    """Why a checkpoint cannot be used, or None. A file that it does not name might be loaded instead of one it does."""
+    try:
+        record = records.read(folder / "checkpoint.json", records.Checkpoint)
+    except RunError as error:
+        return str(error)
     if record is None:
-        return "checkpoint.json is missing or damaged"
+        return "checkpoint.json is missing"
+    if record["step"] != checkpoint_step(folder):
+        return f"checkpoint.json is that of step {record['step']}"
     for name, digest in record["sha256"].items():
         if not (folder / name).is_file():
             return f"{name} is missing"
         if sha256(folder / name) != digest:
             return f"{name} is damaged"
-    return None
+    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    others = sorted(
+        name for name in there - {*record["sha256"], "checkpoint.json"} if not Path(name).name.startswith(".")
+    )
+    return f"{others[0]} does not belong to it" if others else None
+
+
+# -- finished stages ---------------------------------------------------------------------------------------------------
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a stage's directory, None where it is not done. Raises RunError when it is damaged."""
+    with records.advising(_way_out(path, path.name)):
+        return records.read(path / "summary.json", records.Summary)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a stage's directory. Raises RunError when it is missing or damaged."""
+    with records.advising(_way_out(path, path.name)):
+        manifest = records.read(path / "manifest.json", records.Manifest)
+        if manifest is None:
+            raise RunError(f"{path}: manifest.json is missing")
+        return manifest
+
+
+def verified(root: Path, stage: str) -> dict[str, Any]:
+    """The summary of a finished stage below `<out>/<recipe>/<version>`, once its records agree with what is there.
+
+    Every file of its result has the hash that its summary names, and each parent that is still there is the one that
+    it was made from. Whoever reads what a stage has made calls this first. Raises RunError.
+    """
+    path = root / stage
+    summary = read_summary(path)
+    if summary is None:
+        raise RunError(f"{path}: {stage} is not done")
+    checkresult_files(path, summary)
+    for name, digest in read_manifest(path)["parents"].items():
+        parent = root / name / "summary.json"
+        if parent.is_file() and sha256(parent) != digest:
+            again = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
+            raise RunError(f"{path} was made from another {name} than {parent.parent}; {again}")
+    return summary
+
+
+def checkresult_files(path: Path, summary: Mapping[str, Any], largest: int | None = None) -> None:
+    """Compare the files of a stage's result with the hashes in its summary.
+
+    Of files of more than `largest` bytes only their presence is checked. Raises RunError.
+    """
+    stage, digests = summary["stage"], summary["result_sha256"]
+    for name, digest in digests.items():
+        file = path / name
+        large = largest is not None and file.is_file() and file.stat().st_size > largest
+        if not large and not (file.is_file() and sha256(file) == digest):
+            state = "has changed" if file.is_file() else "is missing"
+            raise RunError(f"{file} {state} since {stage} was done; {_way_out(path, stage)}")
+    for file in (*path.glob("adapter/*"), *path.glob("model/*")):
+        if file.is_file() and str(file.relative_to(path)) not in digests and not file.name.startswith("."):
+            raise RunError(f"{file} does not belong to what {stage} has made; take it out")
+
+
+def data_file(root: Path, name: str) -> Path:
+    """Where a data file is that a manifest names: below the run's root, which may have moved, or as it is written."""
+    inside = root / name
+    return inside if inside.exists() else Path(name)
+
+
+def _way_out(path: Path, stage: str) -> str:
+    return f"move {path} away and run {stage} again"
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
@@ -412,9 +513,10 @@ def _append(file: Path, rows: list[dict[str, Any]]) -> None:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _keep_until(file: Path, step: int) -> None:
+def _keep_until(file: Path, kind: type[records.Record], step: int) -> None:
     """Drop lines after `step`: the resumed run writes them again."""
-    kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in read_lines(file) if row["step"] <= step]
+    rows = records.read_lines(file, kind)
+    kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= step]
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     _sync(temporary)
@@ -435,15 +537,11 @@ def _sync_tree(folder: Path) -> None:
             _sync(path)
 
 
-def _result(folder: Path) -> list[Path]:
+def result_files(folder: Path) -> list[Path]:
     """The files that hold a stage's result."""
-    return sorted(file for file in (*folder.glob("adapter/*"), *folder.glob("model/*")) if file.is_file())
-
-
-def _changed(file: Mapping[str, Any]) -> bool:
-    """Whether a local data file is no longer what the manifest says; a file that is gone is no change."""
-    path = Path(file["name"])
-    return path.is_file() and sha256(path) != file["sha256"]
+    evaluated = ("samples.jsonl", "details.json") if folder.name == "evaluate" else ()
+    found = (*folder.glob("adapter/*"), *folder.glob("model/*"), *(folder / name for name in evaluated))
+    return sorted(file for file in found if file.is_file())
 
 
 def _free_name(path: Path) -> Path:

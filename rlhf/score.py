@@ -15,7 +15,7 @@ from rlhf.chat import finished
 from rlhf.data import formats, raw
 from rlhf.data.formats import DataError, Message
 from rlhf.recipe import Loaded
-from rlhf.run import Run, read_json
+from rlhf.run import Run, read_summary
 
 PAIR = ("chosen", "rejected")
 ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of a run's samples that hold an answer as plain text
@@ -128,7 +128,7 @@ class RewardModel:
             finished(run, "pretrain", "score")
         sft, rm = (finished(run, stage, "score") for stage in ("sft", "rm"))
         self.options = loaded.recipe.rm
-        weights = (read_json(rm / "summary.json") or {})["result_sha256"]["adapter/adapter_model.safetensors"]
+        weights = (read_summary(rm) or {})["result_sha256"]["adapter/adapter_model.safetensors"]
         self.digest = weights[:16]  # names the reward model in what is written
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)

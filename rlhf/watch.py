@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlhf.recipe import Recipe, as_yaml
-from rlhf.run import Run, RunError, read_lines
+from rlhf.records import FindingLine, MetricsLine, read_lines
+from rlhf.run import Run, RunError
 from rlhf.stats import sigmoid
 
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
@@ -310,8 +311,8 @@ class Watch:
     def __init__(self, run: Run, stop_on: Iterable[str] = ()):
         self.run, self.stop_on = run, set(NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
-        self.history.rows += read_lines(run.path / "metrics.jsonl")  # of the run that this one resumes
-        self.told = {row["check"] for row in read_lines(run.path / "findings.jsonl")}
+        self.history.rows += read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that this one resumes
+        self.told = {row["check"] for row in read_lines(run.path / "findings.jsonl", FindingLine)}
 
     def see(self, step: int, values: Mapping[str, float]) -> None:
         """Take a logged row. Raises RunError for a finding on which the run is to stop."""

@@ -1,5 +1,6 @@
 """A chain small enough for tests: the released CPU recipe with its sizes turned down."""
 
+import json
 import os
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 
 from rlhf import cli, recipe, stages
 from rlhf.recipe import Loaded
+from rlhf.run import result_files, sha256
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
 SMALL: dict[str, Any] = {
@@ -88,6 +90,22 @@ def beside(trained: Path, out: Path, *stages: str) -> Path:
     for name in ("data", *stages):
         (out / root / name).symlink_to(trained / root / name)
     return out
+
+
+def write_records(folder: Path, manifest: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
+    """Write manifest.json and summary.json of a stage that is done, around the result that lies in `folder`.
+
+    The keys of `manifest` and `summary` replace plain ones.
+    """
+    of_both = {"schema": 1, "recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0" * 64, "seed": 0}
+    plain = {"overrides": {}, "settings": {}, "parents": {}, "code": {"commit": None, "dirty": None}, "packages": {}}
+    plain["device"] = {"name": "cpu", "type": "cpu"}
+    hashes = {str(file.relative_to(folder)): sha256(file) for file in result_files(folder)}
+    done = {"modified": False, "stage": folder.name, "status": "done", "wall_seconds": 1.0, "tokens_per_second": None}
+    done |= {"peak_vram_bytes": None, "peak_rss_bytes": 1, "metrics": {}, "targets": [], "result_sha256": hashes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(of_both | plain | (manifest or {})))
+    (folder / "summary.json").write_text(json.dumps(of_both | done | (summary or {})))
 
 
 @pytest.fixture(scope="session")

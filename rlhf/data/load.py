@@ -1,7 +1,7 @@
 """The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,8 @@ from rlhf.data import flaws, formats, lengths, toy
 from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
 from rlhf.data.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
-from rlhf.run import Run, RunError, read_json, sha256
+from rlhf.records import Generated, read
+from rlhf.run import Run, RunError, read_manifest, sha256, write_json
 
 T = TypeVar("T")
 Prompt = tuple[Message, ...]
@@ -124,7 +125,7 @@ def load(run: Run) -> Corpus:
     with working(f"{run.stage}: reading data"), distributed.main_first():
         rows = _read(recipe, run.root / "data")
         corpus, dropped = _divided(rows, recipe)
-    facts = _fingerprint(rows.report, corpus)
+    facts = _fingerprint(rows.report, corpus, run.root)
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
@@ -135,7 +136,7 @@ def load(run: Run) -> Corpus:
         print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
-        earlier[run.root / parent] = (read_json(run.root / parent / "manifest.json") or {}).get("data")
+        earlier[run.root / parent] = read_manifest(run.root / parent).get("data")
     for path, seen in earlier.items():
         if seen and seen["sha256"] != facts["sha256"]:
             raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
@@ -184,10 +185,9 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     if data.source == "lengths":
         assert data.lengths
         made_from = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
-        file = _made(folder, "lengths", made_from, lengths) / "pairs.jsonl"
-        if not file.exists():
-            lengths.write(file, **made_from)
-        return formats.read([file], on_bad_row="skip")
+        made = _made(folder, "lengths", made_from, lengths)
+        files = _generated(made, ["pairs.jsonl"], lambda: lengths.write(made / "pairs.jsonl", **made_from))
+        return formats.read(files, on_bad_row="skip")
     assert data.toy
     options = {
         "seed": recipe.seed,
@@ -196,9 +196,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         **data.toy.model_dump(),
     }
     made = _made(folder, "toy", options, toy)
-    files = [made / name for name in toy.files(data.toy.demonstrations)]
-    if not all(file.exists() for file in files):
-        toy.write(made, **options)
+    files = _generated(made, toy.files(data.toy.demonstrations), lambda: toy.write(made, **options))
     return formats.read(files, on_bad_row="stop")
 
 
@@ -210,11 +208,33 @@ def _made(folder: Path, kind: str, options: dict[str, Any], maker: ModuleType) -
     return made
 
 
-def _fingerprint(report: formats.ReadReport, corpus: Corpus) -> dict[str, Any]:
-    """What was read and what of it is used, for manifest.json."""
+def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
+    """Files that `write` makes in `folder`, made once and read later as they were made: made.json has their hashes.
+
+    Without made.json they may be cut off, and are made again. Raises RunError for one that has changed since.
+    """
+    files, record = [folder / name for name in names], folder / "made.json"
+    known = read(record, Generated)
+    if known is None or not all(file.is_file() for file in files):
+        write()
+        write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
+        return files
+    changed = [file for file in files if sha256(file) != known["sha256"].get(file.name)]
+    if changed:
+        raise RunError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
+    return files
+
+
+def _fingerprint(report: formats.ReadReport, corpus: Corpus, root: Path) -> dict[str, Any]:
+    """What was read and what of it is used, for manifest.json. Files below `root` are named from it: it may move."""
+
+    def name(file: str) -> str:
+        path = Path(file)
+        return str(path.relative_to(root)) if path.is_relative_to(root) else file
+
     return {
         "sha256": recipes.content_hash([file.sha256 for file in report.files]),
-        "files": [{"name": f.name, "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
+        "files": [{"name": name(f.name), "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
         "documents": len(corpus.documents),
         "examples": len(corpus.examples),
         "pairs": len(corpus.pairs),

@@ -15,7 +15,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from rlhf.data import chat_template
 from rlhf.data.formats import HH_CHAT_TEMPLATE, DataError, Message, render_hh
+from rlhf.records import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # What `render_plain` writes, as a chat template. GAP as in HH_CHAT_TEMPLATE.
@@ -44,6 +46,8 @@ class Codec:
         self.tokenizer, self.template = tokenizer, template
         self.pad_id: int = tokenizer.pad_token_id
         self.eos_id: int = tokenizer.eos_token_id
+        if template == "chat":
+            chat_template.check(self.prompt_text)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """The prompt as the template writes it, up to where the response begins."""
@@ -51,8 +55,15 @@ class Codec:
             return render_hh(messages)
         if self.template == "plain":
             return render_plain(messages)
+        return self._chat_text(messages, add_generation_prompt=True)
+
+    def _chat_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """A conversation as the tokenizer's own template writes it. Raises DataError where that refuses it."""
         rows = [{"role": m.role, "content": m.content} for m in messages]
-        return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+        try:
+            return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template may raise anything
+            raise DataError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
         """Ids of each prompt, its oldest tokens cut to `max_length`; and how many were cut."""
@@ -143,8 +154,7 @@ class Codec:
             return f" {response}"
         if self.template == "plain":
             return response
-        rows = [{"role": m.role, "content": m.content} for m in (*messages, Message("assistant", response))]
-        whole = self.tokenizer.apply_chat_template(rows, tokenize=False)
+        whole = self._chat_text((*messages, Message("assistant", response)), add_generation_prompt=False)
         if not whole.startswith(prompt):
             return response
         return whole[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rlhf import cuda, distributed, tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
-from rlhf.run import Follower, Run, RunError
+from rlhf.run import Follower, Run, RunError, trained_policies, verified
 from rlhf.watch import Watch
 
 FULL_DISK_BYTES = 1_000_000
@@ -48,6 +48,8 @@ def execute(
         with distributed.joined(loaded, stage):
             for parent in parents(loaded.recipe, stage):
                 run.parent(parent)
+            for policy in trained_policies(run.root) if stage == "evaluate" else ():
+                verified(run.root, policy)
             tracking.check(report_to)
             with quiet_libraries():
                 from rlhf.models.loading import device_of, set_up_torch

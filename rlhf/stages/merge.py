@@ -12,6 +12,7 @@ from rlhf.data import load
 from rlhf.data.formats import Example
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4
+from rlhf.models.weights import attach_adapter
 from rlhf.recipe import Sft
 from rlhf.run import Run, RunError
 from rlhf.stages import Result
@@ -36,7 +37,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         alone = _logprobs(base, texts)
-        model = PeftModel.from_pretrained(base, run.root / recipe.merge.stage / "adapter")
+        model = attach_adapter(base, run.root / recipe.merge.stage)
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
         found = _logprobs(merged, texts)

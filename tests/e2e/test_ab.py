@@ -17,7 +17,7 @@ from rlhf import ab
 from rlhf.data.formats import DataError
 from rlhf.run import RunError
 from tests.browser import Browser, needs_browser
-from tests.conftest import RECIPE, beside, rlhf, run_stages, small
+from tests.conftest import RECIPE, beside, rlhf, run_stages, small, write_records
 
 HOSTILE = [
     "<script>document.title = 'taken over'</script>",
@@ -35,7 +35,7 @@ def evaluation(out: Path, rows: list[dict]) -> Path:
     (root / "evaluate").mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"step": 0, **row}, ensure_ascii=False) + "\n" for row in rows)
     (root / "evaluate" / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
-    (root / "evaluate" / "summary.json").write_text("{}")
+    write_records(root / "evaluate")
     return root
 
 

@@ -19,7 +19,7 @@ LAYERS = (
     ("data",),
     ("cuda",),
     ("run", "telemetry", "tracking", "console", "watch", "distributed"),
-    ("recipe",),
+    ("recipe", "records"),
     ("schema", "published"),
     ("strict", "stats"),
     ("objectives",),
