@@ -18,8 +18,8 @@ import math
 import os
 import platform
 import shutil
+import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +29,7 @@ from typing import Any
 from rlhf import published
 from rlhf import recipe as recipes
 from rlhf.recipe import Loaded
+from rlhf.terminal import say
 
 SCHEMA = 1
 REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
@@ -151,9 +152,19 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time in a stage's directory."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / f".{self.stage}.lock", "w") as handle:
+        """Hold the stage's directory for one process at a time.
+
+        Raises RunError where another process holds it, or where nothing can be written.
+        """
+        lock = self.root / f".{self.stage}.lock"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+        with open(number, "w") as handle:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise RunError(f"{lock}: a pipe or a device in place of the lock; remove it")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -222,7 +233,7 @@ class Run:
             problem = checkpoint_problem(folder)
             if problem is None:
                 return folder
-            print(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before", file=sys.stderr)
+            say(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before")
         return None
 
     def finish(
@@ -289,7 +300,7 @@ class Run:
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        print(f"{self.stage}: what was there is now in {aside}", file=sys.stderr)
+        say(f"{self.stage}: what was there is now in {aside}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 
