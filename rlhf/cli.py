@@ -11,7 +11,19 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, comparison, console, distributed, ratings, recipe, stages, tracking, watch
+from rlhf import (
+    __version__,
+    comparison,
+    console,
+    distributed,
+    endings,
+    ratings,
+    recipe,
+    stages,
+    terminal,
+    tracking,
+    watch,
+)
 from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
@@ -22,13 +34,13 @@ from rlhf import score as scoring
 from rlhf import serve as serving
 from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
+from rlhf.guard import guarded as guarded
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.records import Reproduced
-from rlhf.records import read as read_record
-from rlhf.run import ParentMissing, Run, RunError, read_summary
+from rlhf.options import LARGEST_SEED, OUTPUT, SEED
+from rlhf.run import Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 
@@ -86,7 +98,7 @@ def cli() -> None:
 @click.argument("stage", type=click.Choice(recipe.STAGES))
 @click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the recipe's.")
+@click.option("--seed", type=SEED, help="Another seed than the recipe's.")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
@@ -121,8 +133,9 @@ def run(
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    if distributed.to_launch(loaded.recipe, stage) and Run(out, loaded, stage).done() is None:
-        distributed.launch(loaded, stage)
+    if distributed.to_launch(loaded.recipe, stage) and (started := Run(out, loaded, stage)).done() is None:
+        with endings.keeping(lambda: stages.kept(started)):
+            distributed.launch(loaded, stage)
         return
 
     def predict_peak() -> int | None:
@@ -176,7 +189,7 @@ def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> N
 
 @cli.command()
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--seed", type=SEED, help="The run's, where it was given one.")
 @click.option("--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Whose model.")
 @click.option("--temperature", type=click.FloatRange(min=0), help="0: the likeliest token. [the recipe's]")
 @click.option("--tokens", type=click.IntRange(min=1), help="Of an answer, at most. [the recipe's]")
@@ -209,12 +222,10 @@ def chat(
 @cli.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--seed", type=SEED, help="The run's, where it was given one.")
 @click.option("--prompt", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
-@click.option(
-    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Also write the scores here, as JSON lines."
-)
+@click.option("--to", type=OUTPUT, metavar="FILE", help="Also write the scores here, as JSON lines.")
 def score(
     files: tuple[Path, ...],
     hw: str | None,
@@ -236,7 +247,7 @@ def score(
 
 @cli.command()
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--seed", type=SEED, help="The run's, where it was given one.")
 @click.option(
     "--engine", default="auto", show_default=True, type=click.Choice(serving.ENGINES), help="auto: vLLM if there."
 )
@@ -263,7 +274,7 @@ def serve(
 @HARDWARE
 @FOLDER
 @OUT
-@click.option("--to", type=click.Path(path_type=Path), help="The page. [report.html in the first run]")
+@click.option("--to", type=OUTPUT, help="The page. [report.html in the first run]")
 @PRICE
 def report(
     roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None, price: float | None
@@ -380,8 +391,8 @@ def reproduce(
     """Run the chain once per seed and show each target's mean ± standard deviation."""
     loaded = load_recipe(hw, directory, data, weights, changes, None)
     for word in seeds.split() or [""]:
-        if not word.isdecimal():
-            raise click.BadParameter(f"{seeds!r}: whole numbers separated by spaces", param_hint="--seeds")
+        if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
+            raise click.BadParameter(f"{seeds!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
     finals = reproducing.final_stages(loaded) if until is None else until.split() or [""]
     for word in finals:
         if word not in recipe.STAGES:
@@ -471,10 +482,7 @@ def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def results(file: Path) -> None:
     """Print a record that `reproduce` wrote (FILE) as a Markdown table."""
-    found = read_record(file, Reproduced)
-    if found is None:
-        raise RunError(f"{file}: not a file")
-    click.echo(reproducing.markdown(found))
+    click.echo(terminal.harmless(reproducing.table_of(file)))
 
 
 def load_recipe(
@@ -527,62 +535,12 @@ def announce_version(hw: str, directory: Path) -> None:
     line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
     if directory != versions[0]:
         line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
-    print(line, file=sys.stderr)
+    terminal.say(line)
 
 
 def main() -> None:
     """Entry point of `rlhf`."""
     guarded(cli)
-
-
-def guarded(command: click.Command) -> None:
-    """Run a command; what can go wrong becomes one line and a non-zero exit code."""
-    try:
-        command.main(standalone_mode=False)
-        print(end="", flush=True)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except ParentMissing as error:
-        fail(f"{error}: first run `{_same_command(error)}`")
-    except (recipe.RecipeError, DataError, RunError, tracking.TrackerError) as error:
-        fail(str(error))
-    except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
-        print(f"{command.name}: nobody reads the output any more", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
-    except OSError as error:
-        fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-    except (KeyboardInterrupt, click.Abort):
-        training = {"run", "reproduce"} & {*sys.argv[1:2]}
-        way = "; `--resume` (make: RESUME=1) continues from the newest checkpoint" if training else ""
-        if not distributed.report("stopped"):
-            print(f"stopped{way}", file=sys.stderr)
-        sys.exit(130)
-    except RuntimeError as error:
-        if not distributed.lost(error):
-            raise
-        if not distributed.report("another rank has ended"):
-            print("error: another rank has ended; its own message says why", file=sys.stderr)
-        sys.exit(distributed.LOST)
-
-
-def fail(message: str) -> None:
-    if not distributed.report(message):
-        print(f"error: {message}", file=sys.stderr)
-    sys.exit(1)
-
-
-def _same_command(missing: ParentMissing) -> str:
-    """The command line that was given, for the stage that is missing."""
-    arguments = list(sys.argv[1:])
-    valued = {
-        f"--{name}"
-        for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on", "price")
-    }
-    place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
-    arguments[place] = missing.parent
-    return shlex.join(["rlhf", *(word for word in arguments if word != "--resume" or missing.begun)])
 
 
 if __name__ == "__main__":

@@ -7,18 +7,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 
 from rlhf import published
 from rlhf.published import Figure, Verdict
+from rlhf.terminal import harmless as harmless
 
 WIDTH = 140  # of tables where there is no terminal
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()
-OUT = Console(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
-ERR = Console(stderr=True, highlight=False)
+
+
+class Screen(Console):
+    """A console on which only rich's own control codes reach the terminal, none of what is printed."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+OUT = Screen(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
+ERR = Screen(stderr=True, highlight=False)
 _PLAIN_SECONDS = 20  # between two lines of progress where there is no terminal
 
 
@@ -185,11 +197,6 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     for row in rows:
         table.add_row(*map(escape, row))
     OUT.print(table)
-
-
-def harmless(text: str) -> str:
-    """The text without the control characters by which it could take over a terminal."""
-    return "".join(c for c in text if c in "\n\t" or (c.isprintable() or c == "\u200d"))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Ratings of `rlhf ab` and `rlhf judge` as preference rows, which training and `rlhf data check` read."""
 
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -11,7 +10,9 @@ import click
 
 from rlhf import ab, console
 from rlhf.data import formats
+from rlhf.options import OUTPUT
 from rlhf.run import RunError, read_lines, read_manifest
+from rlhf.terminal import say
 
 VERDICTS = ("a", "b", "tie")  # a skip is none
 
@@ -85,7 +86,7 @@ def ratings_group() -> None:
 @click.option("--b", metavar="POLICY", help="As `rlhf ab` was given it. [ppo; dpo where there is no ppo]")
 @click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count this rater only; may be repeated.")
 @click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [left out]")
-@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="The JSON lines file.")
 def export_ratings(
     root: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path
 ) -> None:
@@ -101,10 +102,9 @@ def export_ratings(
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows), encoding="utf-8")
     console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
-    print(
+    say(
         f"note: these prompts were held out with seed {manifest['seed']}, and are again with that seed: train on "
-        "them with another --seed, and do not evaluate on what was trained on",
-        file=sys.stderr,
+        "them with another --seed, and do not evaluate on what was trained on"
     )
 
 

@@ -3,13 +3,12 @@
 import math
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf import console, published
+from rlhf import console, endings, published
 from rlhf.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.recipe import STAGES, Loaded, parents
 from rlhf.run import RunError, read_manifest, read_summary, write_json
@@ -31,7 +30,7 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
     for seed in seeds:
         for stage in stages:
             arguments = ["run", stage, "--if-needed", "--resume", "--seed", str(seed), "--out", str(root(out, seed))]
-            if subprocess.run([sys.executable, "-m", "rlhf.cli", *arguments, *options], check=False).returncode:
+            if endings.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
                 again = shlex.join(["rlhf", *arguments, *options])
                 raise RunError(f"seed {seed} stopped in {stage}; nothing is lost: mend it and run this again ({again})")
 
@@ -69,6 +68,14 @@ def show(found: dict[str, Any]) -> None:
     title = f"{found['recipe']} {found['version']}, seeds {' '.join(found['seeds'])}"
     columns, *body = rows(found)
     console.rows_table(title, columns, body)
+
+
+def table_of(file: Path) -> str:
+    """The Markdown table of a record that `record` wrote. Raises RunError where the file is none."""
+    found = records.read(file, records.Reproduced)
+    if found is None or not found["seeds"]:
+        raise RunError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
+    return markdown(found)
 
 
 def markdown(found: dict[str, Any]) -> str:

@@ -19,8 +19,8 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +32,7 @@ from rlhf import recipe as recipes
 from rlhf.recipe import Loaded
 from rlhf.records import SCHEMA
 from rlhf.records import RunError as RunError
+from rlhf.terminal import say
 
 LARGE = 10**9  # bytes: a larger result is hashed when it is read, not whenever its stage is found to be done
 REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
@@ -159,9 +160,19 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time in a stage's directory."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / f".{self.stage}.lock", "w") as handle:
+        """Hold the stage's directory for one process at a time.
+
+        Raises RunError where another process holds it, or where nothing can be written.
+        """
+        lock = self.root / f".{self.stage}.lock"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+        with open(number, "w") as handle:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise RunError(f"{lock}: a pipe or a device in place of the lock; remove it")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -232,7 +243,7 @@ class Run:
             problem = checkpoint_problem(folder)
             if problem is None:
                 return folder
-            print(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before", file=sys.stderr)
+            say(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before")
         return None
 
     def finish(
@@ -299,7 +310,7 @@ class Run:
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        print(f"{self.stage}: what was there is now in {aside}", file=sys.stderr)
+        say(f"{self.stage}: what was there is now in {aside}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -323,7 +334,7 @@ class Run:
         try:
             return records.read(self.path / "manifest.json", records.Manifest) is not None
         except RunError as error:
-            print(f"{self.stage}: {error}; starting afresh", file=sys.stderr)
+            say(f"{self.stage}: {error}; starting afresh")
             return False
 
     def _changed(self, file: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlhf.chat import finished
 from rlhf.recipe import Loaded
 from rlhf.run import Run, RunError
+from rlhf.terminal import say
 
 ENGINES = ("auto", "transformers", "vllm")
 
@@ -41,7 +42,7 @@ def become(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None
 
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # transformers' list of models looks there and needs it
     address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/v1"
-    print(f"serving {model} at {address}; Ctrl-C ends it", file=sys.stderr, flush=True)
+    say(f"serving {model} at {address}; Ctrl-C ends it")
     os.chdir(out)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.execv(words[0], words)

@@ -1,4 +1,4 @@
-"""YAML read into frozen, strictly typed objects, with every mistake told in one line: file, key and the way out."""
+"""Parsed YAML as frozen, strictly typed objects; every mistake is one line: file, key and the way out."""
 
 import difflib
 import json
@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message is one line for the person who wrote it."""
+from rlhf.plain_yaml import RecipeError as RecipeError
+from rlhf.plain_yaml import parse
+from rlhf.plain_yaml import read_yaml as read_yaml
 
 
 class Section(BaseModel):
@@ -20,41 +19,8 @@ class Section(BaseModel):
 
 
 SectionT = TypeVar("SectionT", bound=Section)
+MAX_KEY = 200  # characters of a dotted key
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
-
-
-class Yaml(yaml.SafeLoader):
-    """YAML whose numbers may be written 1e-4 (YAML 1.1 reads that as text) and whose keys may not repeat."""
-
-    def construct_mapping(self, node, deep=False):
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """The keys of a YAML file. Raises RecipeError."""
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Yaml)
-    except FileNotFoundError:
-        raise RecipeError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}: not UTF-8 at byte {error.start}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise RecipeError(f"{file}:{line}: {error.problem or 'not valid YAML'}") from None
-    if not isinstance(content, dict):
-        raise RecipeError(f"{file}: holds no keys")
-    return content
 
 
 def validate(kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], at: str = "") -> SectionT:
@@ -72,7 +38,10 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     """The first problem, an unknown key before any other: a misspelt key is also reported as missing."""
     problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     problem = problems[0]
-    location = [str(part) for part in problem["loc"] if re.fullmatch(r"\w+", str(part))]  # without names of types
+    *above, last = problem["loc"] or ("",)
+    location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]  # without names of types
+    if problem["type"] == "extra_forbidden" or re.fullmatch(r"\w+", str(last)):
+        location.append(str(last))
     key = at + ".".join(location)
     touched = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
     where = f"{file} with --set" if overrides and (touched or not key) else str(file)
@@ -109,24 +78,25 @@ def _section_types(annotation: Any) -> list[type[Section]]:
 
 
 def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
-    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file."""
+    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file.
+
+    Raises RecipeError.
+    """
     found: dict[str, Any] = {}
     for item in items:
         key, sign, value = item.partition("=")
-        if not sign or not key:
+        key = key.strip()
+        if not sign or len(key) > MAX_KEY or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
-        try:
-            found[key.strip()] = yaml.load(value, Yaml)
-        except yaml.YAMLError:
-            raise RecipeError(f"--set {item}: the value is not valid YAML") from None
+        found[key] = parse(value, f"--set {item}", lines=False)
     return found
 
 
 def as_yaml(value: Any) -> str:
     """A value as it is written after `--set KEY=`."""
-    if isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) and yaml.load(value, Yaml) == value:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value) and parse(value, "") == value:
         return value
-    return json.dumps(value)  # every JSON value is YAML
+    return json.dumps(value, ensure_ascii=False)  # every JSON value is YAML
 
 
 def with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

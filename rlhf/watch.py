@@ -7,7 +7,6 @@ and says what it has seen, or nothing; thresholds are ours unless a source stand
 import itertools
 import math
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from rlhf.recipe import Recipe, as_yaml
 from rlhf.records import FindingLine, MetricsLine, read_lines
 from rlhf.run import Run, RunError
 from rlhf.stats import sigmoid
+from rlhf.terminal import say
 
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
 FEW = 5  # logged rows whose mean is looked at, and that a check waits for
@@ -321,7 +321,7 @@ class Watch:
             if finding.check not in self.told:
                 self.told.add(finding.check)
                 self.run.log_finding(step, finding._asdict())
-                print(f"{self.run.stage}, {finding}", file=sys.stderr)
+                say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
                 raise RunError(
                     f"{self.run.stage}: stopped on {finding.check}; with another setting it begins anew (--set, and "

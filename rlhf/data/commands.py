@@ -10,6 +10,7 @@ import click
 from rlhf import console
 from rlhf.data import convert, flaws, formats, quality, show, spread
 from rlhf.data.formats import DataError
+from rlhf.options import OUTPUT, SEED
 
 
 @click.group("data")
@@ -20,7 +21,7 @@ def data_group() -> None:
 @data_group.command("check")
 @click.argument("files", nargs=-1, required=True)
 @click.option("--heldout", multiple=True, metavar="FILE", help="Look for leakage into this file, not within FILES.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the split, as in training.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the split, as in training.")
 @click.option(
     "--heldout-fraction",
     "fraction",
@@ -31,7 +32,7 @@ def data_group() -> None:
 )
 @click.option("--tokenizer", metavar="DIR", help="Count lengths in the tokens of this local tokenizer, not in words.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Write that JSON object to FILE as well.")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="Write that JSON object to FILE as well.")
 def check_data(
     files: tuple[str, ...],
     heldout: tuple[str, ...],
@@ -63,13 +64,16 @@ def check_data(
     malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
     if malformed:
         raise DataError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
-    sys.exit({"error": 1, "warning": 3}.get(report.severity, 0))
+    if report.severity == "error":
+        worst = next(line for line in report.verdicts() if line.severity == "error")
+        raise DataError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
+    sys.exit(3 if report.severity == "warning" else 0)
 
 
 @data_group.command("show")
 @click.argument("files", nargs=-1, required=True)
 @click.option("--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="How many to show.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random choice of rows.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random choice of rows.")
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
     "--only", type=click.Choice(list(flaws.FLAWS)), help="Only rows with this flaw, as `data check` counts it."
@@ -93,7 +97,7 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out instead of stopping at the first.")
-@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="The JSON lines file.")
 def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
     """Rewrite FILES of any known kind as JSON lines in one plain form.
 

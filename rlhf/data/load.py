@@ -1,6 +1,5 @@
 """The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rlhf.data.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
 from rlhf.records import Generated, read
 from rlhf.run import Run, RunError, read_manifest, sha256, write_json
+from rlhf.terminal import say
 
 T = TypeVar("T")
 Prompt = tuple[Message, ...]
@@ -129,11 +129,11 @@ def load(run: Run) -> Corpus:
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
-        print(f"{run.stage}: data.drop left out {counts}", file=sys.stderr)
+        say(f"{run.stage}: data.drop left out {counts}")
     distributed.agree("data", facts["sha256"])
     if facts["left_out"]:
         first = ", ".join(facts["left_out"][:3])
-        print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)
+        say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
         earlier[run.root / parent] = read_manifest(run.root / parent).get("data")

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.published import GB, Verdict, compare
 from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError
+from rlhf.terminal import say
 
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 
@@ -299,11 +299,11 @@ def _assignments(changes: Mapping[str, Any]) -> str:
 
 
 def size(text: str) -> int:
-    """`12GB` -> bytes. Raises RunError for anything else."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(GB|GiB)?", text, re.IGNORECASE)
+    """`12GB` -> bytes. Raises RunError for anything else, a number without a unit too."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)", text, re.IGNORECASE)
     if not match or not float(match[1]):
-        raise RunError(f"--fit {text}: write a size in gigabytes, for example 12GB")
-    return round(float(match[1]) * (2**30 if (match[2] or "").lower() == "gib" else GB))
+        raise RunError(f"--fit {text}: write a size with its unit, for example 12GB")
+    return round(float(match[1]) * (2**30 if match[2].lower() == "gib" else GB))
 
 
 def card_bytes(loaded: Loaded) -> int:
@@ -326,7 +326,7 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -
     try:
         predicted = predict(loaded, stage)
     except PredictionError as error:
-        print(f"{error}; going on without", file=sys.stderr)
+        say(f"{error}; going on without")
         return None
     need = reserved(predicted[""], hardware.device)
     if need <= card * GB:

@@ -3,11 +3,13 @@
 import importlib
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import cuda, distributed, tracking
+from rlhf import cuda, distributed, endings, tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
 from rlhf.run import Follower, Run, RunError, trained_policies, verified
@@ -41,7 +43,7 @@ def execute(
     run = Follower(out, loaded, stage) if distributed.rank() else Run(out, loaded, stage)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
-    with run.locked():
+    with endings.keeping(partial(kept, run)), _in_words(run), run.locked():
         summary = run.done()
         if summary is not None:
             return summary, None, run.path
@@ -71,14 +73,56 @@ def execute(
 
 
 def _run(run: Run, device: Any) -> Result:
+    return importlib.import_module(f"rlhf.stages.{run.stage}").run_stage(run, device)
+
+
+def kept(run: Run) -> str:
+    """What an unfinished stage leaves, and the command that goes on from it."""
     try:
-        return importlib.import_module(f"rlhf.stages.{run.stage}").run_stage(run, device)
-    except Exception as error:
-        if shutil.disk_usage(run.path).free < FULL_DISK_BYTES:  # libraries report it in many ways
-            raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
-            raise RunError(
-                f"{run.stage}: out of memory on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with "
-                "the same --set, looks for settings that fit, and nvidia-smi shows who else is on the card"
-            ) from error
+        steps = run.checkpoint_steps()
+    except (OSError, ValueError):
+        steps = []
+    if not steps:
+        return f"{run.stage} has no checkpoint yet and begins anew"
+    return f"{run.checkpoint(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
+
+
+@contextmanager
+def _in_words(run: Run) -> Iterator[None]:
+    """Turn a full disk and memory that runs out into a RunError; libraries report them in many ways."""
+    try:
+        yield
+    except RunError:
         raise
+    except Exception as error:
+        if _disk_is_full(run.root):
+            raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
+        if endings.out_of_memory(error):
+            raise RunError(f"{run.stage}: out of memory{_way_out(run, error)}. {kept(run)}") from error
+        raise
+
+
+def _disk_is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < FULL_DISK_BYTES
+    except OSError:
+        return False
+
+
+def _way_out(run: Run, error: BaseException) -> str:
+    """Where memory ran out and which settings need less."""
+    if type(error).__name__ == "OutOfMemoryError":  # CUDA's, named without importing torch
+        return (
+            f" on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with the same --set, looks for "
+            "settings that fit, and nvidia-smi shows who else is on the card"
+        )
+    options = getattr(run.loaded.recipe, run.stage)
+    sizes = [
+        f"{run.stage}.{key} (now {value})"
+        for key in ("per_device_train_batch_size", "rollout_batch_size", "batch_size")
+        if key != "batch_size" or run.stage == "evaluate"
+        for value in [getattr(options, key, None)]
+        if value
+    ]
+    smaller = f", or try a smaller {' and '.join(sizes)}" if sizes else ""
+    return f"{endings.limit_in_words()}: free some, or allow more{smaller}"

@@ -7,7 +7,6 @@ Several ranks share out rows and hold all numbers of a batch alike (rlhf/distrib
 
 import math
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from rlhf.rollout import Observer, Rollout, Sampling, sample
 from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, write_json
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
+from rlhf.terminal import say
 
 
 class RandomState(Record):
@@ -163,10 +163,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         telemetry.note_components(shared.peft, trained.optimizer)
     best = distributed.from_main(lambda: choose_checkpoints(run, options))
     if options.adapter == "best" and best is None:
-        print(
-            f"ppo: no checkpoint is within best_kl_limit: {options.best_kl_limit} nats/token; the result is the last",
-            file=sys.stderr,
-        )
+        say(f"ppo: no checkpoint is within best_kl_limit: {options.best_kl_limit} nats/token; the result is the last")
     elif options.adapter == "best" and best is not None and best != trained.step:
         trained.take_policy(run.checkpoint(best))
         after = None

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 # Each layer may import itself and those to its right: cli -> stages -> models, rollout -> data, run -> objectives.
 LAYERS = (
     ("cli",),
+    ("guard",),
     ("reproduce", "fetch", "serve", "chat", "report", "ab", "judge", "score", "ratings", "comparison"),
     ("memory",),
     ("stages",),
@@ -22,6 +23,8 @@ LAYERS = (
     ("recipe", "records"),
     ("schema", "published"),
     ("strict", "stats"),
+    ("plain_yaml", "endings", "options"),
+    ("terminal",),
     ("objectives",),
 )
 

@@ -15,7 +15,8 @@ from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, reserved
 from rlhf.recipe import Loaded
 from rlhf.run import RunError
-from rlhf.strict import Yaml, with_overrides
+from rlhf.plain_yaml import Yaml
+from rlhf.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
 
 LEARNING = strategies.STAGES

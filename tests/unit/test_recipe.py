@@ -7,7 +7,7 @@ import yaml
 
 from rlhf import recipe
 from rlhf.recipe import RecipeError
-from rlhf.strict import Yaml
+from rlhf.plain_yaml import Yaml
 
 ROOT = Path(__file__).parents[2] / "recipes"
 CPU = ROOT / "cpu-tiny" / "v1"
