@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf import console, endings, published
+from rlhf import console, endings, published, records
 from rlhf.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.recipe import STAGES, Loaded, parents
 from rlhf.run import RunError, read_manifest, read_summary, write_json

@@ -16,6 +16,7 @@ MOST_LINES = 30  # on stderr
 ERROR = re.compile(r"^(error|Error): ", re.M)
 # Everything a terminal may obey: C0 without tab and newline, DEL, C1, and the marks that reorder text.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+SOUND = 0.05  # share of cases that nothing is wrong with: a group that refuses everything has learned nothing
 CANARY = "fuzz-canary"  # a file that only executed input would make
 
 
@@ -58,8 +59,9 @@ def judge(case: Case, outcome: Outcome, before: dict[str, str]) -> Verdict:
         flaws["memory"] = f"{outcome.peak / 1e9:.1f} GB resident"
     elif outcome.code < 0:
         flaws["traceback"] = f"ended by signal {-outcome.code}"
-    if "Traceback (most recent call last)" in text:
-        flaws["traceback"] = text.strip().rpartition("\n")[2][:300]
+    if "Traceback (most recent call last)" in text or "this is a bug" in text:
+        raised = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)\b.*", text, re.M)
+        flaws["traceback"] = (raised or text.strip().splitlines())[-1][:300]
     if not flaws:
         said = _speech(verdict.accepted, text, shown)
         if said:

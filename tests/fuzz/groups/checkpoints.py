@@ -11,7 +11,7 @@ from typing import Any
 from tests.fuzz.groups.adapters import Executed, spoil_adapter
 from tests.fuzz.groups.run_dirs import same_result, spoil
 from tests.fuzz.mutate import damage, leaves, nasty
-from tests.fuzz.oracle import Case
+from tests.fuzz.oracle import SOUND, Case
 from tests.fuzz.reference import Reference, finite_result
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo")
@@ -38,7 +38,10 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
     steps = sorted((folder / "checkpoints").glob("step-*"))
     kind = random.random()
     sealed = False
-    if kind < 0.15:
+    sound = random.random() < SOUND
+    if sound:
+        name = "as it should be"
+    elif kind < 0.15:
         name = _odd_folder(random, folder / "checkpoints", steps[-1])
     elif kind < 0.35:
         target = random.choice([*folder.glob("*.json*"), *folder.glob("checkpoints/*.json")])
@@ -60,6 +63,7 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
         )
     found = Case(f"run {stage} --resume, {name}", ["run", stage, *reference.options(), "--resume"], place)
     found.rewritten = ("manifest.json",)  # it says how the run was started last
+    found.must = "accept" if sound else "either"
     if sealed:  # a state that is a plausible number cannot be known to be another one
         found.valid = lambda outcome: finite_result(folder)
     else:

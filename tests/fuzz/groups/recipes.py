@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tests.fuzz.mutate import DELETE, Path_, changed, damage, deep_text, get, leaves, nasty
-from tests.fuzz.oracle import Case
+from tests.fuzz.oracle import SOUND, Case
 from tests.fuzz.reference import ROOT, STAGES, Reference, finite_result
 
 ABSURD = 10**15  # no key of a recipe can mean a whole number as large
@@ -73,6 +73,8 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
     directory = place / "recipes" / ROOT
     shutil.copytree(reference.recipe, directory)
     file = directory / "recipe.yaml"
+    if random.random() < SOUND:
+        return Case("recipe as it should be", ["fetch", "--recipe", str(directory)], place, must="accept")
     kind = random.random()
     if kind < 0.35:
         return _value(random, place, reference, file, by_option=False)
