@@ -23,7 +23,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +224,8 @@ class Run:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps whose checkpoints exist, in order; a folder of any other name is left alone."""
-        names = [folder.name for folder in (self.path / "checkpoints").glob("step-*")]
-        steps = [int(found[1]) for name in names if (found := re.fullmatch(r"step-([0-9]{6,18})", name))]
+        names = {folder.name for folder in (self.path / "checkpoints").glob("step-*")}
+        steps = {int(found[1]) for name in names if (found := re.fullmatch(r"step-([0-9]{6,18})", name))}
         return sorted(step for step in steps if self.checkpoint(step).name in names)
 
     def checkpoint(self, step: int) -> Path:
@@ -408,6 +408,11 @@ def checkpoint_problem(folder: Path) -> str | None:
         name for name in there - {*record["sha256"], "checkpoint.json"} if not Path(name).name.startswith(".")
     )
     return f"{others[0]} does not belong to it" if others else None
+
+
+def resuming(folder: Path) -> AbstractContextManager[None]:
+    """Around whatever reads a checkpoint to go on from it: a RunError says how to do without it."""
+    return records.advising(f"move {folder} away, and --resume takes the checkpoint before it")
 
 
 # -- finished stages ---------------------------------------------------------------------------------------------------

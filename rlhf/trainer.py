@@ -25,7 +25,7 @@ from rlhf.models.optimizer import page_states
 from rlhf.models.weights import ADAPTER_FILE
 from rlhf.recipe import Optimization
 from rlhf.records import reading
-from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, write_json
+from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, resuming, write_json
 from rlhf.telemetry import Telemetry
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
@@ -189,8 +189,7 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
     with, or unpickle."""
     folder = run.resumed_from
     assert folder
-    way_out = f"move {folder} away, and --resume takes the checkpoint before it"
-    with records.advising(way_out):
+    with resuming(folder):
         state = records.read(folder / "trainer_state.json", records.TrainerState)
         if state is None or state["global_step"] != checkpoint_step(folder):
             raise RunError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
@@ -201,7 +200,7 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
             _check_parts(trainer, folder)
 
     for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
-        setattr(trainer, name, _reading_from(folder, way_out, getattr(trainer, name)))
+        setattr(trainer, name, _reading_from(folder, getattr(trainer, name)))
 
 
 def _check_parts(trainer: Trainer, folder: Path) -> None:
@@ -225,11 +224,11 @@ def _check_parts(trainer: Trainer, folder: Path) -> None:
     records.check(stored.unpickled(file), records.SchedulerState, str(file))
 
 
-def _reading_from(folder: Path, way_out: str, load: Callable[..., Any]) -> Callable[..., Any]:
+def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
     """`load`, with whatever it raises as one line that names the checkpoint."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        with records.advising(way_out), reading(folder):
+        with resuming(folder), reading(folder):
             return load(*args, **kwargs)
 
     return guarded
@@ -300,7 +299,8 @@ class _RunCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         if self.run.resumed_from:
-            stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
+            with resuming(self.run.resumed_from):
+                stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
         page_states(optimizer)  # a resumed run has just loaded it
         self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
 

@@ -86,13 +86,15 @@ def load_codec(run: Run) -> Codec:
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
+    base: dict[str, Any] = {}
+    if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class looks into it too
+        base = records.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
     with _loading("the tokenizer", name, settings):
         codec = tokenize.load(name, settings.revision, settings.template)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
     rows, whose = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
-    if rows is None and run.loaded.recipe.model.source in ("pretrain", "local"):
-        config = records.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
-        rows, whose = config.get("vocab_size"), "the base model's vocab_size is"
+    if rows is None:
+        rows, whose = base.get("vocab_size"), "the base model's vocab_size is"
     if rows and entries > rows:
         raise RunError(f"the tokenizer {name} has {entries} entries, {whose} only {rows}")
     return codec

@@ -35,7 +35,7 @@ from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe import Ppo
 from rlhf.records import Amount, Count, MetricsLine, Number, OptimizerState, Record, SchedulerState, read_lines, reading
 from rlhf.rollout import Observer, Rollout, Sampling, sample
-from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, write_json
+from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, resuming, write_json
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
 from rlhf.terminal import say
@@ -121,7 +121,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("evaluate"):
         before = evaluate("reference")
     if run.resumed_from:
-        with records.advising(f"move {run.resumed_from} away, and --resume takes the checkpoint before it"):
+        with resuming(run.resumed_from):
             trained = Trained.load(shared, rm, options, run.resumed_from)
     else:
         with telemetry.phase("evaluate"):

@@ -121,6 +121,107 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage
     assert "step-000002 cannot be used" in capsys.readouterr().err
 
 
+def whole(**keys):
+    return lambda record: record | keys
+
+
+def without(key):
+    return lambda record: {name: value for name, value in record.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(without("sha256"), "'sha256' is missing", id="ckjson-nosha"),
+        pytest.param(whole(sha256=None), "sha256: ", id="ckjson-shanull"),
+        pytest.param(whole(sha256=["x"]), "sha256: ", id="ckjson-shalist"),
+        pytest.param(whole(sha256={}), "sha256: ", id="ckjson-shaempty"),
+        pytest.param(whole(sha256={"../x": "0" * 64}), "not the name of a file inside", id="ckjson-shaout"),
+        pytest.param(whole(wall_seconds="1"), "wall_seconds: ", id="ckjson-wall"),
+        pytest.param(whole(wall_seconds=float("nan")), "wall_seconds: ", id="ckjson-wallnan"),
+        pytest.param(
+            without("wall_seconds"),
+            "'wall_seconds' is missing",
+            id="ckjson-nowall",
+        ),
+        pytest.param(whole(step=1), "checkpoint.json is that of step 1", id="ckjson-step"),
+        pytest.param(lambda r: [r], "checkpoint.json: input should be", id="ckjson-list"),
+    ],
+)
+def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys, change, said):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    checkpoint(run, 2)
+    record = run.checkpoint(2) / "checkpoint.json"
+    record.write_text(json.dumps(change(json.loads(record.read_text()))))
+    again = started(tmp_path, resume=True)
+    assert again.resumed_from is not None and again.resumed_from.name == "step-000001"
+    err = capsys.readouterr().err
+    assert "step-000002 cannot be used" in err and said in err and len(err.splitlines()) == 1
+
+
+def test_a_checkpoint_with_a_file_that_it_does_not_name_is_passed_over(tmp_path):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    (run.checkpoint(1) / ".DS_Store").write_text("what a file manager leaves")
+    assert checkpoint_problem(run.checkpoint(1)) is None
+    (run.checkpoint(1) / "pytorch_model.bin").write_text("a pickle")
+    assert checkpoint_problem(run.checkpoint(1)) == "pytorch_model.bin does not belong to it"
+
+
+@pytest.mark.parametrize(
+    "name", ["step-abc", "step-", "step--1", "step-1e3", "step-000002.bak", "step-2", "step-00000002", "step-٠٠٠٠٠٢"]
+)
+def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path, name):
+    """A backup beside the checkpoints, for example; the last two names are numbers that no run writes so."""
+    run = started(tmp_path)
+    checkpoint(run, 2)
+    checkpoint(run, 3)
+    (run.path / "checkpoints" / name).mkdir()
+    assert run.checkpoint_steps() == [2, 3]
+    again = started(tmp_path, resume=True)
+    again.drop_checkpoints(1, spare=None)
+    assert again.checkpoint_steps() == [3] and (run.path / "checkpoints" / name).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        pytest.param("metrics.jsonl", {"loss": 1.0}, r"metrics.jsonl:2: key 'step' is", id="res-metrics-nostep"),
+        pytest.param("metrics.jsonl", {"step": "2"}, r"metrics.jsonl:2: step: input", id="res-metrics-strstep"),
+        pytest.param("metrics.jsonl", {"step": True}, r"metrics.jsonl:2: step: input", id="res-metrics-boolstep"),
+        pytest.param("metrics.jsonl", {"step": 2, "loss": "x"}, r"metrics.jsonl:2: loss: ", id="res-metrics-strloss"),
+        pytest.param("telemetry.jsonl", [1], r"telemetry.jsonl:1: input should be", id="res-telemetry-list"),
+        pytest.param("samples.jsonl", {"prompt": "a"}, r"samples.jsonl:1: key 'step'", id="res-samples-nostep"),
+        pytest.param("findings.jsonl", {"step": 1}, r"findings.jsonl:1: key 'check' is", id="res-findings-nocheck"),
+    ],
+)
+def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
+    run = started(tmp_path)
+    run.log(1, {"loss": 1.0})
+    checkpoint(run, 1)
+    with open(run.path / file, "a") as handle:
+        handle.write(json.dumps(line) + "\n")
+    with pytest.raises(RunError, match=said) as caught:
+        started(tmp_path, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "", '{"schema": 1, "rec', "[]", '{"schema": 99}'])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_that_was_killed_with_its_manifest_is_started_afresh(tmp_path, content, steps):
+    """Before the first step nothing is lost; checkpoints that nothing vouches for are set aside."""
+    run = started(tmp_path)
+    for step in range(steps):
+        checkpoint(run, step + 1)
+    (run.path / "manifest.json").unlink()
+    if content is not None:
+        (run.path / "manifest.json").write_text(content)
+    again = started(tmp_path, resume=True)
+    assert again.resumed_from is None and read_json(again.path / "manifest.json")["resumed_from"] is None
+    assert (run.path.with_name("sft.before-1") / "checkpoints/step-000001").exists() == bool(steps)
+
+
 def test_a_checkpoint_that_fails_while_it_is_written_leaves_no_trace_among_the_whole_ones(tmp_path):
     run = started(tmp_path)
     checkpoint(run, 1)
