@@ -36,8 +36,11 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal asked this process to end; `kept` says what is left of its work and how to go on."""
+class Stopped(BaseException):
+    """A signal asked this process to end; `kept` says what is left of its work and how to go on.
+
+    Not a KeyboardInterrupt: click answers one with a line of its own.
+    """
 
     def __init__(self, number: int, kept: str = ""):
         super().__init__(signal.Signals(number).name)
