@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from rlhf import console, stats
 from rlhf.console import harmless
 from rlhf.data.formats import DataError
+from rlhf.endings import Stopped
 from rlhf.records import SampleLine, read_lines
 from rlhf.run import RunError, verified
 
@@ -398,7 +399,7 @@ def serve(server: Server) -> None:
     console.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})", markup=False)
     try:
         server.serve_forever()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         console.OUT.print(f"stopped; {len(standing(server.file))} ratings in {server.file}", markup=False)
     finally:
         server.server_close()

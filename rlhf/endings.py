@@ -35,9 +35,14 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
+_UNDER_A_LIMIT = re.compile("failed to map segment|without exception set")  # has other causes where there is none
 
-class Stopped(KeyboardInterrupt):
-    """A signal asked this process to end; `kept` says what is left of its work and how to go on."""
+
+class Stopped(BaseException):
+    """A signal asked this process to end; `kept` says what is left of its work and how to go on.
+
+    Not a KeyboardInterrupt: click answers one with a line of its own.
+    """
 
     def __init__(self, number: int, kept: str = ""):
         super().__init__(signal.Signals(number).name)
@@ -215,7 +220,7 @@ def out_of_memory(error: BaseException) -> bool:
         ours = type(found).__module__.partition(".")[0] == "rlhf"  # says what it means, and may quote others
         if not ours and not isinstance(found, ValueError | OSError) and _OUT_OF_MEMORY.search(str(found)):
             return True
-        if isinstance(found, ImportError) and memory_limit() and "failed to map segment" in str(found):
+        if memory_limit() and isinstance(found, ImportError | SystemError) and _UNDER_A_LIMIT.search(str(found)):
             return True
         found = found.__cause__ or found.__context__
     return False

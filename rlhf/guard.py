@@ -17,7 +17,6 @@ from rlhf.terminal import one_line, say, shortened, visible
 
 BUG = 70  # exit code of a bug, as sysexits.h has it
 LONGEST_TRACEBACK = 20_000  # characters
-TRAINING = ("run", "reproduce")
 
 
 def guarded(command: click.Command) -> None:
@@ -33,8 +32,9 @@ def guarded(command: click.Command) -> None:
     except click.ClickException as error:
         _show(error)
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort) as error:
-        sys.exit(_stopped(error))
+    except (endings.Stopped, KeyboardInterrupt, click.Abort) as error:
+        ended = error.__cause__  # click takes the end of a file for Ctrl-D
+        sys.exit(_failed(ended) if isinstance(ended, EOFError) else _stopped(error))
     except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
         say(f"{command.name}: nobody reads the output any more")
         _abandon_stdout()
@@ -52,8 +52,11 @@ def fail(message: str) -> int:
 
 def _tell(line: str) -> None:
     """Say that a signal ended the command; of several processes one does."""
-    if not distributed.report(one_line(line)) and not distributed.rank():
-        say(line)
+    if distributed.report(one_line(line)) or distributed.rank():
+        return
+    if sys.stderr is not None and sys.stderr.isatty():
+        say("")  # the terminal has written ^C
+    say(line)
 
 
 def _failed(error: Exception) -> int:
@@ -81,14 +84,11 @@ def _failed(error: Exception) -> int:
 
 def _stopped(error: BaseException) -> int:
     """Say that a signal ended the command. Returns the exit code, as a shell gives it: 128 and the signal's number."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, endings.Stopped):
-        found = found.__cause__ or found.__context__
-    line = str(found or "stopped")
+    line = str(error) if isinstance(error, endings.Stopped) else "stopped"
     if sys.argv[1:2] == ["reproduce"]:
         line += "; the same command goes on: what is done is kept, what was interrupted is resumed"
     _tell(line)
-    return 128 + found.number if isinstance(found, endings.Stopped) else 130
+    return 128 + error.number if isinstance(error, endings.Stopped) else 130
 
 
 def _show(error: click.ClickException) -> None:

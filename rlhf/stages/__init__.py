@@ -1,5 +1,6 @@
 """One stage, one file. A stage takes a started run directory and returns its metrics and costs."""
 
+import errno
 import importlib
 import shutil
 import sys
@@ -16,6 +17,7 @@ from rlhf.run import Follower, Run, RunError, trained_policies, verified
 from rlhf.watch import Watch
 
 FULL_DISK_BYTES = 1_000_000
+LEAST_ADDRESSES = 2_000_000_000  # bytes; with 1.0 and 1.5e9 importing torch aborts the process, with 2.5e9 SFT runs
 
 
 class Result(NamedTuple):
@@ -43,6 +45,10 @@ def execute(
     run = Follower(out, loaded, stage) if distributed.rank() else Run(out, loaded, stage)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
+    limit = endings.memory_limit()
+    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process before Python hears of it
+        least = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
+        raise RunError(f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {least}; allow more")
     with endings.keeping(partial(kept, run)), _in_words(run), run.locked():
         summary = run.done()
         if summary is not None:
@@ -95,14 +101,16 @@ def _in_words(run: Run) -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:
-        if _disk_is_full(run.root):
+        if _disk_is_full(run.root, error):
             raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if endings.out_of_memory(error):
             raise RunError(f"{run.stage}: out of memory{_way_out(run, error)}. {kept(run)}") from error
         raise
 
 
-def _disk_is_full(folder: Path) -> bool:
+def _disk_is_full(folder: Path, error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
     try:
         return shutil.disk_usage(folder).free < FULL_DISK_BYTES
     except OSError:

@@ -25,6 +25,7 @@ SIZES: dict[str, Any] = SMALL | {
         for key, value in {"max_samples": 32, "max_eval_samples": 4, "logging_steps": 1, "save_steps": 1}.items()
     },
     "ppo.steps": 4,
+    "ppo.norm_responses": 8,
     "ppo.max_eval_samples": 4,
     "evaluate.max_samples": 4,
     "evaluate.batch_size": 4,

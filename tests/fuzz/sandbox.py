@@ -42,7 +42,15 @@ def warm() -> None:
     with quiet_libraries():
         for name in ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge"):
             importlib.import_module(f"rlhf.stages.{name}")
-        for name in ("rlhf.cli", "rlhf.report", "plotly.graph_objects", "pyarrow.parquet", "transformers.models.llama"):
+        for name in (
+            "rlhf.cli",
+            "rlhf.report",
+            "rouge_score.rouge_scorer",
+            "sacrebleu",
+            "plotly.graph_objects",
+            "pyarrow.parquet",
+            "transformers.models.llama",
+        ):
             importlib.import_module(name)
     gc.freeze()  # the collector would copy every page of what is shared
 
