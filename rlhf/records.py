@@ -166,6 +166,7 @@ class Checkpoint(Record):
     step: Count
     wall_seconds: Amount
     sha256: Annotated[Hashes, Field(min_length=1)]
+    log_lines: dict[Name, Count] | None = None  # of each log before the checkpoint; older ones lack it
 
 
 class BestCheckpoint(Record):

@@ -150,8 +150,9 @@ class Run:
             for step in self.checkpoint_steps():
                 if step > last:  # damaged, or it would have been chosen
                     shutil.rmtree(self.checkpoint(step))
-            for name, kind in LOGS.items():
-                _keep_until(self.path / name, kind, last)
+            logged = (records.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
+            for name, kind in LOGS.items():  # the checkpoint's own step may have logged after it
+                _keep_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
 
     def describe(self, **facts: Any) -> None:
         """Add facts to manifest.json, such as the data's fingerprint."""
@@ -210,11 +211,12 @@ class Run:
 
     def seal_checkpoint(self, step: int, folder: Path) -> Path:
         """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
-        for log in self.path.glob("*.jsonl"):
-            _sync(log)  # what leads to a checkpoint is on disk before it
+        self._sync_logs()  # what leads to a checkpoint is on disk before it
+        logged = {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.path / name).exists()}
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
-        write_json(folder / "checkpoint.json", {"step": step, "wall_seconds": self._wall(), "sha256": hashes})
+        record = {"step": step, "wall_seconds": self._wall(), "sha256": hashes, "log_lines": logged}
+        write_json(folder / "checkpoint.json", record)
         _sync_tree(folder)
         final = self.checkpoint(step)
         shutil.rmtree(final, ignore_errors=True)
@@ -274,6 +276,7 @@ class Run:
         }
         for folder in ("adapter", "model"):
             _sync_tree(self.path / folder)
+        self._sync_logs()
         write_json(self.path / "summary.json", summary)
         return summary
 
@@ -313,6 +316,10 @@ class Run:
         say(f"{self.stage}: what was there is now in {aside}")
 
     # -- details ---------------------------------------------------------------------------------------------------
+
+    def _sync_logs(self) -> None:
+        for log in self.path.glob("*.jsonl"):
+            _sync(log)
 
     def _wall(self) -> float:
         return round(self._spent + time.monotonic() - self._started, 3)
@@ -529,9 +536,9 @@ def _append(file: Path, rows: list[dict[str, Any]]) -> None:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _keep_until(file: Path, kind: type[records.Record], step: int) -> None:
-    """Drop lines after `step`: the resumed run writes them again."""
-    rows = records.read_lines(file, kind)
+def _keep_until(file: Path, kind: type[records.Record], step: int, lines: int | None = None) -> None:
+    """Drop lines after `step`, and all but the first `lines`: the resumed run writes them again."""
+    rows = records.read_lines(file, kind)[:lines]
     kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= step]
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text("".join(kept), encoding="utf-8")

@@ -94,6 +94,32 @@ def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
     assert [row["step"] for row in read_lines(again.path / "metrics.jsonl")] == [1, 2]
 
 
+def test_resume_forgets_what_the_checkpoint_s_own_step_logged_after_it(tmp_path):
+    run = started(tmp_path)
+    run.log_samples(1, [{"prompt": "a"}])
+    checkpoint(run, 1)
+    run.log_samples(1, [{"prompt": "b"}])  # as a stage does after its last step
+    run.log(1, {"loss": 1.0})
+    again = started(tmp_path, resume=True)
+    assert read_lines(again.path / "samples.jsonl") == [{"step": 1, "prompt": "a"}]
+    assert read_lines(again.path / "metrics.jsonl") == []
+    record = read_json(again.checkpoint(1) / "checkpoint.json")
+    del record["log_lines"]  # as checkpoints of earlier versions
+    write_json(again.checkpoint(1) / "checkpoint.json", record)
+    again.log_samples(1, [{"prompt": "b"}])
+    third = started(tmp_path, resume=True)
+    assert [row["prompt"] for row in read_lines(third.path / "samples.jsonl")] == ["a", "b"]
+
+
+def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp_path, monkeypatch):
+    run = started(tmp_path, stage="evaluate")
+    run.log_samples(0, [{"prompt": "a"}])
+    synced: list[str] = []
+    monkeypatch.setattr("rlhf.run._sync", lambda path: synced.append(path.name))
+    run.finish({}, COSTS)
+    assert synced.index("samples.jsonl") < synced.index(".summary.json.tmp")
+
+
 def test_resume_with_other_settings_is_refused(tmp_path):
     checkpoint(started(tmp_path), 1)
     with pytest.raises(RunError, match=r"made with another sft.learning_rate"):
