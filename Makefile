@@ -73,7 +73,7 @@ CHECK_ARGS ?=
 SHOW_ARGS ?=
 ## SCORE_ARGS more arguments for `make score`: "--to runs/scores.jsonl"
 SCORE_ARGS ?=
-## CASES      how many malformed inputs `make fuzz` tries [1500]
+## CASES      how many malformed inputs `make fuzz` tries [1200]
 CASES ?=
 ## KILLS      how often `make fuzz` interrupts stages [140]
 KILLS ?=

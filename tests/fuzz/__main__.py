@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.fuzz import kills, sandbox
 from tests.fuzz.oracle import Case, Verdict, hashes, judge
-from tests.fuzz.reference import Reference
+from tests.fuzz.reference import STAGES, Reference
 from tests.fuzz.sandbox import Outcome
 
 # Groups and their share of the cases.
@@ -40,11 +40,13 @@ FAILURES = Path(".fuzz")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of every case and every kill")
-    parser.add_argument("--cases", type=int, default=1500, help="malformed inputs, over all groups")
+    parser.add_argument("--cases", type=int, default=1200, help="malformed inputs, over all groups")
     parser.add_argument("--kills", type=int, default=140, help="kills and faults, over all stages")
     parser.add_argument("--only", metavar="GROUP[:INDEX]", help=f"one group, or one case of it: {', '.join(GROUPS)}")
-    parser.add_argument("--reference", type=Path, help="where a finished reference is, or is to be made and kept")
+    parser.add_argument("--quick", action="store_true", help="the share that `make test` runs")
     options = parser.parse_args()
+    if options.quick:
+        options.cases, options.kills = 20, 2
     started, used = time.monotonic(), _children()
     group, _, index = (options.only or "").partition(":")
     if group not in ("", "kills", *GROUPS):
@@ -56,7 +58,7 @@ def main() -> int:
         with open(os.devnull, "w") as nowhere:  # what is imported must not take this for its terminal
             os.dup2(nowhere.fileno(), 1)
         sandbox.warm()
-        reference = Reference(options.reference or Path(folder, "reference"))
+        reference = Reference(Path(folder, "reference"))
         reference.make()
         counts: dict[str, Counter[str]] = {}
         for name in GROUPS if not group else [group] if group != "kills" else []:
@@ -64,7 +66,8 @@ def main() -> int:
             counts[name] = run_group(name, indices, options.seed, Path(folder), reference)
         killed = []
         if group in ("", "kills") and options.kills:
-            killed = kills.run(options.kills, options.seed, Path(folder), reference)
+            stages = ("sft", "ppo") if options.quick else STAGES
+            killed = kills.run(options.kills, options.seed, Path(folder), reference, stages)
     flaws = sum(row["flaws"] for row in counts.values()) + sum(row.flaws for row in killed)
     cpu = _children() - used
     if counts:
@@ -91,15 +94,12 @@ def run_group(group: str, indices: Iterable[int], seed: int, folder: Path, refer
     for index in indices:
         place = folder / f"{group}-{index}"
         case, outcome, verdict = run_case(group, index, seed, place, reference)
-        counts.update(
-            cases=1,
-            accepted=verdict.accepted,
-            refused=not verdict.accepted,
-            tracebacks="traceback" in verdict.flaws,
-            hangs="hang" in verdict.flaws or "memory" in verdict.flaws,
-            wrong=bool({"wrong", "lost", "message"} & set(verdict.flaws)),
-            flaws=bool(verdict.flaws),
-        )
+        counts["cases"] += 1
+        counts["accepted" if verdict.accepted else "refused"] += 1
+        counts["tracebacks"] += "traceback" in verdict.flaws
+        counts["hangs"] += bool({"hang", "memory"} & set(verdict.flaws))
+        counts["wrong"] += bool({"wrong", "lost", "message"} & set(verdict.flaws))
+        counts["flaws"] += bool(verdict.flaws)
         if verdict.flaws:
             keep(group, index, seed, place, case, outcome, verdict)
         shutil.rmtree(place, ignore_errors=True)

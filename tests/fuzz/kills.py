@@ -17,7 +17,7 @@ from random import Random
 
 from tests.fuzz import sandbox
 from tests.fuzz.oracle import CONTROL
-from tests.fuzz.reference import ROOT, STAGES, Reference, changed_results, metrics
+from tests.fuzz.reference import ROOT, Reference, changed_results, metrics
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate")
@@ -49,7 +49,7 @@ class Row:
         print(f"kills, {self.stage}: {column}: {ascii(what)[:500]}\n    {replay}", file=sys.stderr)
 
 
-def run(number: int, seed: int, folder: Path, reference: Reference, stages: tuple[str, ...] = STAGES) -> list[Row]:
+def run(number: int, seed: int, folder: Path, reference: Reference, stages: tuple[str, ...]) -> list[Row]:
     """Interrupt every stage until there were `number` interruptions in all."""
     rows = []
     for stage in stages:

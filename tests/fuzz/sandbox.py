@@ -116,7 +116,7 @@ def _become(
             os.dup2(os.open(file, mode), number)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (2 * CPU_SECONDS, 2 * CPU_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(2 * CPU_SECONDS) + 1,) * 2)
         os.chdir(folder)
         os.environ["HOME"] = str(folder)
         sys.stdin = os.fdopen(0, errors="surrogateescape", closefd=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from rlhf.run import LOGS
 from tests.fuzz.groups.adapters import Executed, spoil_adapter
 from tests.fuzz.groups.run_dirs import same_result, spoil
 from tests.fuzz.mutate import damage, leaves, nasty
@@ -62,7 +63,8 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
             f" in {'the newest' if len(chosen) == 1 else 'every'} checkpoint{', hashes made to fit' if sealed else ''}"
         )
     found = Case(f"run {stage} --resume, {name}", ["run", stage, *reference.options(), "--resume"], place)
-    found.rewritten = ("manifest.json",)  # it says how the run was started last
+    # The manifest says how the run was started last; what was logged after the checkpoint is made again.
+    found.rewritten = ("manifest.json", *LOGS)
     found.must = "accept" if sound else "either"
     if sealed:  # a state that is a plausible number cannot be known to be another one
         found.valid = lambda outcome: finite_result(folder)
