@@ -19,7 +19,7 @@ LAYERS = (
     ("data",),
     ("cuda",),
     ("run", "telemetry", "tracking", "console", "watch", "distributed"),
-    ("recipe", "records"),
+    ("recipe", "records", "finished"),
     ("schema", "published"),
     ("strict", "stats"),
     ("objectives",),
