@@ -43,12 +43,10 @@ def _relative(name: str) -> str:
 def _compared(entry: dict[str, Any]) -> dict[str, Any]:
     """A comparison with a published figure as rlhf/published.py can read it."""
     try:
-        measured = entry["measured"]
-        if measured is not None and (isinstance(measured, bool) or not isinstance(measured, int | float)):
-            raise ValueError("measured is not a number")
-        low, high = published.recorded(entry).printed
-        if not all(end is None or isinstance(end, int | float) for end in (low, high)):
-            raise ValueError("published is not a range of numbers")
+        low, high = entry["published"]
+        for number in (entry["measured"], low, high):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
+                raise ValueError(f"{number!r} is not a number")
         published.verdict_of(entry)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a comparison ({type(error).__name__}: {error})") from None

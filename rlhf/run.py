@@ -11,7 +11,6 @@ summary.json      written last: its presence means that the stage is done
 """
 
 import fcntl
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -29,13 +28,18 @@ from typing import Any
 
 from rlhf import published, records
 from rlhf import recipe as recipes
+from rlhf.finished import REMADE, check_result, follow_base, result_files, result_hash
+from rlhf.finished import data_file as data_file
+from rlhf.finished import read_manifest as read_manifest
+from rlhf.finished import read_summary as read_summary
+from rlhf.finished import sha256 as sha256
+from rlhf.finished import verified as verified
 from rlhf.recipe import Loaded
 from rlhf.records import SCHEMA
 from rlhf.records import RunError as RunError
 from rlhf.terminal import say
 
 LARGE = 10**9  # bytes: a larger result is hashed when it is read, not whenever its stage is found to be done
-REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
 LOGS: dict[str, type[records.Record]] = {
     "metrics.jsonl": records.MetricsLine,
     "telemetry.jsonl": records.TelemetryLine,
@@ -83,7 +87,8 @@ class Run:
         if summary is None:
             return None
         manifest = self._check_same_settings(self.path, self.stage)
-        checkresult_files(self.path, summary, largest=LARGE)
+        check_result(self.path, summary, largest=LARGE)
+        follow_base(self.root, self.stage)
         changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
         changed += [f["name"] for f in manifest["data"]["files"] if self._changed(f)] if "data" in manifest else []
         if changed and self.stage not in REMADE:
@@ -101,7 +106,9 @@ class Run:
         manifest = self._check_same_settings(path, stage)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest["parents"]]
         if unnamed:
-            raise RunError(f"{path}/manifest.json does not name its parent {unnamed[0]}; {_way_out(path, stage)}")
+            raise RunError(
+                f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
+            )
         verified(self.root, stage)
         return path
 
@@ -268,7 +275,7 @@ class Run:
             "predicted_peak_vram_bytes": predicted_peak,
             **costs,
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
-            "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in result_files(self.path)},
+            "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
             "findings": [row["check"] for row in records.read_lines(self.path / "findings.jsonl", records.FindingLine)],
             "targets": [_measured(figure, comparable) for figure in self._figures(self.stage)],
@@ -422,70 +429,6 @@ def resuming(folder: Path) -> AbstractContextManager[None]:
     return records.advising(f"move {folder} away, and --resume takes the checkpoint before it")
 
 
-# -- finished stages ---------------------------------------------------------------------------------------------------
-
-
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a stage's directory, None where it is not done. Raises RunError when it is damaged."""
-    with records.advising(_way_out(path, path.name)):
-        return records.read(path / "summary.json", records.Summary)
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a stage's directory. Raises RunError when it is missing or damaged."""
-    with records.advising(_way_out(path, path.name)):
-        manifest = records.read(path / "manifest.json", records.Manifest)
-        if manifest is None:
-            raise RunError(f"{path}: manifest.json is missing")
-        return manifest
-
-
-def verified(root: Path, stage: str) -> dict[str, Any]:
-    """The summary of a finished stage below `<out>/<recipe>/<version>`, once its records agree with what is there.
-
-    Every file of its result has the hash that its summary names, and each parent that is still there is the one that
-    it was made from. Whoever reads what a stage has made calls this first. Raises RunError.
-    """
-    path = root / stage
-    summary = read_summary(path)
-    if summary is None:
-        raise RunError(f"{path}: {stage} is not done")
-    checkresult_files(path, summary)
-    for name, digest in read_manifest(path)["parents"].items():
-        parent = root / name / "summary.json"
-        if parent.is_file() and sha256(parent) != digest:
-            again = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
-            raise RunError(f"{path} was made from another {name} than {parent.parent}; {again}")
-    return summary
-
-
-def checkresult_files(path: Path, summary: Mapping[str, Any], largest: int | None = None) -> None:
-    """Compare the files of a stage's result with the hashes in its summary.
-
-    Of files of more than `largest` bytes only their presence is checked. Raises RunError.
-    """
-    stage, digests = summary["stage"], summary["result_sha256"]
-    for name, digest in digests.items():
-        file = path / name
-        large = largest is not None and file.is_file() and file.stat().st_size > largest
-        if not large and not (file.is_file() and sha256(file) == digest):
-            state = "has changed" if file.is_file() else "is missing"
-            raise RunError(f"{file} {state} since {stage} was done; {_way_out(path, stage)}")
-    for file in (*path.glob("adapter/*"), *path.glob("model/*")):
-        if file.is_file() and str(file.relative_to(path)) not in digests and not file.name.startswith("."):
-            raise RunError(f"{file} does not belong to what {stage} has made; take it out")
-
-
-def data_file(root: Path, name: str) -> Path:
-    """Where a data file is that a manifest names: below the run's root, which may have moved, or as it is written."""
-    inside = root / name
-    return inside if inside.exists() else Path(name)
-
-
-def _way_out(path: Path, stage: str) -> str:
-    return f"move {path} away and run {stage} again"
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -523,14 +466,6 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _append(file: Path, rows: list[dict[str, Any]]) -> None:
     with open(file, "a", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -558,13 +493,6 @@ def _sync_tree(folder: Path) -> None:
     for path in (*folder.rglob("*"), folder):
         if path.exists():
             _sync(path)
-
-
-def result_files(folder: Path) -> list[Path]:
-    """The files that hold a stage's result."""
-    evaluated = ("samples.jsonl", "details.json") if folder.name == "evaluate" else ()
-    found = (*folder.glob("adapter/*"), *folder.glob("model/*"), *(folder / name for name in evaluated))
-    return sorted(file for file in found if file.is_file())
 
 
 def _free_name(path: Path) -> Path:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rlhf import cli, recipe, stages
+from rlhf.finished import result_files, result_hash
 from rlhf.recipe import Loaded
-from rlhf.run import result_files, sha256
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
 SMALL: dict[str, Any] = {
@@ -100,7 +100,7 @@ def write_records(folder: Path, manifest: dict[str, Any] | None = None, summary:
     of_both = {"schema": 1, "recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0" * 64, "seed": 0}
     plain = {"overrides": {}, "settings": {}, "parents": {}, "code": {"commit": None, "dirty": None}, "packages": {}}
     plain["device"] = {"name": "cpu", "type": "cpu"}
-    hashes = {str(file.relative_to(folder)): sha256(file) for file in result_files(folder)}
+    hashes = {str(file.relative_to(folder)): result_hash(file) for file in result_files(folder)}
     done = {"modified": False, "stage": folder.name, "status": "done", "wall_seconds": 1.0, "tokens_per_second": None}
     done |= {"peak_vram_bytes": None, "peak_rss_bytes": 1, "metrics": {}, "targets": [], "result_sha256": hashes}
     folder.mkdir(parents=True, exist_ok=True)

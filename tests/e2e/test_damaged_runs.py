@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
-from rlhf import ab, chat, comparison, score
+from rlhf import ab, chat, comparison, report, score
 from rlhf.run import Run, RunError, read_json, sha256
 from tests.conftest import beside, run_stages, small, write_records
 
@@ -278,3 +279,40 @@ def test_generated_data_that_was_cut_off_is_made_again(trained, tmp_path):
         (tmp_path / ROOT / "data" / folder / name).write_bytes(whole[: len(whole) // 2])
     run_stages(small(), tmp_path, "sft")
     assert read_json(tmp_path / ROOT / "sft/manifest.json")["data"]["sha256"] == manifest["data"]["sha256"]
+
+
+# -- runs that move ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path):
+    """Trained in one place, then moved: its stages are done there, later ones read them, a report reads its data."""
+    root = copied(trained, tmp_path, "pretrain", "sft", "rm")
+    for stage in ("sft", "rm"):
+        config(base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
+    for stage in ("pretrain", "sft", "rm"):
+        summary = Run(tmp_path, small(), stage).done()
+        assert summary == read_json(trained / ROOT / stage / "summary.json")
+    base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
+    assert base == str((root / "pretrain/model").resolve())
+    AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
+    found = report._checked(report.load(root))
+    assert isinstance(found, dict) and found["pairs"] > 100
+    assert not any(Path(file["name"]).is_absolute() for file in read_json(root / "sft/manifest.json")["data"]["files"])
+    assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"
+
+
+def test_a_base_that_is_still_there_keeps_its_name(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    before = (root / "sft" / CONFIG).read_bytes()
+    assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
+
+
+def test_a_result_hashed_with_its_base_path_by_an_older_version_is_known_and_left_alone(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    config(base_model_name_or_path="/where/it/was/pretrain/model")(root / "sft")
+    rehash(root / "sft")  # of whole files
+    before = (root / "sft" / CONFIG).read_bytes()
+    assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
+    config(base_model_name_or_path="/another/place")(root / "sft")
+    with pytest.raises(RunError, match=r"adapter_config.json has changed since sft was done"):
+        Run(tmp_path, small(), "sft").done()

@@ -2,9 +2,11 @@
 
 import html
 import json
+import random
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -216,6 +218,94 @@ def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content
     (evaluated / file).write_text(before)
     assert re.findall(r'<p class="warn">Left out: ([\w ]+):', page) == lost
     assert "<h2>Provenance</h2>" in page
+
+
+def test_nan_in_a_log_is_a_missing_value(evaluated, tmp_path):
+    """NaN and infinity, which Python writes and JSON does not know: a gap in the curve."""
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    for stage, key in (("rm", "loss"), ("ppo", "objective/scores"), ("ppo", "eval/kl_per_token")):
+        file = root / stage / "metrics.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows[0][key] = float("nan")
+        rows[-1][key] = float("inf")
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report.page([report.load(root)])
+    assert "Left out" not in page
+    charts = charts_of(page)
+    rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    assert charts["score"]["data"][0]["y"] == [row["objective/scores"] for row in rows[1:-1]]
+
+
+REPLACEMENTS = (None, "x", -1, float("nan"), [], {}, 1e308, 10**30, True, [1, "a"], {"a": [None]})
+
+
+def places(content: object, at: tuple = ()) -> list[tuple]:
+    """The way to every value of a record, and to the first two of a list."""
+    inner = (
+        content.items() if isinstance(content, dict) else enumerate(content[:2]) if isinstance(content, list) else ()
+    )
+    return [at, *(place for key, value in inner for place in places(value, (*at, key)))]
+
+
+def with_value(content: object, at: tuple, value: object) -> object:
+    if not at:
+        return value
+    changed = content.copy()
+    changed[at[0]] = with_value(content[at[0]], at[1:], value)
+    return changed
+
+
+def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch):
+    """One value at a time is replaced, or its key left out: a page with what could be read, or one line."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", str)
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    report.page([report.load(root)])  # the data has been checked
+    finding = {"check": "nan", "step": 3, "seen": "a", "cause": "b", "remedies": {"ppo.kl_coef": 0.1}}
+    (root / "ppo" / "findings.jsonl").write_text(json.dumps(finding) + "\n")
+    rng = random.Random(0)
+    names = ["manifest.json", "summary.json", "metrics.jsonl", "telemetry.jsonl", "findings.jsonl"]
+    files = [root / "ppo" / name for name in (*names, "checkpoints/best.json")]
+    files += [root / "evaluate" / name for name in ("summary.json", "details.json", "samples.jsonl")]
+    outcomes = Counter()
+    for file in (*files, root / "data" / "quality.json"):
+        text = file.read_text()
+        first, *others = text.splitlines(keepends=True) if file.suffix == ".jsonl" else [text]
+        content = json.loads(first)
+        for at in rng.sample(found := places(content), min(25, len(found))):
+            changed = with_value(content, at, rng.choice(REPLACEMENTS))
+            if at and isinstance(at[-1], str) and rng.random() < 0.3:
+                changed = json.loads(
+                    json.dumps(with_value(content, at, "gone")).replace(f'"{at[-1]}": "gone"', '"a": 1')
+                )
+            file.write_text(json.dumps(changed) + "\n" + "".join(others))
+            try:
+                outcomes["left out" if "Left out" in report.page([report.load(root)]) else "whole"] += 1
+            except RunError as error:
+                assert "\n" not in str(error)
+                outcomes["refused"] += 1
+        file.write_text(text)
+    assert outcomes["left out"] > 20 and outcomes["whole"] > 20, outcomes
+
+
+def test_a_bug_of_ours_is_not_called_a_damaged_file(evaluated, monkeypatch):
+    monkeypatch.setattr(report, "_line", lambda *_: {}["no such key"])
+    with pytest.raises(KeyError, match="no such key"):
+        report.page([report.load(evaluated)])
+
+
+def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    (root / "rm" / "manifest.json").write_text("{")
+    (root / "sft" / "summary.json").write_text('{"schema": 99}')
+    page = report.page([report.load(root)])
+    assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and "<td>ppo</td>" in page
+    for stage in ("pretrain", "sft", "ppo", "evaluate"):
+        (root / stage / "manifest.json").write_text("{")
+    with pytest.raises(RunError, match=r"pretrain/manifest.json: cannot be read"):
+        report.load(root)
 
 
 def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_path):

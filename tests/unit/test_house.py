@@ -20,7 +20,7 @@ LAYERS = (
     ("data",),
     ("cuda",),
     ("run", "telemetry", "tracking", "console", "watch", "distributed"),
-    ("recipe", "records"),
+    ("recipe", "records", "finished"),
     ("schema", "published"),
     ("strict", "stats"),
     ("plain_yaml", "endings", "options"),

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf import console, recipe
 from rlhf.run import ParentMissing, Run, RunError, checkpoint_problem, read_json, read_lines, write_json
-from tests.conftest import RECIPE, small
+from tests.conftest import RECIPE, SMALL, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
@@ -231,6 +231,18 @@ def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
     with pytest.raises(RunError, match=said) as caught:
         started(tmp_path, resume=True)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["tokens_per_second", "metrics", "result_sha256", "targets", "stage", "wall_seconds"])
+def test_a_summary_without_a_key_is_one_line(tmp_path, monkeypatch, capsys, key):
+    """Also where the stage is done and its table is asked for again."""
+    started(tmp_path).finish({}, COSTS)
+    file = tmp_path / "cpu-tiny/v1/sft/summary.json"
+    file.write_text(json.dumps(without(key)(json.loads(file.read_text()))))
+    options = [part for k, v in SMALL.items() for part in ("--set", f"{k}={v}")]
+    code, _, err = rlhf(monkeypatch, capsys, "run", "sft", "--recipe", RECIPE, "--out", tmp_path, *options)
+    assert code == 1 and len(err.splitlines()) == 1
+    assert f"summary.json: key '{key}' is missing" in err and f"move {file.parent} away and run sft again" in err
 
 
 @pytest.mark.parametrize("content", [None, "", '{"schema": 1, "rec', "[]", '{"schema": 99}'])
