@@ -314,7 +314,8 @@ def _engine_flags(loaded: Loaded) -> list[str]:
 
 def _why(failures: Mapping[int, Any], stage: str) -> str:
     """One line about the rank whose end ended the others."""
-    reasons = [f for f in failures.values() if f.exitcode not in (LOST, -signal.SIGTERM)] or list(failures.values())
+    followed = (LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # what the launcher ends has not ended the run
+    reasons = [f for f in failures.values() if f.exitcode not in followed] or list(failures.values())
     told = [failure for failure in reasons if os.path.isfile(failure.error_file)]
     first = min(told or reasons, key=lambda f: (f.exitcode > 0, f.timestamp))  # who was killed did not follow others
     if told:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rlhf.plain_yaml import RecipeError as RecipeError
 from rlhf.plain_yaml import parse
 from rlhf.plain_yaml import read_yaml as read_yaml
+from rlhf.terminal import shortened
 
 
 class Section(BaseModel):
@@ -57,7 +58,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     if problem["type"] == "tuple_type":
         message = f"a list is written [{problem['input']}]"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where}: {key} = {problem['input']!r}: {message}{more}"
+    return f"{where}: {key} = {shortened(repr(problem['input']), 200)}: {message}{more}"
 
 
 def _keys_at(kind: type[Section], path: list[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """What may reach a terminal: no control character of a file, an option, a recipe, a server or a model, and no flood."""
 
-import re
 import sys
 from contextlib import suppress
 
@@ -27,7 +26,8 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 def one_line(text: str) -> str:
     """Return a message as one visible line of bounded length."""
-    return shortened(visible(re.sub(r"\s*[\r\n]+\s*", " ", text[: 50 * LONGEST].strip())))
+    folded = " ".join(part for line in text.splitlines() if (part := line.strip()))
+    return shortened(visible(shortened(folded)))  # escapes make it longer
 
 
 def say(text: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,7 +112,8 @@ def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 128 + signal.SIGTERM
     deadline = time.monotonic() + 10
-    while os.path.exists(f"/proc/{child}") and "Z" not in open(f"/proc/{child}/stat").read().rpartition(")")[2][:3]:
+    stat = Path(f"/proc/{child}/stat")
+    while stat.exists() and ") Z " not in stat.read_text():
         assert time.monotonic() < deadline, "the child lives on"
         time.sleep(0.01)
 

@@ -40,7 +40,9 @@ def test_what_cannot_be_a_result_is_refused_before_any_work(command, name, to):
     assert not out
     assert "Traceback" not in err and "\0" not in err
     assert max(map(len, err.splitlines())) <= 2000
-    assert {"/dev/full": "a pipe or a device", "pipe": "a pipe or a device", "folder": "is a directory"}.get(to, "") in err
+    assert {"/dev/full": "a pipe or a device", "pipe": "a pipe or a device", "folder": "is a directory"}.get(
+        to, ""
+    ) in err
 
 
 @pytest.mark.parametrize("seed", [2**32, 10**30])
@@ -108,4 +110,3 @@ def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, nam
     manifest = {"settings": settings, "data": {"sha256": "0" * 64, "files": files}}
     found = report._checked(Recorded("run", tmp_path, {"sft": manifest}, {}))
     assert "a pipe or a device" in found
-

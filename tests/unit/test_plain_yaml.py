@@ -15,6 +15,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
 BOMB += "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10))
 MAPS = "a0: &a0 {x: 1, y: 2}\n"
 MAPS += "\n".join(f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 10))
+CHAIN = "a0: &a0 [x]\n" + "\n".join(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 99))
 BAD = {  # case -> text, line, part of the message
     "nul-bytes": ("a: 1\nb: \0", 2, "U+0000"),
     "escaped-nul": ('a: "\\0"', 1, "U+0000"),
@@ -40,7 +41,11 @@ BAD = {  # case -> text, line, part of the message
     "deep-flow": ("a: " + "[" * 100_000, 1, "levels"),
     "deep-flow2": ("a: " + "{a: " * 10_000, 1, "levels"),
     "deep-map": ("\n".join(" " * i + "a:" for i in range(700)), MAX_DEPTH + 1, "levels"),
-    "deep-aliases": ("a0: &a0 [x]\n" + "\n".join(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 99)), MAX_DEPTH, "levels"),
+    "deep-aliases": (
+        "a0: &a0 [x]\n" + "\n".join(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 99)),
+        MAX_DEPTH,
+        "levels",
+    ),
     "bomb9": (BOMB, 5, "values"),
     "bomb-list-value": (f"a:\n  b: [{'1, ' * 30_000}]", 2, "values"),
     "bomb-map": (MAPS, 5, "values"),

@@ -13,9 +13,9 @@ from rlhf import recipe
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, reserved
+from rlhf.plain_yaml import Yaml
 from rlhf.recipe import Loaded
 from rlhf.run import RunError
-from rlhf.plain_yaml import Yaml
 from rlhf.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
 
