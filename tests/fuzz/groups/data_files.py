@@ -85,9 +85,9 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
         }[form](rows)
         name, content = ("as it should be", content) if sound else damage(random, content)
     if not sound and random.random() < 0.2 and form != "parquet":
-        packed, content, sound = _packed(random, content)
+        packed, content, whole = _packed(random, content)
         name, suffix = f"{name}; {packed}", f"{suffix}.gz"
-        must = must if sound else "either"
+        must = must if whole else "either"
     file = place / f"rows.{'json' if form == 'wrapped' else suffix}"
     file.write_bytes(content)
     return _read(random, place, reference, file, f"{form} of {kind}: {name}", "accept" if sound else must)
