@@ -193,9 +193,6 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
         state = records.read(folder / "trainer_state.json", records.TrainerState)
         if state is None or state["global_step"] != checkpoint_step(folder):
             raise RunError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
-        for name in _PICKLED_WEIGHTS:
-            if (folder / name).exists():
-                raise RunError(f"{folder / name} is a pickle, and no run writes its weights as one")
         if run.loaded.recipe.hardware.engine == "ddp":  # others divide them in ways of their own
             _check_parts(trainer, folder)
 
@@ -205,6 +202,9 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
 
 def _check_parts(trainer: Trainer, folder: Path) -> None:
     """Weights against the model's, the optimizer's groups against its parameters, and the schedule. Raises RunError."""
+    for name in _PICKLED_WEIGHTS:
+        if (folder / name).exists():
+            raise RunError(f"{folder / name} is a pickle, and no run writes its weights as one")
     model = trainer.accelerator.unwrap_model(trainer.model)
     if isinstance(model, PeftModel):
         expected = stored.adapter_state(model)

@@ -237,14 +237,14 @@ def test_nan_in_a_log_is_a_missing_value(evaluated, tmp_path):
     assert charts["score"]["data"][0]["y"] == [row["objective/scores"] for row in rows[1:-1]]
 
 
-REPLACEMENTS = (None, "x", -1, float("nan"), [], {}, 1e308, 10**30, True, [1, "a"], {"a": [None]})
+GONE = object()
+REPLACEMENTS = (GONE, None, "x", -1, float("nan"), [], {}, 1e308, 10**30, True, [1, "a"], {"a": [None]})
 
 
 def places(content: object, at: tuple = ()) -> list[tuple]:
     """The way to every value of a record, and to the first two of a list."""
-    inner = (
-        content.items() if isinstance(content, dict) else enumerate(content[:2]) if isinstance(content, list) else ()
-    )
+    inner = list(content.items()) if isinstance(content, dict) else []
+    inner += enumerate(content[:2]) if isinstance(content, list) else []
     return [at, *(place for key, value in inner for place in places(value, (*at, key)))]
 
 
@@ -252,7 +252,10 @@ def with_value(content: object, at: tuple, value: object) -> object:
     if not at:
         return value
     changed = content.copy()
-    changed[at[0]] = with_value(content[at[0]], at[1:], value)
+    if value is GONE and len(at) == 1:
+        del changed[at[0]]
+    else:
+        changed[at[0]] = with_value(content[at[0]], at[1:], value)
     return changed
 
 
@@ -273,12 +276,8 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
         text = file.read_text()
         first, *others = text.splitlines(keepends=True) if file.suffix == ".jsonl" else [text]
         content = json.loads(first)
-        for at in rng.sample(found := places(content), min(25, len(found))):
+        for at in rng.sample(found := places(content)[1:], min(15, len(found))):
             changed = with_value(content, at, rng.choice(REPLACEMENTS))
-            if at and isinstance(at[-1], str) and rng.random() < 0.3:
-                changed = json.loads(
-                    json.dumps(with_value(content, at, "gone")).replace(f'"{at[-1]}": "gone"', '"a": 1')
-                )
             file.write_text(json.dumps(changed) + "\n" + "".join(others))
             try:
                 outcomes["left out" if "Left out" in report.page([report.load(root)]) else "whole"] += 1
@@ -286,7 +285,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
                 assert "\n" not in str(error)
                 outcomes["refused"] += 1
         file.write_text(text)
-    assert outcomes["left out"] > 20 and outcomes["whole"] > 20, outcomes
+    assert outcomes["left out"] > 15 and outcomes["whole"] > 15, outcomes
 
 
 def test_a_bug_of_ours_is_not_called_a_damaged_file(evaluated, monkeypatch):
