@@ -226,6 +226,7 @@ test: setup ## run the tests, files side by side on all cores
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
 fuzz: setup ## malformed inputs and kills, all generated from SEED; what fails is kept in .fuzz (CASES= KILLS= ONLY=)
 	@$(VENV)/bin/python -m tests.fuzz $(strip $(seed) $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only '$(ONLY)'))
+	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest -q tests/fuzz/test_readers.py)
 lint: setup ## ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .

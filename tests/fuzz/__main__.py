@@ -33,6 +33,7 @@ GROUPS = {
     "models": 7,
     "records": 3,
 }
+NEEDED: list[tuple[float, int]] = []  # CPU seconds and bytes of each case
 COLUMNS = ("cases", "refused", "accepted", "tracebacks", "hangs", "wrong")
 FAILURES = Path(".fuzz")
 
@@ -74,13 +75,14 @@ def main() -> int:
         print(cases_table(counts), file=table)
     if killed:
         print(kills.table(killed), file=table)
-    print(
+    said = [
         f"Seed {options.seed}, {time.strftime('%Y-%m-%d', time.gmtime())}, commit {_commit()}: "
-        f"{cpu:.0f} s of CPU, {time.monotonic() - started:.0f} s of wall time. "
-        f"{flaws or 'No'} flaw{'s' * (flaws != 1)}{f', kept in {FAILURES}' * bool(flaws)}.",
-        file=table,
-        flush=True,
-    )
+        f"{cpu:.0f} s of CPU, {time.monotonic() - started:.0f} s of wall time."
+    ]
+    if NEEDED:
+        said.append(f"A case took at most {max(NEEDED)[0]:.1f} s of CPU and {max(m for _, m in NEEDED) / 1e9:.2f} GB.")
+    said.append(f"{flaws or 'No'} flaw{'s' * (flaws != 1)}{f', kept in {FAILURES}' * bool(flaws)}.")
+    print(*said, file=table, flush=True)
     return 1 if flaws else 0
 
 
@@ -100,6 +102,7 @@ def run_group(group: str, indices: Iterable[int], seed: int, folder: Path, refer
         counts["hangs"] += bool({"hang", "memory"} & set(verdict.flaws))
         counts["wrong"] += bool({"wrong", "lost", "message"} & set(verdict.flaws))
         counts["flaws"] += bool(verdict.flaws)
+        NEEDED.append((outcome.cpu, outcome.peak))
         if verdict.flaws:
             keep(group, index, seed, place, case, outcome, verdict)
         shutil.rmtree(place, ignore_errors=True)

@@ -1,5 +1,6 @@
 """The quick share of `make fuzz`, and what its figures rest on: the judge, the limits, the seeds, the page."""
 
+import importlib
 import os
 import random
 import re
@@ -97,7 +98,8 @@ def test_limits_end_what_waits_what_computes_and_what_fills_the_memory(tmp_path,
     monkeypatch.setattr(sandbox, "MEMORY_BYTES", 1)
     assert sandbox.run([], tmp_path, inside=lambda: time.sleep(60)).stopped == "memory"
     monkeypatch.undo()
-    assert sandbox.run([], tmp_path, inside=lambda: os.abort()).code == -signal.SIGABRT
+    die = sandbox.run([], tmp_path, inside=lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    assert die.code == -signal.SIGUSR2
     assert not list(tmp_path.iterdir()), "the sandbox takes its own files away"
 
 
@@ -125,6 +127,14 @@ def test_a_case_depends_on_its_seed_alone(tmp_path, group):
     first = [made(index, 3, f"a{index}") for index in range(12)]
     assert first == [made(index, 3, f"b{index}") for index in range(12)]
     assert first != [made(index, 4, f"c{index}") for index in range(12)]
+
+
+def test_the_page_has_the_limits_of_the_code():
+    rows = re.findall(r"^\| [^|]+ \| ([\d,]+) \| `([\w.]+)` \|$", PAGE.read_text(), re.M)
+    assert len(rows) > 10
+    for limit, name in rows:
+        module, _, constant = name.rpartition(".")
+        assert int(limit.replace(",", "")) == getattr(importlib.import_module(f"rlhf.{module}"), constant), name
 
 
 def _tables(text: str) -> list[dict[str, list[str]]]:
