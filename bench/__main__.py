@@ -18,6 +18,7 @@ from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.published import Figure, Spent, Verdict
 from rlhf.recipe import Loaded
+from rlhf.records import reading
 from rlhf.run import code_version, read_json, write_json
 
 
@@ -251,7 +252,10 @@ def folder_of(record: Mapping[str, Any]) -> Path:
 def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The last stored record of the same device, recipe and shape; None for a changed recipe, which has none."""
     files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"))
-    return json.loads(files[-1].read_text()) if files and not loaded.modified else None
+    if not files or loaded.modified:
+        return None
+    with reading(files[-1]):
+        return json.loads(files[-1].read_text())
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def _bounded(render: Callable[[Sequence[Message]], str], messages: Sequence[Mess
 def _limit() -> None:
     """Bound this process: the kernel ends it when it has used its seconds, and refuses it more memory."""
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     sizes = Path("/proc/self/statm")
     if sizes.exists():  # elsewhere time alone bounds it

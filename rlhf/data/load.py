@@ -13,8 +13,8 @@ from rlhf.data import flaws, formats, lengths, toy
 from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
 from rlhf.data.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
-from rlhf.records import Generated, read
-from rlhf.run import Run, RunError, read_manifest, sha256, write_json
+from rlhf.records import Generated, Manifest, read
+from rlhf.run import Run, RunError, sha256, write_json
 from rlhf.terminal import say
 
 T = TypeVar("T")
@@ -136,7 +136,8 @@ def load(run: Run) -> Corpus:
         say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
-        earlier[run.root / parent] = read_manifest(run.root / parent).get("data")
+        manifest = read(run.root / parent / "manifest.json", Manifest)  # a stage has seen that there is one
+        earlier[run.root / parent] = (manifest or {}).get("data")
     for path, seen in earlier.items():
         if seen and seen["sha256"] != facts["sha256"]:
             raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")

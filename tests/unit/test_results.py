@@ -9,6 +9,7 @@ from bench import results
 from bench.gpu import record as gpu_record
 from bench.peer import __main__ as peer
 from rlhf import recipe, reproduce
+from rlhf.run import RunError
 from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2]
@@ -88,3 +89,13 @@ def test_a_released_recipe_has_a_record(directory):
 def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
     newest = max((file for file in RECORDS if "cpu-tiny" in file.parts), key=lambda file: file.name)
     assert reproduce.markdown(json.loads(newest.read_text())) in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "cannot be read"), ('{"a": 1}', "not a record of a measurement"), ('{"seeds": {}}', "seeds: dictionary")],
+)
+def test_the_page_of_results_names_a_record_that_is_damaged(tmp_path, content, said):
+    (tmp_path / "cpu_2026-01-01.json").write_text(content)
+    with pytest.raises(RunError, match=said):
+        results.page(tmp_path)
