@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CPU_SECONDS = 30  # the slowest honest case needs 4
-WALL_SECONDS = 180  # a busy machine may need many
+WALL_SECONDS = 600  # a busy machine may need many
 MEMORY_BYTES = 2_500_000_000  # resident; a stage at test size needs 0.5 GB
 IDLE_SECONDS = 25  # without using any CPU: it waits for something that will not come
 OUTPUT_BYTES = 2_000_000  # of stdout and of stderr that are judged

@@ -1,5 +1,6 @@
 """The strict loader: what it accepts, and the one line it gives for everything else."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,14 @@ def test_the_smallest_trained_tokenizer_is_as_small_as_the_schema_says():
     """One token for each byte, the three special ones and the two turns; merges are what comes on top."""
     assert len(train(["some text"], SMALLEST_TRAINED)) == SMALLEST_TRAINED
     assert len(train(["some text"], SMALLEST_TRAINED + 1)) == SMALLEST_TRAINED + 1
+
+
+@pytest.mark.parametrize("target", ["nowhere.yaml", "published.yaml"])
+def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, target):
+    directory = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(CPU, directory)
+    (directory / "published.yaml").unlink()
+    assert recipe.load(directory).targets == ()
+    (directory / "published.yaml").symlink_to(target)
+    with pytest.raises(RecipeError, match="published.yaml"):
+        recipe.load(directory)
