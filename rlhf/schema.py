@@ -35,8 +35,8 @@ Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
 
-NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # float32 holds it
-Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds it
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
 Temperature = Annotated[float, Field(ge=0.01, le=100)]  # beyond, logits overflow or all tokens are as likely

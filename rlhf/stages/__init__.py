@@ -17,7 +17,7 @@ from rlhf.run import Follower, Run, RunError, trained_policies, verified
 from rlhf.watch import Watch
 
 FULL_DISK_BYTES = 1_000_000
-LEAST_ADDRESSES = 2_000_000_000  # bytes; with 1.0 and 1.5e9 importing torch aborts the process, with 2.5e9 SFT runs
+LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborted the process, under 2.6e9 SFT ran
 
 
 class Result(NamedTuple):

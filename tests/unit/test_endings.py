@@ -12,6 +12,7 @@ import pytest
 
 from rlhf import endings
 from rlhf.endings import Stopped
+from rlhf.run import RunError
 
 NAMES = [number.name for number in endings.SIGNALS]
 
@@ -69,7 +70,10 @@ def script(body: str, *signals: int) -> tuple[int, str, float]:
     for number in signals:
         process.send_signal(number)
         time.sleep(0.3)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     return process.returncode, err, time.monotonic() - began
 
 
@@ -158,6 +162,7 @@ class OutOfMemoryError(RuntimeError):
         (OSError(13, "Permission denied"), False),
         (RuntimeError("shape mismatch"), False),
         (ValueError("out of memory"), False),
+        (RunError("the row says: out of memory"), False),  # ours says what it means, and may quote
         (ImportError("libtorch.so: failed to map segment from shared object"), False),
     ],
 )

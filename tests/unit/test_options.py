@@ -96,7 +96,7 @@ def test_data_of_which_nothing_is_left_ends_in_an_error(command, tmp_path, chose
     assert "rows kept" in out
 
 
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/dev/kmsg", "\x1b[31m" + "x" * 300])
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/dev/full", "/dev/kmsg", "\x1b[31m" + "x" * 200, "x" * 5000])
 def test_data_that_is_no_file_is_refused(command, name):
     code, _, err = command("data", "check", name)
     assert (code, len(err.splitlines())) == (1, 1)

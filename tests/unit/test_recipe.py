@@ -211,7 +211,7 @@ def test_only_settings_that_decide_a_stage_count_for_it():
         ("ppo.steps=99999999999999999999", "less than or equal to 10000000"),
         ("ppo.temperature=1e-300", "greater than or equal to 0.01"),
         ("evaluate.temperature=1e300", "less than or equal to 100"),
-        ("sft.learning_rate=1e300", "less than or equal to 1000000000000"),
+        ("sft.learning_rate=1e300", "learning_rate = 1e+300: input should be less than"),
         ("data.toy.pairs=99999999999999", "less than or equal to 10000000"),
         ("model.architecture.num_hidden_layers=1000000000", "less than or equal to 1024"),
         ('description="\\ud800"', "U+D800"),
