@@ -246,5 +246,5 @@ def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, targe
     (directory / "published.yaml").unlink()
     assert recipe.load(directory).targets == ()
     (directory / "published.yaml").symlink_to(target)
-    with pytest.raises(RecipeError, match="published.yaml"):
+    with pytest.raises(RecipeError, match=r"published\.yaml"):
         recipe.load(directory)
