@@ -85,6 +85,12 @@ def cli() -> None:
 @click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
 @recipe_options
 @click.option("--seed", type=click.IntRange(min=0), help="Another seed than the recipe's.")
+@click.option(
+    "--parents",
+    type=click.Path(path_type=Path),
+    metavar="ROOT",
+    help="Another root of runs: its finished stages are used where --out has none.",
+)
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
@@ -101,6 +107,7 @@ def run(
     out: Path,
     changes: tuple[str, ...],
     seed: int | None,
+    parents: Path | None,
     resume: bool,
     report_to: tuple[str, ...],
     if_needed: bool,
@@ -119,7 +126,12 @@ def run(
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    if distributed.to_launch(loaded.recipe, stage) and Run(out, loaded, stage).done() is None:
+    if parents is not None and not parents.is_dir():
+        raise RunError(f"--parents {parents}: there is no such directory; name a root of runs (an earlier --out)")
+    if if_needed and (path := Run(out, loaded, stage, parents).elsewhere(stage)):
+        console.OUT.print(f"{stage}: done ({path})", markup=False)
+        return
+    if distributed.to_launch(loaded.recipe, stage) and Run(out, loaded, stage, parents).done() is None:
         distributed.launch(loaded, stage)
         return
 
@@ -130,7 +142,14 @@ def run(
             return planning.preflight(predict, loaded, stage, named(hw, directory, changes))
 
     summary, result, path = stages.execute(
-        stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak, stop_on=stop_on
+        stage,
+        loaded,
+        out,
+        resume=resume,
+        report_to=report_to,
+        preflight=predict_peak,
+        stop_on=stop_on,
+        parents_root=parents,
     )
     if distributed.rank():
         return
@@ -542,7 +561,7 @@ def guarded(command: click.Command) -> None:
         error.show()
         sys.exit(error.exit_code)
     except ParentMissing as error:
-        fail(f"{error}: first run `{_same_command(error)}`")
+        fail(f"{error}: {_way_to_parent(error)}")
     except (recipe.RecipeError, DataError, RunError, tracking.TrackerError) as error:
         fail(str(error))
     except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
@@ -571,12 +590,33 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
+def _way_to_parent(missing: ParentMissing) -> str:
+    """How to get a missing parent: the command that makes it, and `--parents` where the default root has one."""
+    way = f"first run `{_same_command(missing)}`"
+    name, version = missing.path.parts[-3:-1]
+    if Path("runs", name, version, missing.parent, "summary.json").exists() and "--parents" not in sys.argv:
+        way += "; or use the one in runs/ with `--parents runs` (make: PARENTS=runs)"
+    return way
+
+
 def _same_command(missing: ParentMissing) -> str:
     """The command line that was given, for the stage that is missing."""
     arguments = list(sys.argv[1:])
     valued = {
         f"--{name}"
-        for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on", "price")
+        for name in (
+            "hw",
+            "recipe",
+            "data",
+            "weights",
+            "out",
+            "parents",
+            "set",
+            "seed",
+            "report-to",
+            "stop-on",
+            "price",
+        )
     }
     place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
     arguments[place] = missing.parent

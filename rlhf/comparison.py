@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from rlhf import console, recipe, stats
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.run import RunError, read_json, read_lines, stage_folder
 
 STAGES = ("ppo", "dpo", "sft", "base")
 KEYS_SHOWN = 6  # settings that are named as different
@@ -62,7 +62,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
     if summary is None or manifest is None:
         raise RunError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     answers = _answers(folder / "samples.jsonl", stage)
-    model = (read_json(root / "rm" / "summary.json") or {}).get("result_sha256", {})
+    model = (read_json(stage_folder(root, "rm") / "summary.json") or {}).get("result_sha256", {})
     reward_model = own_reward_model = model.get("adapter/adapter_model.safetensors", "")[:16] or None
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
@@ -71,7 +71,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
         reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
         if reward_model is None:
             raise RunError(f"{scored}: not written by `rlhf score`, which names the reward model")
-    trained = (read_json(root / stage / "manifest.json") or {}).get("settings", {})
+    trained = (read_json(stage_folder(root, stage) / "manifest.json") or {}).get("settings", {})
     details = read_json(folder / "details.json") or {}
     bins = details.get("reward_model", {}).get("calibration", [])
     return Evaluated(

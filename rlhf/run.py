@@ -45,7 +45,7 @@ class ParentMissing(RunError):
     def __init__(self, stage: str, parent: str, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
         super().__init__(f"{stage} needs {parent}, which {state} ({path})")
-        self.stage, self.parent, self.begun = stage, parent, begun
+        self.stage, self.parent, self.begun, self.path = stage, parent, begun, path
 
 
 class Run:
@@ -53,9 +53,11 @@ class Run:
 
     leads = True  # whether this process writes
 
-    def __init__(self, out: Path, loaded: Loaded, stage: str):
+    def __init__(self, out: Path, loaded: Loaded, stage: str, parents: Path | None = None):
+        """`out`: root of the runs. `parents`: another root, whose finished stages are used where `out` has none."""
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version
+        self.parents_root = parents / loaded.name / loaded.version if parents else None
         self.path = self.root / stage
         self.resumed_from: Path | None = None
         self.resumed_data: dict[str, Any] | None = None  # what the run that is resumed had read
@@ -85,9 +87,15 @@ class Run:
             )
         return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
 
+    def folder_of(self, stage: str) -> Path:
+        """Directory of an earlier stage: below this run's root, or else below the root given as `parents`."""
+        if self.parents_root is None or (self.root / stage).exists():
+            return stage_folder(self.root, stage)
+        return stage_folder(self.parents_root, stage)
+
     def parent(self, stage: str) -> Path:
         """The finished directory of an earlier stage, made with settings that agree with ours."""
-        path = self.root / stage
+        path = self.folder_of(stage)
         if not (path / "summary.json").exists():
             raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
         self._check_same_settings(path, stage)
@@ -127,6 +135,7 @@ class Run:
             "seed": self.loaded.recipe.seed,
             "settings": recipes.settings(self.loaded.recipe, self.stage),
             "parents": self._parents(),
+            "parents_from": self._parents_from(),
             "code": code_version(),
             "packages": {name: version for name in _PACKAGES if (version := _version(name))},
             "python": platform.python_version(),
@@ -300,9 +309,33 @@ class Run:
         """Hash of each parent's summary, which names the hash of its weights; for evaluate, of every trained policy."""
         names = recipes.parents(self.loaded.recipe, self.stage)
         if self.stage == "evaluate":
-            names += trained_policies(self.root)
-        summaries = {name: self.root / name / "summary.json" for name in names}
+            names += self.trained_policies()
+        summaries = {name: self.folder_of(name) / "summary.json" for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
+
+    def _parents_from(self) -> dict[str, str]:
+        """Parents that lie below another root: their directories, relative to this run's root."""
+        folders = {name: self.folder_of(name) for name in self._parents()}
+        root = self.root.resolve()
+        return {
+            name: os.path.relpath(folder.resolve(), root)
+            for name, folder in folders.items()
+            if folder != self.root / name
+        }
+
+    def trained_policies(self) -> list[str]:
+        """The finished stages whose policies an evaluation compares with SFT."""
+        own = [stage for stage in ("ppo", "dpo") if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in ("ppo", "dpo") if stage in own or self.elsewhere(stage)]
+
+    def elsewhere(self, stage: str) -> Path | None:
+        """Directory of a stage that another root has finished with the same settings; None without."""
+        path = self.folder_of(stage)
+        manifest = read_json(path / "manifest.json") or {}
+        if path == self.root / stage or not (path / "summary.json").exists():
+            return None
+        differing = recipes.differences(manifest.get("settings"), recipes.settings(self.loaded.recipe, stage))
+        return None if differing else path
 
     def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
         manifest = read_json(path / "manifest.json")
@@ -312,10 +345,12 @@ class Run:
         keys = recipes.differences(manifest.get("settings"), wanted)
         if keys:
             more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
-            raise RunError(
-                f"{path} was made with another {', '.join(keys[:3])}{more}; "
+            way_out = (
                 "choose another --out (make: OUT=…), or move that directory away"
+                if path == self.root / stage
+                else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
             )
+            raise RunError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
         return manifest
 
 
@@ -338,9 +373,18 @@ class Follower(Run):
         return {}
 
 
-def trained_policies(root: Path) -> list[str]:
-    """The finished stages below a recipe's root whose policies an evaluation compares with SFT."""
-    return [stage for stage in ("ppo", "dpo") if (root / stage / "summary.json").exists()]
+def stage_folder(root: Path, stage: str) -> Path:
+    """Directory of a stage of the run below `root`, or the one elsewhere that a stage of the run was made from.
+
+    A run whose parents lie below another root (`rlhf run --parents`) names their places in its manifests.
+    """
+    own = root / stage
+    if not own.exists():
+        for name in recipes.STAGES:
+            places = (read_json(root / name / "manifest.json") or {}).get("parents_from")
+            if isinstance(places, dict) and isinstance(places.get(stage), str):
+                return Path(os.path.normpath(root.resolve() / places[stage]))
+    return own
 
 
 def finite(value: float) -> float | None:

@@ -135,7 +135,8 @@ def load(run: Run) -> Corpus:
         print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
-        earlier[run.root / parent] = (read_json(run.root / parent / "manifest.json") or {}).get("data")
+        folder = run.folder_of(parent)
+        earlier[folder] = (read_json(folder / "manifest.json") or {}).get("data")
     for path, seen in earlier.items():
         if seen and seen["sha256"] != facts["sha256"]:
             raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")

@@ -80,7 +80,7 @@ def load_codec(run: Run) -> Codec:
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
-    name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
+    name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
     try:
         codec = tokenize.load(name, settings.revision, settings.template)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # a damaged file may mean any of these
@@ -112,7 +112,7 @@ def base_name(run: Run) -> str:
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
-    return str((run.root / "pretrain" / "model").resolve()) if model.source == "pretrain" else str(model.name)
+    return str((run.folder_of("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
 
 
 def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool = True) -> PreTrainedModel:

@@ -31,14 +31,16 @@ def execute(
     report_to: Sequence[str] = (),
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
+    parents_root: Path | None = None,
 ) -> tuple[dict[str, Any], Result | None, Path]:
     """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
 
     `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded. `stop_on`: names
-    of checks (rlhf/watch.py) whose findings end the stage; `all` for any.
+    of checks (rlhf/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root of runs, whose
+    finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
-    run = Follower(out, loaded, stage) if distributed.rank() else Run(out, loaded, stage)
+    run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
     with run.locked():

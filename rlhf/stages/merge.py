@@ -36,7 +36,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         alone = _logprobs(base, texts)
-        model = PeftModel.from_pretrained(base, run.root / recipe.merge.stage / "adapter")
+        model = PeftModel.from_pretrained(base, run.folder_of(recipe.merge.stage) / "adapter")
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
         found = _logprobs(merged, texts)
