@@ -48,7 +48,7 @@ def main(
 
     Exit code 1: a cost is worse than every figure that is published for it, or has grown since the last record.
     """
-    loaded = recipe.load(directory or recipe.resolve(hw, recipe.RECIPES), recipe.parse_overrides(changes))
+    loaded = recipe.load(directory or recipe.resolve(hw, recipe.default_root()), recipe.parse_overrides(changes))
     if save and (loaded.modified or code_version()["dirty"] is not False):
         raise click.ClickException(
             "only an unchanged recipe and committed code make a record: commit first, or leave out --save"

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, comparison, console, distributed, ratings, recipe, stages, tracking, watch
+from rlhf import __version__, comparison, console, distributed, ratings, recipe, shape, stages, tracking, watch
 from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
@@ -22,6 +22,7 @@ from rlhf import score as scoring
 from rlhf import serve as serving
 from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
+from rlhf.lookup import PARENTS, RECIPES, announce_version, hardware_options, recipes_given, recipes_root
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
@@ -38,9 +39,6 @@ def finite_price(context: click.Context, parameter: click.Parameter, value: floa
     return value
 
 
-HARDWARE = click.option(
-    "--hw", metavar="NAME", help="Hardware: its default recipe, newest released version (a draft if none is)."
-)
 FOLDER = click.option(
     "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
 )
@@ -56,7 +54,7 @@ PRICE = click.option(
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options by which a command finds its recipe and its run directory."""
     options = (
-        HARDWARE,
+        hardware_options,
         FOLDER,
         click.option(
             "--data", multiple=True, metavar="FILE", help="Train on these files instead of the recipe's data."
@@ -85,12 +83,7 @@ def cli() -> None:
 @click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
 @recipe_options
 @click.option("--seed", type=click.IntRange(min=0), help="Another seed than the recipe's.")
-@click.option(
-    "--parents",
-    type=click.Path(path_type=Path),
-    metavar="ROOT",
-    help="Another root of runs: its finished stages are used where --out has none.",
-)
+@PARENTS
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
@@ -126,8 +119,6 @@ def run(
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    if parents is not None and not parents.is_dir():
-        raise RunError(f"--parents {parents}: there is no such directory; name a root of runs (an earlier --out)")
     if if_needed and (path := Run(out, loaded, stage, parents).elsewhere(stage)):
         console.OUT.print(f"{stage}: done ({path})", markup=False)
         return
@@ -164,21 +155,23 @@ def run(
 
 
 @cli.command("recipes")
+@RECIPES
 def list_recipes() -> None:
     """List the recipes."""
     rows = []
-    for directory in recipe.available(recipe.RECIPES):
+    root = recipes_root()
+    if not recipe.available(root):
+        raise recipe.RecipeError(recipe.no_recipes(root))
+    for directory in recipe.available(root):
         loaded = recipe.load(directory)
         found = loaded.recipe
-        default = (
-            "default" if found.default and recipe.resolve(found.hardware.name, recipe.RECIPES) == directory else ""
-        )
+        default = "default" if found.default and recipe.resolve(found.hardware.name, root) == directory else ""
         rows.append((str(directory), found.hardware.name, found.status, default, found.description))
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
 
 @cli.command()
-@HARDWARE
+@hardware_options
 @FOLDER
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> None:
@@ -277,7 +270,7 @@ def serve(
 
 @cli.command()
 @click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
-@HARDWARE
+@hardware_options
 @FOLDER
 @OUT
 @click.option("--to", type=click.Path(path_type=Path), help="The page. [report.html in the first run]")
@@ -293,14 +286,14 @@ def report(
     try:
         reporting.write(roots, file, price)
     except ModuleNotFoundError as error:
-        raise RunError(f"a report needs {error.name}: pip install '.[report]'") from None
+        raise RunError(f"a report needs {error.name}: {console.install_command('report')}") from None
     console.OUT.print(f"written to {file}", markup=False)
 
 
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that name a finished evaluation and two policies in it."""
     options = (
-        HARDWARE,
+        hardware_options,
         FOLDER,
         OUT,
         click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
@@ -414,7 +407,7 @@ def reproduce(
 
 
 @cli.command()
-@HARDWARE
+@hardware_options
 @FOLDER
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
@@ -444,6 +437,8 @@ def plan(
     if price is not None and chosen and not published:
         raise click.UsageError(f"--price goes with the plan itself, not with {chosen[0]}")
     loaded = load_recipe(hw, directory, (), None, changes, None)
+    if warning := shape.check(loaded):
+        print(warning, file=sys.stderr)
     asked = (stage,) if stage else STAGES
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
@@ -481,6 +476,7 @@ def plan(
 def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str:
     """The options by which a recipe was named, as they would be typed."""
     words = ["--hw", hw] if directory is None else ["--recipe", str(directory)]
+    words += recipes_given()
     return shlex.join([str(word) for word in words] + [word for change in changes for word in ("--set", change)])
 
 
@@ -508,7 +504,7 @@ def load_recipe(
     if directory is None:
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        directory = recipe.resolve(hw, recipe.RECIPES)
+        directory = recipe.resolve(hw, recipes_root())
         announce_version(hw, directory)
     given = recipe.parse_overrides(changes)
     overrides: dict[str, Any] = {}
@@ -533,20 +529,6 @@ def load_recipe(
     return recipe.load(directory, overrides | given, seed)
 
 
-def announce_version(hw: str, directory: Path) -> None:
-    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
-
-    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
-    """
-    versions = [d for d in recipe.available(recipe.RECIPES) if d.parent == directory.parent]
-    if len(versions) == 1 or distributed.launched():
-        return
-    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
-    if directory != versions[0]:
-        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
-    print(line, file=sys.stderr)
-
-
 def main() -> None:
     """Entry point of `rlhf`."""
     guarded(cli)
@@ -561,7 +543,7 @@ def guarded(command: click.Command) -> None:
         error.show()
         sys.exit(error.exit_code)
     except ParentMissing as error:
-        fail(f"{error}: {_way_to_parent(error)}")
+        fail(f"{error}: first run `{_same_command(error)}`")
     except (recipe.RecipeError, DataError, RunError, tracking.TrackerError) as error:
         fail(str(error))
     except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
@@ -588,15 +570,6 @@ def fail(message: str) -> None:
     if not distributed.report(message):
         print(f"error: {message}", file=sys.stderr)
     sys.exit(1)
-
-
-def _way_to_parent(missing: ParentMissing) -> str:
-    """How to get a missing parent: the command that makes it, and `--parents` where the default root has one."""
-    way = f"first run `{_same_command(missing)}`"
-    name, version = missing.path.parts[-3:-1]
-    if Path("runs", name, version, missing.parent, "summary.json").exists() and "--parents" not in sys.argv:
-        way += "; or use the one in runs/ with `--parents runs` (make: PARENTS=runs)"
-    return way
 
 
 def _same_command(missing: ParentMissing) -> str:

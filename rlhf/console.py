@@ -1,10 +1,14 @@
 """What a person sees: progress with the time left, tables, and no flood of library warnings."""
 
+import importlib.metadata
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -59,6 +63,18 @@ class Bar:
     def __exit__(self, *_: Any) -> None:
         if self._live:
             self._progress.stop()
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an optional part: of the checkout, or by its packages where there is none."""
+    if (Path(__file__).parents[1] / "pyproject.toml").is_file():
+        return f"pip install '.[{extra}]'"
+    try:
+        known = importlib.metadata.requires("rlhf-one-gpu") or []
+    except importlib.metadata.PackageNotFoundError:
+        known = []
+    needed = [line.partition(";")[0].strip() for line in known if re.search(rf"extra == .{extra}\b", line)]
+    return f"pip install {shlex.join(needed)}" if needed else f"pip install 'rlhf-one-gpu[{extra}]'"
 
 
 def number(value: Any) -> str:

@@ -14,7 +14,7 @@ from rlhf.console import harmless
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
 from rlhf.published import DIFFERS, Figure, Verdict
-from rlhf.recipe import RECIPES, STAGES
+from rlhf.recipe import STAGES, default_root
 from rlhf.run import RunError, code_version, read_json, read_lines, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -366,7 +366,7 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Predicted components of every phase, as pinned beside the recipe, under the card's limit; measured peaks."""
     manifests = [manifest for run in runs for manifest in run.manifests.values()]
     manifest = manifests[0]
-    folder = RECIPES / manifest["recipe"] / manifest["version"]
+    folder = default_root() / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
     pinned = read_json(folder / "predicted.json") if same and not any(m["overrides"] for m in manifests) else None
     notes, drawn = "", ""

@@ -44,8 +44,11 @@ class ParentMissing(RunError):
 
     def __init__(self, stage: str, parent: str, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
-        super().__init__(f"{stage} needs {parent}, which {state} ({path})")
-        self.stage, self.parent, self.begun, self.path = stage, parent, begun, path
+        usual = Path("runs", *path.parts[-3:])
+        other = usual != path and (usual / "summary.json").exists()
+        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if other else ""
+        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
+        self.stage, self.parent, self.begun = stage, parent, begun
 
 
 class Run:

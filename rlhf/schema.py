@@ -84,6 +84,7 @@ class Tokenizer(Section):
     name: str | None = None
     revision: str | None = None
     vocab_size: PositiveInt | None = None  # when it is trained, or a stand-in
+    pad_token: str | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
 
@@ -96,6 +97,8 @@ class Tokenizer(Section):
             raise ValueError(f"vocab_size: {self.vocab_size} is too small for the marks of a dialogue; 8 or more")
         if made_here and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
+        if made_here and self.pad_token is not None:
+            raise ValueError("a tokenizer that is made here has a padding token of its own; leave out pad_token")
         if not made_here and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):

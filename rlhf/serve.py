@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rlhf.chat import finished
+from rlhf.console import install_command
 from rlhf.recipe import Loaded
 from rlhf.run import Run, RunError
 
@@ -24,7 +25,7 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
         return [vllm, "serve", model, "--served-model-name", model, "--host", host, "--port", str(port)]
     missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
     if missing:
-        raise RunError(f"serve needs {' and '.join(missing)}: pip install '.[serve]'")
+        raise RunError(f"serve needs {' and '.join(missing)}: {install_command('serve')}")
     server = [sys.executable, "-m", "transformers.cli.transformers", "serve", model]
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 

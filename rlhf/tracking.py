@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlhf.console import install_command
+
 TRACKERS = ("tensorboard", "trackio", "wandb")
 Log = Callable[[int, Mapping[str, float]], None]
 
@@ -21,7 +23,7 @@ def check(report_to: Sequence[str]) -> None:
     for name in report_to:
         if importlib.util.find_spec(name) is None:
             extra = "tracking" if name == "tensorboard" else name
-            raise TrackerError(f"--report-to {name}: {name} is not installed; pip install '.[{extra}]'")
+            raise TrackerError(f"--report-to {name}: {name} is not installed; {install_command(extra)}")
 
 
 @contextmanager

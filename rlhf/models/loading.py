@@ -24,8 +24,9 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from rlhf import cuda, distributed
+from rlhf import cuda, distributed, shape
 from rlhf import recipe as recipes
+from rlhf.console import install_command
 from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
 from rlhf.data.tokenize import Codec
@@ -82,7 +83,7 @@ def load_codec(run: Run) -> Codec:
         return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
     try:
-        codec = tokenize.load(name, settings.revision, settings.template)
+        codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # a damaged file may mean any of these
         if isinstance(error, DataError):
             raise
@@ -128,10 +129,10 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     if nf4 is not None:
-        _import("bitsandbytes", "model.quantization: nf4", "pip install '.[gpu]'")
+        _import("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
         _check_blocks(settings.architecture, device)
     if settings.attention == "flash_attention_2":
-        way_out = "pip install --no-build-isolation '.[flash]', or use model.attention: auto"
+        way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
         _import("flash_attn", "model.attention: flash_attention_2", way_out)
     try:
         if settings.source == "random":
@@ -226,6 +227,8 @@ def _check_architecture(config: Any, architecture: recipes.Architecture, name: s
     wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
     for key, value in wanted.items():
         found = getattr(config, key, None)
+        if key == "model_type" and found not in shape.PREDICTABLE:
+            raise RunError(f"{name} is a {found} model: {shape.way_without_architecture()}")
         if found != value and not (key == "vocab_size" and value is None):
             raise RunError(f"{name} has {key} {found}, the recipe says {value}: correct model.architecture.{key}")
 
@@ -277,7 +280,7 @@ def _quantized(module: nn.Module, weight: torch.Tensor) -> nn.Parameter:
 @torch.no_grad()
 def round_to_nf4(model: PreTrainedModel) -> None:
     """Round the weights that NF4 would pack to the values that they had in training, in place."""
-    _import("bitsandbytes", "merge.base: dequantized", "pip install '.[gpu]'")
+    _import("bitsandbytes", "merge.base: dequantized", install_command("gpu"))
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     for module in model.modules():
