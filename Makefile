@@ -177,7 +177,7 @@ stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
-no_file     = DATA: there is no file '$(f)'. A name with spaces cannot pass through make: use `rlhf run --data`
+no_file     = DATA: there is no file '$(f)'. $(if $(findstring /,$(f)),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
 # The container sees the same paths as the caller: what is read is read-only, what is written belongs to the caller.

@@ -22,6 +22,7 @@ from rlhf import score as scoring
 from rlhf import serve as serving
 from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
+from rlhf.data.hub import hub_hint
 from rlhf.lookup import PARENTS, RECIPES, announce_version, hardware_options, recipes_given, recipes_root
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
@@ -520,9 +521,8 @@ def load_recipe(
             )
         overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
         overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
-    absent = [file for file in data if not Path(file).exists()]
-    if absent:
-        raise DataError(f"--data {absent[0]}: there is no such file")
+    if absent := [file for file in data if not Path(file).exists()]:
+        raise DataError(f"--data {absent[0]}: there is no such file{hub_hint(absent[0])}")
     if data:
         files = [str(Path(file).resolve()) for file in data]
         overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}

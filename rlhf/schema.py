@@ -145,7 +145,7 @@ class Data(Section):
     name: str | None = None
     revision: str | None = None
     data_dir: str | None = None
-    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"] = "auto"
+    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the

@@ -32,3 +32,10 @@ def reason(error: BaseException, page: str, revision: str | None, offline: str) 
     if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
         return f"revision {revision} is not there: copy a commit from {page}/commits ({found})"
     return f"{found}; {offline}"
+
+
+def hub_hint(name: str) -> str:
+    """How a data set of the hub is named, to be added where `name` looks like one and was taken for a file."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        return ""
+    return f"; a data set of the hub is named by --set data.source=hub --set data.name={name} --set data.revision=COMMIT"

@@ -98,10 +98,17 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["run", "sft", "--hw", "tpu"], "--hw tpu: no default recipe"),
         (["run", "sft", "--recipe", "nowhere/v1"], "nowhere/v1/recipe.yaml: no such file"),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "the nearest key is 'ppo.kl_coef'"),
+        (
+            ["run", "sft", "--hw", "cpu", "--set", "kl_coef=1"],
+            "unknown key 'kl_coef'; the nearest key is 'ppo.kl_coef'",
+        ),
+        (["run", "sft", "--hw", "cpu", "--set", "ppo.algorithm=x"], "the keys there are steps, batch_size, "),
+        (["run", "sft", "--hw", "cpu", "--set", "save_steps=1"], "there are 'pretrain.save_steps', 'sft.save_steps', "),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coef"], "write it as key=value"),
         (["run", "sftt", "--hw", "cpu"], "'sftt' is not one of"),
         (["run", "sft", "--hw", "cpu", "--seed", "-1"], "-1"),
         (["data", "check", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
 )
 def test_a_bad_command_is_explained(command, arguments, message):

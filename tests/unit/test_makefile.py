@@ -196,6 +196,12 @@ def test_missing_data_stops_at_once(tmp_path):
     assert not result.stdout
 
 
+def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():
+    result = make("-n", "sft", "DATA=some/set")
+    assert result.returncode
+    assert 'SET="data.source=hub data.name=some/set data.revision=COMMIT"' in result.stderr
+
+
 def test_data_check(files):
     assert calls("data-check", f"DATA={files[0]} {files[1]}") == [["data", "check", *map(str, files)]]
     (words,) = calls("data-check", f"DATA={files[0]}", "CHECK_ARGS=--heldout test.jsonl")
