@@ -67,6 +67,12 @@ def main(
     last = newest(loaded, record)
     if last is not None:
         broken += [f"since {last['date']}: {line}" for line in compare.losses(last, record)]
+    elif not loaded.modified:
+        print(
+            f"no record of this machine ({compare.machine(record)}) in {folder_of(record)}: nothing was compared with "
+            "an earlier benchmark; BENCH_ARGS=--save stores this one",
+            file=sys.stderr,
+        )
     if out:
         write_json(out, record)
     if save:
@@ -249,9 +255,12 @@ def folder_of(record: Mapping[str, Any]) -> Path:
 
 
 def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The last stored record of the same device, recipe and shape; None for a changed recipe, which has none."""
+    """The last stored record of the same machine, recipe and shape; None for a changed recipe, which has none."""
+    if loaded.modified:
+        return None
     files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"))
-    return json.loads(files[-1].read_text()) if files and not loaded.modified else None
+    stored = [json.loads(file.read_text()) for file in files]
+    return next((found for found in reversed(stored) if compare.machine(found) == compare.machine(record)), None)
 
 
 if __name__ == "__main__":

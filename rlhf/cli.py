@@ -266,7 +266,7 @@ def serve(
     port: int,
 ) -> None:
     """Serve the merged model to OpenAI's clients; its recipe is named as it was for the run."""
-    serving.become(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
+    serving.run(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
 
 
 @cli.command()

@@ -1,5 +1,6 @@
 """What a person sees: progress with the time left, tables, and no flood of library warnings."""
 
+import datetime
 import importlib.metadata
 import os
 import re
@@ -13,8 +14,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from rlhf import published
 from rlhf.published import Figure, Verdict
@@ -35,25 +37,34 @@ class Bar:
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            _Times(self),
             TextColumn("[dim]{task.fields[note]}"),
             console=ERR,
             transient=True,
         )
         self._task = self._progress.add_task(title, total=total, note="")
         self._live = ERR.is_terminal
-        self._start = self._printed = time.monotonic()
+        self._start = self._printed = self._updated = time.monotonic()
+        self._begun: int | None = None  # what was done before: a run that is resumed does not begin at 0
+        self._done = 0
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
         self.total = total or self.total
+        now = self._updated = time.monotonic()
+        self._begun = max(done - 1, 0) if self._begun is None else self._begun
+        self._done = done
         self._progress.update(self._task, completed=done, note=note, total=self.total)
-        now = time.monotonic()
-        if not self._live and self.total and now - self._printed > _PLAIN_SECONDS:
-            left = (now - self._start) / max(done, 1) * (self.total - done)
+        left = self.left()
+        if not self._live and left is not None and now - self._printed > _PLAIN_SECONDS:
             ERR.print(f"{self.title} {done}/{self.total}, about {left:.0f} s left  {note}")
             self._printed = now
+
+    def left(self) -> float | None:
+        """Seconds that are left at the mean pace since the bar began, however long a step takes; None before one."""
+        if self._begun is None or self._done == self._begun or not self.total:
+            return None
+        pace = (self._updated - self._start) / (self._done - self._begun)
+        return max(0.0, pace * (self.total - self._done) - (time.monotonic() - self._updated))
 
     def __enter__(self) -> "Bar":
         if self._live:
@@ -63,6 +74,19 @@ class Bar:
     def __exit__(self, *_: Any) -> None:
         if self._live:
             self._progress.stop()
+
+
+class _Times(ProgressColumn):
+    """How long a loop has taken, and about how long it will still take."""
+
+    def __init__(self, bar: Bar):
+        super().__init__()
+        self.bar = bar
+
+    def render(self, task: Task) -> Text:
+        passed, left = datetime.timedelta(seconds=int(task.elapsed or 0)), self.bar.left()
+        rest = "" if left is None else f", about {datetime.timedelta(seconds=int(left))} left"
+        return Text(f"{passed} so far{rest}")
 
 
 def install_command(extra: str) -> str:

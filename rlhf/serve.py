@@ -3,7 +3,11 @@
 import importlib.util
 import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 from rlhf.chat import finished
@@ -12,6 +16,7 @@ from rlhf.recipe import Loaded
 from rlhf.run import Run, RunError
 
 ENGINES = ("auto", "transformers", "vllm")
+SECONDS_TO_STOP = 15  # before a server that does not end is killed
 
 
 def command(model: str, engine: str, device: str, host: str, port: int) -> list[str]:
@@ -30,19 +35,68 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 
 
-def become(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
-    """Turn this process into the server of a run's merged model, whose name is its path below `out`.
+def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
+    """Serve a run's merged model, whose name is its path below `out`, until Ctrl-C or the server's own end.
 
-    Raises RunError when the model has not been merged, or was merged with other settings.
+    Raises RunError when the model has not been merged, or was merged with other settings, when the port is taken and
+    when the server ends by itself.
     """
-    run = Run(out, loaded, "evaluate")
-    model = (finished(run, "merge", "serve") / "model").relative_to(out)
-    words = command(str(model), engine, loaded.recipe.hardware.device, host, port)
+    evaluated = Run(out, loaded, "evaluate")
+    model = str((finished(evaluated, "merge", "serve") / "model").relative_to(out))
+    words = command(model, engine, loaded.recipe.hardware.device, host, port)
+    here = "127.0.0.1" if host == "0.0.0.0" else host
+    if _listens(here, port):
+        raise RunError(f"port {port} of {here} is in use: choose another --port (make: PORT=)")
     from huggingface_hub.constants import HF_HUB_CACHE
 
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # transformers' list of models looks there and needs it
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/v1"
-    print(f"serving {model} at {address}; Ctrl-C ends it", file=sys.stderr, flush=True)
-    os.chdir(out)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.execv(words[0], words)
+    serve(words, out, model, here, port)
+
+
+def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> None:
+    """Run the server `words` in `folder`; say when it listens, and that it has stopped. Raises RunError if it ends."""
+    address = f"http://{host}:{port}/v1"
+    _say(f"loading {model}; it will answer at {address}")
+    stopped = {signal.SIGTERM, signal.SIGHUP}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in stopped}
+    # In a session of its own: Ctrl-C reaches this process alone, which ends the server in its own way and says so.
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    server = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True)
+    try:
+        while server.poll() is None and not _listens(host, port):
+            time.sleep(0.2)
+        if server.poll() is None:
+            _say(f"serving {model} at {address}; Ctrl-C ends it")
+            server.wait()
+        raise RunError(f"serve: the server has ended by itself with exit code {server.returncode}; it says above why")
+    except KeyboardInterrupt:
+        _say("stopping the server")
+    finally:
+        _end(server)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    _say(f"stopped serving {model}")
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    """End a server and what it has started; at once if it takes its time or Ctrl-C is pressed again."""
+    try:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(SECONDS_TO_STOP)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -38,4 +38,6 @@ def hub_hint(name: str) -> str:
     """How a data set of the hub is named, to be added where `name` looks like one and was taken for a file."""
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         return ""
-    return f"; a data set of the hub is named by --set data.source=hub --set data.name={name} --set data.revision=COMMIT"
+    return (
+        f"; a data set of the hub is named by --set data.source=hub --set data.name={name} --set data.revision=COMMIT"
+    )
