@@ -211,9 +211,9 @@ def chat(
     with console.quiet_libraries():
         with console.working(f"loading {stage}"):
             speaker = chatting.Speaker(loaded, out, stage)
-        if sys.stdin.isatty():
-            console.OUT.print(chatting.HELP, style="dim", markup=False)
         warmth = options.temperature if temperature is None else temperature
+        if sys.stdin.isatty():
+            console.OUT.print(chatting.greeting(loaded, stage, warmth), style="dim", markup=False)
         chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
 
 
@@ -446,8 +446,8 @@ def plan(
         on_card = [s for s in asked if s not in planning.ON_HOST]
         if not on_card:
             raise click.UsageError(f"{stage} uses the host's memory and none of the card's: there is nothing to fit")
-        with Predictor() as predict, console.working("looking for settings that fit"):
-            found = fitting(predict, loaded, on_card, limit)
+        with Predictor() as predict, console.working("looking for settings that fit") as say:
+            found = fitting(predict, loaded, on_card, limit, say)
         planning.show_fits(loaded, found, limit, as_json)
     elif strategies:
         learning = [s for s in asked if s in LEARNING]

@@ -234,12 +234,23 @@ def harmless(text: str) -> str:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what is being done, for work whose length is not known beforehand; yields what changes that."""
+    """Say what is being done, for work whose length is not known beforehand; yields what changes that.
+
+    Without a terminal, what has changed is said in a line of its own, now and then.
+    """
     if ERR.is_terminal:
         with ERR.status(what) as status:
             yield status.update
-    else:
-        yield lambda what: None
+        return
+    printed = time.monotonic()
+
+    def say(what: str) -> None:
+        nonlocal printed
+        if time.monotonic() - printed > _PLAIN_SECONDS:
+            printed = time.monotonic()
+            ERR.print(what, markup=False)
+
+    yield say
 
 
 @contextmanager

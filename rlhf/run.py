@@ -145,6 +145,7 @@ class Run:
             "device": dict(device),
             "image": os.environ.get("RLHF_IMAGE"),  # of the container, where it runs in one
             "argv": argv,
+            "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
         }
         self.describe()

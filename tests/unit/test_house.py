@@ -11,7 +11,20 @@ ROOT = Path(__file__).parents[2]
 # Each layer may import itself and those to its right: cli -> stages -> models, rollout -> data, run -> objectives.
 LAYERS = (
     ("cli",),
-    ("reproduce", "fetch", "serve", "chat", "report", "ab", "judge", "score", "ratings", "comparison"),
+    (
+        "reproduce",
+        "fetch",
+        "serve",
+        "chat",
+        "report",
+        "report_overview",
+        "page",
+        "ab",
+        "judge",
+        "score",
+        "ratings",
+        "comparison",
+    ),
     ("memory",),
     ("stages",),
     ("evaluation", "references", "vllm"),
