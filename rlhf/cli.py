@@ -112,8 +112,7 @@ def run(
     """Run one STAGE of a recipe; its parents must be finished."""
     if more_data and not data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
-    unknown = [name for name in stop_on if name not in (*watch.NAMES, "all")]
-    if unknown:
+    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
     loaded = load_recipe(hw, directory, (*data, *more_data), weights, changes, seed)
     if if_needed and getattr(loaded.recipe, stage) is None:
@@ -153,6 +152,7 @@ def run(
         console.show_sample("a held-out prompt", *result.sample)
     finished = [s for name in recipe.STAGES if (s := read_json(path.parent / name / "summary.json"))]
     console.targets_table(finished, price)
+    console.say_next(stage, loaded.recipe)
 
 
 @cli.command("recipes")

@@ -140,18 +140,18 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         ("metric", "left"),
         (_asking(summary["targets"]), "left"),
         ("measured", "right"),
-        ("", "left"),
+        ("verdict", "left"),
     ):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     for entry in summary["targets"]:
         figure = published.recorded(entry)
         found = verdict(published.verdict_of(entry))
         table.add_row(escape(figure.title), asked(figure), number(entry["measured"]), found)
-    shown = {entry["name"] for entry in summary["targets"]}
+    shown = {key for entry in summary["targets"] for key in (entry["name"], entry.get("metric"))}
     compared = summary["stage"] == "evaluate"  # several policies, and the reward model: a table of their own
     for name, value in summary["metrics"].items():
         if name not in shown and not compared:
-            table.add_row(escape(name), "", number(value), "")
+            table.add_row(escape(name.replace("_", " ")), "", number(value), _better(name))
     speed = summary["tokens_per_second"]
     table.add_row("wall time", "", f"{summary['wall_seconds']:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -164,6 +164,33 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
     if summary.get("findings"):
         OUT.print(f"looked wrong: {', '.join(summary['findings'])} (findings.jsonl has what to try)", markup=False)
     OUT.print(f"written to {where}", style="dim", markup=False)
+
+
+def next_step(stage: str, stages: Iterable[str]) -> str:
+    """What may follow a stage, as make's targets; `stages`: those that the recipe has."""
+    if stage in ("ppo", "dpo"):
+        return f"next: make chat STAGE={stage} (talk with it), make eval (compare the policies), make report (one page)"
+    if stage == "evaluate":
+        return "next: make report (one page about the run), make ab (rate answers blind), make merge (one checkpoint)"
+    if stage == "merge":
+        return "next: make serve (an OpenAI-compatible address), make chat STAGE=merge"
+    following = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ("ppo",)}.get(stage, ())
+    known = [f"make {name}" for name in following if name in stages]
+    return f"next: {' or '.join(known)}, make report" if known else ""
+
+
+def say_next(stage: str, recipe: Any) -> None:
+    """Print what may follow a stage of a recipe."""
+    has = [name for name in ("sft", "rm", "ppo", "dpo") if getattr(recipe, name) is not None]
+    if following := next_step(stage, has):
+        OUT.print(following, style="dim", markup=False)
+
+
+def _better(metric: str) -> str:
+    """Which way a metric is better, where one is; empty otherwise."""
+    if metric in published.LESS or metric.startswith("heldout_loss"):
+        return "[dim]less is better[/]"
+    return "[dim]more is better[/]" if metric in published.MORE else ""
 
 
 def _side_by_side(metrics: Mapping[str, Any]) -> None:
@@ -195,7 +222,7 @@ def targets_table(summaries: Sequence[Mapping[str, Any]], price: float | None = 
     entries = [entry for summary in summaries for entry in summary["targets"]]
     asking = "published" if of_all else _asking(entries)
     table = Table(title="the chain so far", title_justify="left")
-    for column in ("stage", "metric", asking, "measured", "", "wall"):
+    for column in ("stage", "metric", asking, "measured", "verdict", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
     for summary in summaries:
         cells = [

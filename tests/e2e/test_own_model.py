@@ -31,7 +31,7 @@ SIZES = {
 }
 KINDS = {
     "Qwen3": {"head_dim": 16},
-    "Gemma3Text": {"head_dim": 16, "sliding_window": 64},
+    "Gemma3Text": {"head_dim": 16, "sliding_window": 256},
     "Phi3": {"pad_token_id": 0},
 }
 
@@ -89,7 +89,7 @@ def test_what_is_in_the_way_is_said(trained, tmp_path):
     tokenizer = {"source": "local", "name": folder, "template": "chat"}
     with pytest.raises(DataError, match=r"set tokenizer\.pad_token .*such as .*<\|fim_pad\|>"):
         run_stages(of(folder, trained, tokenizer=tokenizer), tmp_path / "runs", "sft")
-    described = small(pretrain=None, model__source="local", model__name=folder)
+    described = of(folder, trained, model__architecture=recipe.load(RECIPE).recipe.model.architecture.model_dump())
     with pytest.raises(RunError, match=r"is a qwen3 model: .*model\.architecture=null.*docs/own-model\.md"):
         load_base(Run(tmp_path / "other", described, "sft"), torch.device("cpu"))
 

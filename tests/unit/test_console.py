@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from rlhf import console
+from rlhf import console, published
 
 
 @pytest.fixture
@@ -50,6 +50,41 @@ def test_without_a_terminal_a_line_now_and_then_says_the_same(clock, capsys, mon
             clock[0] += 15
             bar.update(step, "loss 1.0", total=10)
     assert capsys.readouterr().err == "sft 2/10, about 120 s left  loss 1.0\n"
+
+
+def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch, capsys):
+    monkeypatch.setattr(console, "OUT", Console(width=100, highlight=False))
+    figure = published.Figure(
+        name="gain", stage="ppo", metric="score_gain_sd", range=(0.6, None), unit="sd", source="us"
+    )
+    summary = {
+        **{"recipe": "r", "version": "v1", "stage": "ppo", "seed": 0, "modified": False, "wall_seconds": 3.0},
+        **{"tokens_per_second": 5.0, "peak_vram_bytes": None, "peak_rss_bytes": 1e9},
+        "targets": [published.record(figure, 0.7)],
+        "metrics": {"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
+    }
+    console.summary_table(summary, "x")
+    shown = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
+    assert "score gain sd" not in shown and "met" in shown["gain"]
+    assert "more is better" in shown["win rate vs sft"] and "less is better" in shown["perplexity"]
+    assert "better" not in shown["score"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [("sft", "make rm or make dpo"), ("rm", "make ppo"), ("ppo", "make chat STAGE=ppo"), ("merge", "make serve")],
+)
+def test_the_next_step_is_named(stage, expected):
+    assert console.next_step(stage, ("sft", "rm", "ppo", "dpo")).startswith(f"next: {expected}")
+
+
+def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys, monkeypatch):
+    monkeypatch.setattr(console, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+    with console.working("rehearsing") as say:
+        for stage in ("sft", "rm", "ppo"):
+            clock[0] += 11
+            say(f"rehearsing {stage}")
+    assert capsys.readouterr().err == "rehearsing rm\n"
 
 
 def test_an_optional_part_is_installed_by_its_packages_without_a_checkout(monkeypatch, tmp_path):
