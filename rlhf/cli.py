@@ -73,7 +73,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
 def cli() -> None:
     """Reproducible RLHF on one GPU."""
@@ -404,7 +404,7 @@ def reproduce(
     options += [part for change in changes for part in ("--set", change)]
     options += ["--weights", weights] if weights else []
     reproducing.run_seeds(chain, numbers, out, options)
-    reproducing.show(reproducing.record(loaded, chain, numbers, out, price))
+    reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
 
 
 @cli.command()

@@ -146,7 +146,7 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
     for entry in summary["targets"]:
         figure = published.recorded(entry)
         found = verdict(published.verdict_of(entry))
-        table.add_row(escape(figure.title), asked(figure), number(entry["measured"]), found)
+        table.add_row(escape(figure.title), asked(figure, in_full=True), number(entry["measured"]), found)
     shown = {key for entry in summary["targets"] for key in (entry["name"], entry.get("metric"))}
     compared = summary["stage"] == "evaluate"  # several policies, and the reward model: a table of their own
     for name, value in summary["metrics"].items():

@@ -73,9 +73,12 @@ class Loaded(NamedTuple):
 def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
+    The file may be named instead of its directory.
+
     Another `seed` is no modification: a released recipe is meant to be run with several.
     Raises RecipeError, one line, for anything that is wrong with the file, a key or a combination of values.
     """
+    directory = directory.parent if directory.name == "recipe.yaml" else directory
     file = directory / "recipe.yaml"
     if not re.fullmatch(r"v[0-9]+", directory.name):
         raise RecipeError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")

@@ -302,7 +302,8 @@ class Run:
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        print(f"{self.stage}: what was there is now in {aside}", file=sys.stderr)
+        way = "" if (aside / "summary.json").exists() else "; --resume (make: RESUME=1) would have continued it"
+        print(f"{self.stage}: what was there is now in {aside}{way}", file=sys.stderr)
 
     # -- details ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -40,6 +41,7 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             from torch.utils.tensorboard import SummaryWriter
 
             writer = SummaryWriter(str(folder / "tensorboard"))
+            print(f"tensorboard: metrics go to {folder / 'tensorboard'}", file=sys.stderr)
             logs.append(partial(_scalars, writer))
             closing.append(writer.close)
         else:

@@ -18,10 +18,11 @@ def data_patterns(data_dir: str | None) -> list[str]:
 def reason(error: BaseException, page: str, revision: str | None, offline: str) -> str:
     """One line: the error with what to do about it. `page`: the repository's; `offline`: what helps without network."""
     causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
+    while (before := causes[-1].__cause__) is not None:
+        causes.append(before)
     kinds = {type(cause).__name__ for cause in causes}
-    text = " ".join(f"{error} {error.__cause__ or ''}".split())
+    cause = str(error.__cause__ or "")
+    text = " ".join(f"{error} {'' if cause in str(error) else cause}".split())
     found = text[:300]
     words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words that are looked for
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:

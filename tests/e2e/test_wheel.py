@@ -76,6 +76,13 @@ def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path)
     assert found.returncode == 1 and "nowhere: no recipes there; --recipes or RLHF_RECIPES names" in found.stderr
 
 
+def test_a_shell_gets_its_completion(installed, tmp_path):
+    found = run(installed, tmp_path, _RLHF_COMPLETE="bash_source")
+    assert "complete -o nosort -F _rlhf_completion rlhf" in found.stdout
+    words = {"COMP_WORDS": "rlhf plan --hw h", "COMP_CWORD": "3", "_RLHF_COMPLETE": "bash_complete"}
+    assert run(installed, tmp_path, **words).stdout == "plain,h100\n"
+
+
 def test_what_is_missing_is_installed_without_a_checkout(installed, tmp_path):
     code = "from rlhf.console import install_command; print(install_command('gpu'))"
     python = [str(installed.parent / "python"), "-c", code]
