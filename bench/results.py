@@ -103,6 +103,7 @@ def main(check: bool) -> None:
             0 if file.read_text(encoding="utf-8") == page() else "results/README.md is out of date: `make results`"
         )
     file.write_text(page(), encoding="utf-8")
+    print(f"written to {file}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rlhf import console, stats
 from rlhf.console import harmless
-from rlhf.data.formats import DataError
+from rlhf.data.formats import DataError, parse_hh
 from rlhf.endings import Stopped
 from rlhf.records import SampleLine, read_lines
 from rlhf.run import RunError, verified
@@ -48,6 +48,7 @@ class Pair(NamedTuple):
     a: str
     b: str
     worth: dict[str, tuple[float, float]]
+    turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: who speaks, and what
 
 
 class Comparison(NamedTuple):
@@ -103,7 +104,27 @@ def _pair(index: int, row: Mapping[str, Any], a: str, b: str) -> Pair:
     known = [key for key in ("score", "true_reward") if all(row[name].get(key) is not None for name in (a, b))]
     digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
     prompt, first, second = map(_shown, said)
-    return Pair(index, digest, prompt, first, second, {key: (row[a][key], row[b][key]) for key in known})
+    worth = {key: (row[a][key], row[b][key]) for key in known}
+    return Pair(index, digest, prompt, first, second, worth, turns(row))
+
+
+SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
+
+
+def turns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The prompt of a sample as a dialogue: who speaks, and what, safe to be shown.
+
+    From `messages` where the row has them, otherwise from a transcript; any other text is one turn of a "Prompt".
+    """
+    messages = row.get("messages")
+    if isinstance(messages, list) and all(isinstance(m, dict) for m in messages):
+        said = [(SPEAKERS.get(str(m.get("role")), "Prompt"), str(m.get("content", ""))) for m in messages]
+    else:
+        text = str(row.get("prompt", ""))
+        said = [(SPEAKERS[message.role], message.content) for message in parse_hh(text) if message.content.strip()]
+        if not any(who == SPEAKERS["user"] for who, _ in said):
+            said = [("Prompt", text)]
+    return [(who, _shown(text)) for who, text in said]
 
 
 def _shown(text: str) -> str:
@@ -299,7 +320,7 @@ class Server(ThreadingHTTPServer):
             return progress
         pair = self.pairs[min(left)]
         first, second = (getattr(pair, name) for name in self.order(rater, pair))
-        return progress | {"item": pair.item, "prompt": pair.prompt, "first": first, "second": second}
+        return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
 
     def rate(self, rater: str, pair: Pair, choice: str) -> None:
         order = self.order(rater, pair)

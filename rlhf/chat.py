@@ -1,7 +1,9 @@
 """Talk with a trained model in the terminal; answers appear as they are written."""
 
+import importlib
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from rlhf.recipe import Loaded
 from rlhf.run import ParentMissing, Run, RunError
 
 STAGES = ("base", "sft", "ppo", "dpo", "merge")
-HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it"
+HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
 class Speaker:
@@ -89,6 +91,11 @@ def finished(run: Run, stage: str, command: str) -> Path:
         ) from None
 
 
+def greeting(loaded: Loaded, stage: str, temperature: float) -> str:
+    """What is said before the first line: who answers, how, and the commands."""
+    return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
+
+
 def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:
     """Answer each line of `lines` on stdout, as one conversation."""
     said: list[Message] = []
@@ -98,13 +105,15 @@ def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int
             return
         if text == "/new":
             said = []
-        if not text or text == "/new":
+        elif text.startswith("/"):
+            print(HELP if text == "/help" else f"there is no {text.split()[0]}: {HELP}")
+        if not text or text.startswith("/"):
             continue
         said.append(Message("user", text))
         answer = ""
         for piece in speaker.answer(said, temperature, tokens):
-            print(piece, end="", flush=True)
-            answer += piece
+            print(piece if answer else piece.lstrip(), end="", flush=True)
+            answer += piece if answer else piece.lstrip()  # a transcript puts a space before an answer
         print()
         said.append(Message("assistant", answer.strip()))
 
@@ -115,8 +124,11 @@ def typed() -> Iterator[str]:
         for line in sys.stdin:
             yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are no text arrive as surrogates
         return
+    with suppress(ImportError):
+        importlib.import_module("readline")  # arrow keys edit the line and bring earlier ones back
     while True:
         try:
             yield input("you: ")
         except EOFError:
+            print()
             return

@@ -19,6 +19,7 @@ from rlhf import (
     endings,
     ratings,
     recipe,
+    shape,
     stages,
     terminal,
     tracking,
@@ -34,7 +35,9 @@ from rlhf import score as scoring
 from rlhf import serve as serving
 from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
+from rlhf.data.hub import hub_hint
 from rlhf.guard import guarded as guarded
+from rlhf.lookup import PARENTS, RECIPES, announce_version, hardware_options, recipes_given, recipes_root
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
@@ -52,9 +55,6 @@ def finite_price(context: click.Context, parameter: click.Parameter, value: floa
     return value
 
 
-HARDWARE = click.option(
-    "--hw", metavar="NAME", help="Hardware: its default recipe, newest released version (a draft if none is)."
-)
 FOLDER = click.option(
     "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
 )
@@ -70,7 +70,7 @@ PRICE = click.option(
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options by which a command finds its recipe and its run directory."""
     options = (
-        HARDWARE,
+        hardware_options,
         FOLDER,
         click.option(
             "--data", multiple=True, metavar="FILE", help="Train on these files instead of the recipe's data."
@@ -88,7 +88,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
 def cli() -> None:
     """Reproducible RLHF on one GPU."""
@@ -99,6 +99,7 @@ def cli() -> None:
 @click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
 @recipe_options
 @click.option("--seed", type=SEED, help="Another seed than the recipe's.")
+@PARENTS
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
@@ -115,6 +116,7 @@ def run(
     out: Path,
     changes: tuple[str, ...],
     seed: int | None,
+    parents: Path | None,
     resume: bool,
     report_to: tuple[str, ...],
     if_needed: bool,
@@ -125,15 +127,18 @@ def run(
     """Run one STAGE of a recipe; its parents must be finished."""
     if more_data and not data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
-    unknown = [name for name in stop_on if name not in (*watch.NAMES, "all")]
-    if unknown:
+    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
     loaded = load_recipe(hw, directory, (*data, *more_data), weights, changes, seed)
     if if_needed and getattr(loaded.recipe, stage) is None:
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    if distributed.to_launch(loaded.recipe, stage) and (started := Run(out, loaded, stage)).done() is None:
+    if if_needed and (path := Run(out, loaded, stage, parents).elsewhere(stage)):
+        console.OUT.print(f"{stage}: done ({path})", markup=False)
+        return
+    started = Run(out, loaded, stage, parents)
+    if distributed.to_launch(loaded.recipe, stage) and started.done() is None:
         with endings.keeping(lambda: stages.kept(started)):
             distributed.launch(loaded, stage)
         return
@@ -145,7 +150,14 @@ def run(
             return planning.preflight(predict, loaded, stage, named(hw, directory, changes))
 
     summary, result, path = stages.execute(
-        stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak, stop_on=stop_on
+        stage,
+        loaded,
+        out,
+        resume=resume,
+        report_to=report_to,
+        preflight=predict_peak,
+        stop_on=stop_on,
+        parents_root=parents,
     )
     if distributed.rank():
         return
@@ -157,24 +169,27 @@ def run(
         console.show_sample("a held-out prompt", *result.sample)
     finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
     console.targets_table(finished, price)
+    console.say_next(stage, loaded.recipe)
 
 
 @cli.command("recipes")
+@RECIPES
 def list_recipes() -> None:
     """List the recipes."""
     rows = []
-    for directory in recipe.available(recipe.RECIPES):
+    root = recipes_root()
+    if not recipe.available(root):
+        raise recipe.RecipeError(recipe.no_recipes(root))
+    for directory in recipe.available(root):
         loaded = recipe.load(directory)
         found = loaded.recipe
-        default = (
-            "default" if found.default and recipe.resolve(found.hardware.name, recipe.RECIPES) == directory else ""
-        )
+        default = "default" if found.default and recipe.resolve(found.hardware.name, root) == directory else ""
         rows.append((str(directory), found.hardware.name, found.status, default, found.description))
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
 
 @cli.command()
-@HARDWARE
+@hardware_options
 @FOLDER
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> None:
@@ -213,9 +228,9 @@ def chat(
     with console.quiet_libraries():
         with console.working(f"loading {stage}"):
             speaker = chatting.Speaker(loaded, out, stage)
-        if sys.stdin.isatty():
-            console.OUT.print(chatting.HELP, style="dim", markup=False)
         warmth = options.temperature if temperature is None else temperature
+        if sys.stdin.isatty():
+            console.OUT.print(chatting.greeting(loaded, stage, warmth), style="dim", markup=False)
         chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
 
 
@@ -266,12 +281,12 @@ def serve(
     port: int,
 ) -> None:
     """Serve the merged model to OpenAI's clients; its recipe is named as it was for the run."""
-    serving.become(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
+    serving.run(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
 
 
 @cli.command()
 @click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
-@HARDWARE
+@hardware_options
 @FOLDER
 @OUT
 @click.option("--to", type=OUTPUT, help="The page. [report.html in the first run]")
@@ -287,14 +302,14 @@ def report(
     try:
         reporting.write(roots, file, price)
     except ModuleNotFoundError as error:
-        raise RunError(f"a report needs {error.name}: pip install '.[report]'") from None
+        raise RunError(f"a report needs {error.name}: {console.install_command('report')}") from None
     console.OUT.print(f"written to {file}", markup=False)
 
 
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that name a finished evaluation and two policies in it."""
     options = (
-        HARDWARE,
+        hardware_options,
         FOLDER,
         OUT,
         click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
@@ -404,11 +419,11 @@ def reproduce(
     options += [part for change in changes for part in ("--set", change)]
     options += ["--weights", weights] if weights else []
     reproducing.run_seeds(chain, numbers, out, options)
-    reproducing.show(reproducing.record(loaded, chain, numbers, out, price))
+    reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
 
 
 @cli.command()
-@HARDWARE
+@hardware_options
 @FOLDER
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
@@ -438,14 +453,16 @@ def plan(
     if price is not None and chosen and not published:
         raise click.UsageError(f"--price goes with the plan itself, not with {chosen[0]}")
     loaded = load_recipe(hw, directory, (), None, changes, None)
+    if warning := shape.check(loaded):
+        terminal.say(warning)
     asked = (stage,) if stage else STAGES
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
         on_card = [s for s in asked if s not in planning.ON_HOST]
         if not on_card:
             raise click.UsageError(f"{stage} uses the host's memory and none of the card's: there is nothing to fit")
-        with Predictor() as predict, console.working("looking for settings that fit"):
-            found = fitting(predict, loaded, on_card, limit)
+        with Predictor() as predict, console.working("looking for settings that fit") as say:
+            found = fitting(predict, loaded, on_card, limit, say)
         planning.show_fits(loaded, found, limit, as_json)
     elif strategies:
         learning = [s for s in asked if s in LEARNING]
@@ -475,6 +492,7 @@ def plan(
 def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str:
     """The options by which a recipe was named, as they would be typed."""
     words = ["--hw", hw] if directory is None else ["--recipe", str(directory)]
+    words += recipes_given()
     return shlex.join([str(word) for word in words] + [word for change in changes for word in ("--set", change)])
 
 
@@ -499,7 +517,7 @@ def load_recipe(
     if directory is None:
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        directory = recipe.resolve(hw, recipe.RECIPES)
+        directory = recipe.resolve(hw, recipes_root())
         announce_version(hw, directory)
     given = recipe.parse_overrides(changes)
     overrides: dict[str, Any] = {}
@@ -515,27 +533,12 @@ def load_recipe(
             )
         overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
         overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
-    absent = [file for file in data if not Path(file).exists()]
-    if absent:
-        raise DataError(f"--data {absent[0]}: there is no such file")
+    if absent := [file for file in data if not Path(file).exists()]:
+        raise DataError(f"--data {absent[0]}: there is no such file{hub_hint(absent[0])}")
     if data:
         files = [str(Path(file).resolve()) for file in data]
         overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
     return recipe.load(directory, overrides | given, seed)
-
-
-def announce_version(hw: str, directory: Path) -> None:
-    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
-
-    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
-    """
-    versions = [d for d in recipe.available(recipe.RECIPES) if d.parent == directory.parent]
-    if len(versions) == 1 or distributed.launched():
-        return
-    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
-    if directory != versions[0]:
-        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
-    terminal.say(line)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import click
 
 from rlhf import console, recipe, stats
 from rlhf.records import Answer, Details, check, read
-from rlhf.run import RunError, read_lines, read_manifest, read_summary, verified
+from rlhf.run import RunError, read_lines, read_manifest, read_summary, stage_folder, verified
 
 STAGES = ("ppo", "dpo", "sft", "base")
 KEYS_SHOWN = 6  # settings that are named as different
@@ -63,7 +63,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
         raise RunError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     summary, manifest = verified(root, "evaluate"), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
-    model = (read_summary(root / "rm") or {}).get("result_sha256", {})
+    model = (read_summary(stage_folder(root, "rm")) or {}).get("result_sha256", {})
     reward_model = own_reward_model = model.get("adapter/adapter_model.safetensors", "")[:16] or None
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
@@ -72,8 +72,8 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
         reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
         if reward_model is None:
             raise RunError(f"{scored}: not written by `rlhf score`, which names the reward model")
-    has_manifest = (root / stage / "manifest.json").is_file()
-    trained = read_manifest(root / stage)["settings"] if has_manifest else {}
+    policy = stage_folder(root, stage)
+    trained = read_manifest(policy)["settings"] if (policy / "manifest.json").is_file() else {}
     details = read(folder / "details.json", Details) or {}
     bins = (details.get("reward_model") or {}).get("calibration", [])
     return Evaluated(

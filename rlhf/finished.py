@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import records
+from rlhf.recipe import STAGES
 from rlhf.records import RunError
 
 REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
@@ -34,23 +35,40 @@ def read_manifest(path: Path) -> dict[str, Any]:
         return manifest
 
 
+def stage_folder(root: Path, stage: str) -> Path:
+    """Directory of a stage of the run below `root`, or the one elsewhere that a stage of the run was made from.
+
+    A run whose parents lie below another root (`rlhf run --parents`) names their places in its manifests, relative to
+    itself. Raises RunError for a damaged manifest.
+    """
+    own = root / stage
+    if not own.exists():
+        for manifest in sorted(root.glob("*/manifest.json")):
+            if manifest.parent.name not in STAGES:
+                continue
+            place = read_manifest(manifest.parent).get("parents_from", {}).get(stage)
+            if place is not None:
+                return Path(os.path.normpath(root.resolve() / place))
+    return own
+
+
 def verified(root: Path, stage: str) -> dict[str, Any]:
     """The summary of a finished stage below `<out>/<recipe>/<version>`, once its records agree with what is there.
 
     Every file of its result has the hash that its summary names, and each parent that is still there is the one that
     it was made from. Whoever reads what a stage has made calls this first. Raises RunError.
     """
-    path = root / stage
+    path = stage_folder(root, stage)
     summary = read_summary(path)
     if summary is None:
         raise RunError(f"{path}: {stage} is not done")
     check_result(path, summary)
     for name, digest in read_manifest(path)["parents"].items():
-        parent = root / name / "summary.json"
+        parent = stage_folder(path.parent, name) / "summary.json"
         if parent.is_file() and sha256(parent) != digest:
             again = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
             raise RunError(f"{path} was made from another {name} than {parent.parent}; {again}")
-    follow_base(root, stage)
+    follow_base(path.parent, stage)
     return summary
 
 
@@ -92,7 +110,7 @@ def follow_base(root: Path, stage: str) -> None:
     Nothing changes while the path that is named exists, where the run has no base of its own, in results that older
     versions have hashed with that path, and in directories that cannot be written.
     """
-    file, base = root / stage / "adapter" / CONFIG, (root / "pretrain" / "model").resolve()
+    file, base = root / stage / "adapter" / CONFIG, (stage_folder(root, "pretrain") / "model").resolve()
     config = _config(file) if file.is_file() else None
     if config is None or not base.is_dir() or Path(str(config.get(BASE))).exists():
         return

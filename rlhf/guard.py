@@ -118,7 +118,20 @@ def _same_command(missing: ParentMissing) -> str:
     arguments = list(sys.argv[1:])
     valued = {
         f"--{name}"
-        for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on", "price")
+        for name in (
+            "hw",
+            "recipe",
+            "data",
+            "weights",
+            "out",
+            "parents",
+            "recipes",
+            "set",
+            "seed",
+            "report-to",
+            "stop-on",
+            "price",
+        )
     }
     place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
     arguments[place] = missing.parent

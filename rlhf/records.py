@@ -128,6 +128,8 @@ class Manifest(Record):
     seed: Count
     settings: Settings
     parents: dict[Name, Hash]
+    started: str | None = None  # UTC, ISO 8601
+    parents_from: dict[Name, str] = {}  # places of parents below another root, relative to this run's root
     code: Code
     packages: dict[str, str]
     device: Device

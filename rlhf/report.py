@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import ab, console, published, records
+from rlhf import ab, console, published, records, report_overview
 from rlhf import recipe as recipes
-from rlhf.console import harmless
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
+from rlhf.page import section as _section
+from rlhf.page import table as _table
+from rlhf.page import text as _text
 from rlhf.published import DIFFERS, Figure, Verdict
-from rlhf.recipe import RECIPES, STAGES
+from rlhf.recipe import STAGES, default_root
 from rlhf.run import RunError, code_version, data_file, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most
-LONGEST = 2000  # characters of a text that is shown
+OPEN = 12  # of them at once, the others when they are asked for
 CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
     "pretrain": (("loss", "loss"),),
     "sft": (("loss", "loss"),),
@@ -93,8 +95,10 @@ def page(runs: Sequence[Recorded]) -> str:
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
     drawn = (_curves, _frontier, _policies, _ratings, _reward_model, _time, _memory, _data)
+    sections = (_overview, _verdicts, _findings, *drawn, _provenance, _samples)
     parts = [_left_out(problem) for run in runs for problem in run.problems]
-    parts += [_or_why(section, runs, charts) for section in (_verdicts, _findings, *drawn, _provenance, _samples)]
+    parts += [_or_why(section, runs, charts) for section in sections]
+    parts.insert(1, report_overview.contents("".join(parts)))
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -102,6 +106,16 @@ def page(runs: Sequence[Recorded]) -> str:
         body="\n".join(part for part in parts if part),
         charts=json.dumps(charts.all, allow_nan=False).replace("<", "\\u003c"),
         library=get_plotlyjs(),
+        colours=json.dumps(COLOURS),
+    )
+
+
+def _overview(runs: Sequence[Recorded], charts: "_Charts") -> str:
+    """The outcome of each run in a sentence, what it was measured on, and its stages as a picture."""
+    names = [run.name if len(runs) > 1 else "" for run in runs]
+    return "".join(
+        report_overview.section(run.manifests, run.summaries, name, run.price)
+        for run, name in zip(runs, names, strict=True)
     )
 
 
@@ -145,8 +159,11 @@ def _verdicts(runs: Sequence[Recorded], charts: _Charts) -> str:
                 rows.append((run.name, stage, *row))
         for figure, value, verdict in published.totals(run.summaries, run.price):
             rows.append((run.name, "all", *_compared(figure, value, verdict, None)))
-    columns = ("run", "stage", "figure", "published", "predicted", "measured", "")
-    return _section("Published, predicted, measured", _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
+    guided = any(entry.get("guide") for run in runs for s in run.summaries.values() for entry in s["targets"])
+    asked = "published" if guided or any(row[1] == "all" for row in rows) else "target"
+    columns = ("run", "stage", "figure", asked, "predicted", "measured", "verdict")
+    title = "Published figures and what was measured" if asked == "published" else "Targets and what was measured"
+    return _section(title, _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
 
 
 def _compared(figure: Figure, value: float | None, verdict: Verdict, predicted: int | None) -> tuple[str, ...]:
@@ -168,11 +185,9 @@ def _findings(runs: Sequence[Recorded], charts: _Charts) -> str:
                 items.append(f"<li>{_text(text)}{f' Try <code>{_text(tries)}</code>.' if tries else ''}</li>")
     watched = all("findings" in summary for run in runs for summary in run.summaries.values())
     done = all(run.summaries.keys() == run.manifests.keys() for run in runs)
-    nothing = (
-        "Nothing looked wrong while it trained." if watched and done else "Nothing was found; not all was watched."
-    )
+    nothing = f"No check found anything while it trained{'' if watched and done else '; not all was watched'}."
     said = f'<ul class="warn">{"".join(items)}</ul>' if items else f"<p>{nothing}</p>"
-    return _section("What looked wrong", said)
+    return _section("What looked wrong while it trained", said)
 
 
 def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -289,11 +304,13 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
             continue
         policies = list(dict.fromkeys(who for who, _ in names))
         rows = []
-        for what in dict.fromkeys(what for _, what in names):
-            values = [metrics.get(f"{who}/{what}") for who in policies]
-            rows.append((run.name, what, *("" if value is None else console.number(value) for value in values)))
+        whats = list(dict.fromkeys(what for _, what in names))
+        for what in whats:
+            if what.removesuffix("_low").removesuffix("_high") == what or what.rpartition("_")[0] not in whats:
+                rows.append((run.name, what.replace("_", " "), *(_value(metrics, who, what) for who in policies)))
         numbers = tuple(range(2, 2 + len(policies)))
-        parts.append(_table(("run", "", *policies), rows, runs, numbers=numbers))
+        parts.append(_table(("run", "metric", *policies), rows, runs, numbers=numbers))
+        parts.append('<p class="note">docs/metrics.md explains every metric. Brackets: a 95 % interval.</p>')
         details = _details(run)
         if scores := details.get("scores"):
             middle = _middles(scores["edges"])
@@ -308,6 +325,13 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
 
 def _details(run: Recorded) -> dict[str, Any]:
     return records.read(run.path / "evaluate" / "details.json", records.Details) or {}
+
+
+def _value(metrics: Mapping[str, Any], who: str, what: str) -> str:
+    """A policy's metric, with its interval where there is one; empty where it has no such metric."""
+    value, low, high = (metrics.get(f"{who}/{what}{end}") for end in ("", "_low", "_high"))
+    interval = "" if low is None or high is None else f" ({console.number(low)} to {console.number(high)})"
+    return "" if value is None else console.number(value) + interval
 
 
 def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -341,15 +365,28 @@ def _reward_model(runs: Sequence[Recorded], charts: _Charts) -> str:
         sure = [row["confidence"] for row in found["calibration"]]
         right = [row["accuracy"] for row in found["calibration"]]
         pairs = [f"{row['pairs']} pairs" for row in found["calibration"]]
-        ideal = {"x": [0.5, 1], "y": [0.5, 1], "mode": "lines", "showlegend": False, "line": {"dash": "dot"}}
-        model = {"x": sure, "y": right, "text": pairs, "mode": "lines+markers", "showlegend": False}
+        ideal = {
+            "x": [0.5, 1],
+            "y": [0.5, 1],
+            "mode": "lines",
+            "showlegend": False,
+            "line": {"dash": "dot", "color": COLOURS[4]},
+        }
+        model = {
+            "x": sure,
+            "y": right,
+            "text": pairs,
+            "mode": "lines+markers",
+            "showlegend": False,
+            "line": {"color": COLOURS[0]},
+        }
         axes: dict[str, Any] = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
         drawn.append(charts.add(f"calibration (dotted: perfect){_of(run, runs)}", [ideal, model], **axes))
         for key, title in (("margins", "margin, chosen less rejected"), ("sigmoid_scores", "score after a sigmoid")):
             bars = {"type": "bar", "x": _middles(found[key]["edges"]), "y": found[key]["counts"], "showlegend": False}
             drawn.append(charts.add(f"{title}{_of(run, runs)}", [bars], bargap=0))
         for row in details.get("contradicted", []):
-            cells = f'<div class="said prompt">{_text(row["prompt"].strip())}</div>'
+            cells = _dialogue(row)
             for who in ("chosen", "rejected"):
                 cells += f'<div class="who">{who}</div><div class="said">{_text(row[who])}</div>'
             said.append(f'<div class="pair">{cells}<div class="who">margin {row["margin"]:.2f}</div></div>')
@@ -395,7 +432,7 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Predicted components of every phase, as pinned beside the recipe, under the card's limit; measured peaks."""
     manifests = [manifest for run in runs for manifest in run.manifests.values()]
     manifest = manifests[0]
-    folder = RECIPES / manifest["recipe"] / manifest["version"]
+    folder = default_root() / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
     unchanged = same and not any(m["overrides"] for m in manifests)
     pinned = records.read(folder / "predicted.json", records.Predicted) if unchanged else None
@@ -458,17 +495,24 @@ def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
             cells = []
             for who, said in answers.items():
                 found = said if isinstance(said, Mapping) else {"response": said}
-                worth = f", score {found['score']:.3f}" if found.get("score") is not None else ""
+                known = (("score", "score"), ("true_reward", "true reward"))
+                worth = "".join(f", {name} {found[key]:.3f}" for key, name in known if found.get(key) is not None)
                 text = _text(str(found.get("response", "")))
                 cells.append(f'<div class="who">{_text(who + worth)}</div><div class="said">{text}</div>')
-            prompt = f'<div class="said prompt">{_text(row["prompt"].strip())}</div>'
-            shown.append(f'<div class="sample">{prompt}{"".join(cells)}</div>')
+            shown.append(f'<div class="sample">{_dialogue(row)}{"".join(cells)}</div>')
     if not shown:
         return ""
     field = '<p class="screen"><input id="filter" placeholder="only samples with …" aria-label="filter samples"></p>'
     more = f" ({total} in all; the others are in samples.jsonl)" if total > len(shown) else ""
     count = f'<p class="note"><span id="shown">{len(shown)}</span> of {len(shown)} samples{more}</p>'
-    return _section("Samples", field + count + "".join(shown))
+    folded = f'<details id="more"><summary>{len(shown) - OPEN} more</summary>{"".join(shown[OPEN:])}</details>'
+    return _section("Samples", field + count + "".join(shown[:OPEN]) + (folded if shown[OPEN:] else ""))
+
+
+def _dialogue(row: Mapping[str, Any]) -> str:
+    """The prompt of a sample, turn by turn."""
+    said = ab.turns(row)
+    return "".join(f'<div class="who">{who}</div><div class="said prompt">{_text(text)}</div>' for who, text in said)
 
 
 def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -484,8 +528,9 @@ def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
         for line in found["table"]:
             mark = {"error": "bad", "warning": "warn"}.get(line["severity"], "")
             hint = f'<span class="{mark}">{_text(line["hint"])}</span>'
-            rows.append((run.name, line["name"], line["value"], hint))
-        parts.append(_table(("run", "", "", ""), rows, runs, safe=(3,)))
+            if line["value"] != "0":
+                rows.append((run.name, line["name"], line["value"], hint))
+        parts.append(_table(("run", "sign", "found", "hint"), rows, runs, safe=(3,)))
         dropped = (next(iter(run.manifests.values())).get("data") or {}).get("dropped")
         if dropped:
             left = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
@@ -552,40 +597,10 @@ def _provenance(runs: Sequence[Recorded], charts: _Charts) -> str:
                 "device": manifest["device"]["name"],
                 "data": f"{data.get('pairs', 0):,} pairs, {data.get('examples', 0):,} instructions, "
                 f"{data.get('documents', 0):,} texts, sha256 {str(data.get('sha256'))[:12]}",
+                "parents from": ", ".join(f"{k}: {v}" for k, v in manifest.get("parents_from", {}).items())
+                or "this run",
                 "packages": ", ".join(f"{name} {version}" for name, version in manifest["packages"].items()),
                 "state": "done" if stage in run.summaries else "not finished",
             }
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
     return _section("Provenance", _table(("run", "stage", "what it was made by"), rows, runs))
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{content}</section>" if content else ""
-
-
-def _table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    runs: Sequence[Recorded],
-    safe: Sequence[int] = (),
-    numbers: Sequence[int] = (),
-) -> str:
-    """Columns with something in them; the first, which names the run, only where there are several.
-
-    `safe` columns hold HTML of ours, all others text.
-    """
-    if not rows:
-        return ""
-    shown = [i for i in range(len(columns)) if (i or len(runs) > 1) and any(row[i] for row in rows)]
-    head = "".join(f"<th{' class=number' if i in numbers else ''}>{html.escape(columns[i])}</th>" for i in shown)
-    body = []
-    for row in rows:
-        texts = {i: row[i] if i in safe else _text(str(row[i])) for i in shown}
-        cells = [f"<td{' class=number' if i in numbers else ''}>{text}</td>" for i, text in texts.items()]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-
-
-def _text(text: str) -> str:
-    """Escaped, without what could take over the page, cut where it is very long."""
-    return html.escape(harmless(text[:LONGEST])) + ("…" if len(text) > LONGEST else "")

@@ -64,10 +64,13 @@ def record(
     return found
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any], out: Path) -> None:
+    """Print the table of a record, and where `record` has written it below `out`."""
     title = f"{found['recipe']} {found['version']}, seeds {' '.join(found['seeds'])}"
     columns, *body = rows(found)
     console.rows_table(title, columns, body)
+    file = out / f"{found['recipe']}-{found['version']}.json"
+    console.OUT.print(f"written to {file}", style="dim", markup=False)
 
 
 def table_of(file: Path) -> str:

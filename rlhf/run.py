@@ -33,6 +33,7 @@ from rlhf.finished import data_file as data_file
 from rlhf.finished import read_manifest as read_manifest
 from rlhf.finished import read_summary as read_summary
 from rlhf.finished import sha256 as sha256
+from rlhf.finished import stage_folder as stage_folder
 from rlhf.finished import verified as verified
 from rlhf.recipe import Loaded
 from rlhf.records import SCHEMA
@@ -54,7 +55,10 @@ class ParentMissing(RunError):
 
     def __init__(self, stage: str, parent: str, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
-        super().__init__(f"{stage} needs {parent}, which {state} ({path})")
+        usual = Path("runs", *path.parts[-3:])
+        other = usual != path and (usual / "summary.json").exists()
+        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if other else ""
+        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
         self.stage, self.parent, self.begun = stage, parent, begun
 
 
@@ -63,9 +67,11 @@ class Run:
 
     leads = True  # whether this process writes
 
-    def __init__(self, out: Path, loaded: Loaded, stage: str):
+    def __init__(self, out: Path, loaded: Loaded, stage: str, parents: Path | None = None):
+        """`out`: root of the runs. `parents`: another root, whose finished stages are used where `out` has none."""
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version
+        self.parents_root = parents / loaded.name / loaded.version if parents else None
         self.path = self.root / stage
         self.resumed_from: Path | None = None
         self.resumed_data: dict[str, Any] | None = None  # what the run that is resumed had read
@@ -98,9 +104,15 @@ class Run:
             )
         return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
 
+    def folder_of(self, stage: str) -> Path:
+        """Directory of an earlier stage: below this run's root, or else below the root given as `parents`."""
+        if self.parents_root is None or (self.root / stage).exists():
+            return stage_folder(self.root, stage)
+        return stage_folder(self.parents_root, stage)
+
     def parent(self, stage: str) -> Path:
         """The finished directory of an earlier stage, made with settings that agree with ours and verified."""
-        path = self.root / stage
+        path = self.folder_of(stage)
         if not (path / "summary.json").exists():
             raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
         manifest = self._check_same_settings(path, stage)
@@ -109,7 +121,7 @@ class Run:
             raise RunError(
                 f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
             )
-        verified(self.root, stage)
+        verified(path.parent, stage)
         return path
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
@@ -143,12 +155,14 @@ class Run:
             "seed": self.loaded.recipe.seed,
             "settings": recipes.settings(self.loaded.recipe, self.stage),
             "parents": self._parents(),
+            "parents_from": self._parents_from(),
             "code": code_version(),
             "packages": {name: version for name in _PACKAGES if (version := _version(name))},
             "python": platform.python_version(),
             "device": dict(device),
             "image": os.environ.get("RLHF_IMAGE"),  # of the container, where it runs in one
             "argv": argv,
+            "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
         }
         self.describe()
@@ -320,7 +334,8 @@ class Run:
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        say(f"{self.stage}: what was there is now in {aside}")
+        way = "" if (aside / "summary.json").exists() else "; --resume (make: RESUME=1) would have continued it"
+        say(f"{self.stage}: what was there is now in {aside}{way}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -335,8 +350,8 @@ class Run:
         """Hash of each parent's summary, which names the hash of its weights; for evaluate, of every trained policy."""
         names = recipes.parents(self.loaded.recipe, self.stage)
         if self.stage == "evaluate":
-            names += trained_policies(self.root)
-        summaries = {name: self.root / name / "summary.json" for name in names}
+            names += self.trained_policies()
+        summaries = {name: self.folder_of(name) / "summary.json" for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
     def _begun(self) -> bool:
@@ -356,16 +371,41 @@ class Run:
         path = data_file(self.root, file["name"])
         return path.is_file() and sha256(path) != file["sha256"]
 
+    def _parents_from(self) -> dict[str, str]:
+        """Parents that lie below another root: their directories, relative to this run's root."""
+        folders = {name: self.folder_of(name) for name in self._parents()}
+        root = self.root.resolve()
+        return {
+            name: os.path.relpath(folder.resolve(), root)
+            for name, folder in folders.items()
+            if folder != self.root / name
+        }
+
+    def trained_policies(self) -> list[str]:
+        """The finished stages whose policies an evaluation compares with SFT."""
+        own = [stage for stage in ("ppo", "dpo") if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in ("ppo", "dpo") if stage in own or self.elsewhere(stage)]
+
+    def elsewhere(self, stage: str) -> Path | None:
+        """Directory of a stage that another root has finished with the same settings; None without."""
+        path = self.folder_of(stage)
+        if path == self.root / stage or not (path / "summary.json").exists():
+            return None
+        differing = recipes.differences(read_manifest(path)["settings"], recipes.settings(self.loaded.recipe, stage))
+        return None if differing else path
+
     def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
         manifest = read_manifest(path)
         wanted = recipes.settings(self.loaded.recipe, stage)
         keys = recipes.differences(manifest["settings"], wanted)
         if keys:
             more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
-            raise RunError(
-                f"{path} was made with another {', '.join(keys[:3])}{more}; "
+            way_out = (
                 "choose another --out (make: OUT=…), or move that directory away"
+                if path == self.root / stage
+                else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
             )
+            raise RunError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
         return manifest
 
 
@@ -386,11 +426,6 @@ class Follower(Run):
 
     def finish(self, *_: Any) -> dict[str, Any]:
         return {}
-
-
-def trained_policies(root: Path) -> list[str]:
-    """The finished stages below a recipe's root whose policies an evaluation compares with SFT."""
-    return [stage for stage in ("ppo", "dpo") if (root / stage / "summary.json").exists()]
 
 
 def finite(value: float) -> float | None:

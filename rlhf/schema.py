@@ -106,6 +106,7 @@ class Tokenizer(Section):
     name: Name | None = None
     revision: Name | None = None
     vocab_size: Vocabulary | None = None  # when it is trained, or a stand-in
+    pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
 
@@ -122,6 +123,8 @@ class Tokenizer(Section):
             raise ValueError(f"vocab_size: {self.vocab_size} is too small for {needed}; {smallest} or more")
         if made_here and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
+        if made_here and self.pad_token is not None:
+            raise ValueError("a tokenizer that is made here has a padding token of its own; leave out pad_token")
         if not made_here and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -168,7 +171,7 @@ class Data(Section):
     name: Name | None = None
     revision: Name | None = None
     data_dir: Name | None = None
-    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"] = "auto"
+    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the

@@ -47,8 +47,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     touched = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
     where = f"{file} with --set" if overrides and (touched or not key) else str(file)
     if problem["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(location[-1], _keys_at(kind, location[:-1]), n=1, cutoff=0)
-        return f"{where}: unknown key '{key}'; the nearest key is '{at}{'.'.join([*location[:-1], *nearest])}'"
+        return f"{where}: unknown key '{key}'; {_nearest(kind, location, at)}"
     if problem["type"] == "missing":
         return f"{where}: key '{key}' is missing"
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -59,6 +58,31 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
         message = f"a list is written [{problem['input']}]"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where}: {key} = {shortened(repr(problem['input']), 200)}: {message}{more}"
+
+
+def _nearest(kind: type[Section], location: list[str], at: str) -> str:
+    """The key that was probably meant: a sibling spelt alike, or the keys of that name in other sections."""
+    *section, name = location
+    siblings = difflib.get_close_matches(name, _keys_at(kind, section), n=1, cutoff=0.7)
+    if siblings:
+        return f"the nearest key is '{at}{'.'.join([*section, *siblings])}'"
+    known = _dotted_keys(kind)
+    same = [key for key in known if key.rpartition(".")[2] == name]
+    alike = same or difflib.get_close_matches(".".join(location), known, n=1, cutoff=0.8)
+    if not alike:
+        return f"the keys there are {', '.join(_keys_at(kind, section))}"
+    named = ", ".join(f"'{at}{key}'" for key in alike)
+    return f"the nearest key is {named}" if len(alike) == 1 else f"there are {named}"
+
+
+def _dotted_keys(kind: type[Section], above: str = "") -> list[str]:
+    """Every key of a section and of those inside it, with the names of its sections."""
+    found = []
+    for name, field in kind.model_fields.items():
+        found.append(above + name)
+        for inner in _section_types(field.annotation)[:1]:
+            found += _dotted_keys(inner, f"{above}{name}.")
+    return found
 
 
 def _keys_at(kind: type[Section], path: list[str]) -> list[str]:

@@ -59,8 +59,14 @@ def check_data(
     if as_json:
         click.echo(content)
     else:
-        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in report.table()]
-        console.rows_table("data", ("what", "value", "hint"), lines)
+        table = report.table()
+        shown = [line for line in table if line.value != "0"]
+        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in shown]
+        absent = ", ".join(line.name for line in table if line.value == "0")
+        console.rows_table(
+            "data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])]
+        )
+        console.OUT.print(verdict(report), markup=False)
     malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
     if malformed:
         raise DataError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
@@ -68,6 +74,22 @@ def check_data(
         worst = next(line for line in report.verdicts() if line.severity == "error")
         raise DataError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
     sys.exit(3 if report.severity == "warning" else 0)
+
+
+def verdict(report: quality.QualityReport) -> str:
+    """One line on what was found, the worst first, and the key that leaves such rows out."""
+    found = report.verdicts()
+    counts = {severity: [line.name for line in found if line.severity == severity] for severity in quality.SEVERITIES}
+    said = [
+        f"{len(names)} {severity}{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+        for severity, names in reversed(counts.items())
+        if severity and names
+    ]
+    if not said:
+        return "nothing wrong was found"
+    droppable = [name.replace(" ", "_") for name in counts["error"] + counts["warning"]]
+    reasons = ",".join(name for name in droppable if name in (*flaws.FLAWS, "leaked"))
+    return "; ".join(said) + (f"; SET=data.drop=[{reasons}] leaves such rows out of training" if reasons else "")
 
 
 @data_group.command("show")

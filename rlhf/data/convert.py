@@ -3,6 +3,7 @@
     documents          {"text"}
     examples           {"prompt": [messages], "completion": text}
     preference pairs   {"prompt": [messages], "chosen": text, "rejected": text}
+    prompts            {"prompt": [messages]}
 
 Answers that are labelled good or bad one by one (KTO: `prompt`, `completion`, `label`) become pairs: the first good and
 the first bad answer to a prompt, then the second ones.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import formats, raw
-from rlhf.data.formats import Document, Example, OnBadRow, Row
+from rlhf.data.formats import Document, Example, OnBadRow, PromptOnly, Row
 from rlhf.data.raw import DataError, Malformed
 
 RawRow = tuple[str, object]  # source and row
@@ -55,7 +56,7 @@ def write(rows: formats.Rows, file: Path) -> int:
 
 
 def _kept(rows: formats.Rows) -> list[Row]:
-    return [*rows.documents, *rows.examples, *rows.pairs]
+    return [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -64,6 +65,8 @@ def _plain(row: Row) -> dict[str, Any]:
     prompt = [dataclasses.asdict(message) for message in row.prompt]
     if isinstance(row, Example):
         return {"prompt": prompt, "completion": row.response}
+    if isinstance(row, PromptOnly):
+        return {"prompt": prompt}
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 

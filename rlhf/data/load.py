@@ -1,7 +1,7 @@
 """The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -10,7 +10,7 @@ from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.console import working
 from rlhf.data import flaws, formats, lengths, toy
-from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
+from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
 from rlhf.records import Generated, Manifest, read
@@ -77,6 +77,7 @@ class Corpus:
     documents: Divided[Document]
     examples: Divided[Example]
     pairs: Divided[PreferencePair]
+    bare_prompts: Divided[PromptOnly] = field(default_factory=lambda: Divided([], []))  # rows without an answer
 
     def texts(self, template: str) -> Divided[str]:
         """Plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
@@ -91,29 +92,38 @@ class Corpus:
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
             return [f"{formats.render_hh(prompt)} {response}" for prompt, response in dialogues]
 
-        return _combined(written, self.examples, self.pairs).required("pretrain", "texts")
+        return self._answered(_combined(written, self.examples, self.pairs), "pretrain", "texts")
 
     def demonstrations(self) -> Divided[Example]:
         """What SFT imitates: instruction rows where there are any, else the chosen side of the pairs."""
         what = "instruction rows or preference pairs"
         if self.examples.train:
-            return self.examples.required("sft", what)
+            return self._answered(self.examples, "sft", what)
 
         def chosen(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return _combined(chosen, self.pairs).required("sft", what)
+        return self._answered(_combined(chosen, self.pairs), "sft", what)
 
     def preferences(self, stage: str) -> Divided[PreferencePair]:
-        return self.pairs.required(stage, "preference pairs (prompt, chosen, rejected)")
+        return self._answered(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
+
+    def _answered(self, rows: Divided[T], stage: str, what: str) -> Divided[T]:
+        """Rows that a stage learns answers from. Raises DataError where there are none, or prompts alone."""
+        if len(self.bare_prompts) and not len(rows):
+            raise DataError(
+                f"{stage} needs {what}, and the data has only prompts without an answer, which PPO alone can use: add "
+                "a file with answers to --data (make: DATA=)"
+            )
+        return rows.required(stage, what)
 
     def prompts(self) -> Divided[Prompt]:
         """Every distinct prompt, in order of first appearance."""
 
-        def distinct(examples: list[Example], pairs: list[PreferencePair]) -> list[Prompt]:
-            return list(dict.fromkeys([example.prompt for example in examples] + [pair.prompt for pair in pairs]))
+        def distinct(*kinds: list[Any]) -> list[Prompt]:
+            return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
 
-        return _combined(distinct, self.examples, self.pairs).required("ppo", "prompts")
+        return _combined(distinct, self.examples, self.pairs, self.bare_prompts).required("ppo", "prompts")
 
 
 def load(run: Run) -> Corpus:
@@ -136,8 +146,10 @@ def load(run: Run) -> Corpus:
         say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
-        manifest = read(run.root / parent / "manifest.json", Manifest)  # a stage has seen that there is one
-        earlier[run.root / parent] = (manifest or {}).get("data")
+        folder = run.folder_of(parent)
+        earlier[folder] = (read(folder / "manifest.json", Manifest) or {}).get(
+            "data"
+        )  # a stage has seen that it exists
     for path, seen in earlier.items():
         if seen and seen["sha256"] != facts["sha256"]:
             raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
@@ -152,7 +164,7 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
     """
     seed, fraction, reasons = recipe.seed, recipe.data.heldout_fraction, recipe.data.drop or ()
     kept, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    kinds: list[Any] = [kept.documents, kept.examples, kept.pairs]
+    kinds: list[Any] = [kept.documents, kept.examples, kept.pairs, kept.prompts]
     sides = [split(items, row_key, seed=seed, fraction=fraction) for items in kinds]
     if "leaked" in reasons:
         training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
@@ -239,6 +251,7 @@ def _fingerprint(report: formats.ReadReport, corpus: Corpus, root: Path) -> dict
         "documents": len(corpus.documents),
         "examples": len(corpus.examples),
         "pairs": len(corpus.pairs),
+        "prompts": len(corpus.bare_prompts),
         "malformed": len(report.malformed),
         "prompts_differ": len(report.prompts_differ),
         "identical": len(report.identical),

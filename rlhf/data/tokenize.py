@@ -33,13 +33,20 @@ class Encoded(NamedTuple):
 class Codec:
     """A tokenizer together with the way dialogues are written for it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pad_token: str | None = None):
+        """`pad_token`: pads instead of the tokenizer's own padding token. Raises DataError where nothing can pad."""
         if tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no end-of-sequence token")
-        if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        if pad_token is not None:
+            _check_pad_token(tokenizer, pad_token)
+            tokenizer.pad_token = pad_token
+        elif tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             # With pad = EOS the reward model would read its score one token too early.
-            if tokenizer.unk_token is None:
-                raise DataError("the tokenizer has neither a padding token of its own nor an unknown token to pad with")
+            if tokenizer.unk_token is None or tokenizer.unk_token_id == tokenizer.eos_token_id:
+                raise DataError(
+                    "the tokenizer has neither a padding token of its own nor an unknown token to pad with: set "
+                    f"tokenizer.pad_token to one that texts never hold{_candidates(tokenizer)}"
+                )
             tokenizer.pad_token = tokenizer.unk_token
         if template == "chat" and not tokenizer.chat_template:
             raise DataError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
@@ -176,6 +183,25 @@ class Codec:
         return ids[-length:]
 
 
+def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
+    """Raise DataError unless `token` is one entry of the vocabulary and neither EOS nor BOS."""
+    if token in (tokenizer.eos_token, tokenizer.bos_token):
+        raise DataError(
+            f"tokenizer.pad_token: {token!r} begins or ends texts, and padding must not be taken for that: choose "
+            f"another{_candidates(tokenizer)}"
+        )
+    if token not in tokenizer.get_vocab():
+        raise DataError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
+
+
+def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Special tokens of the vocabulary that could pad, in words; those made for it first."""
+    taken = {tokenizer.eos_token, tokenizer.bos_token}
+    special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in taken]
+    special.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    return f", such as {', '.join(special[:3])}" if special else ""
+
+
 def render_plain(messages: Sequence[Message]) -> str:
     """A prompt as bare text: the content of each message, each followed by a line break. The response follows directly.
 
@@ -210,9 +236,9 @@ def words(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
-def load(name: str | Path, revision: str | None, template: str) -> Codec:
+def load(name: str | Path, revision: str | None, template: str, pad_token: str | None = None) -> Codec:
     """The codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
-    return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template)
+    return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template, pad_token)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:

@@ -115,6 +115,7 @@ def _peak_verdict(loaded: Loaded, stage: str, peak: int) -> str | None:
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
 PHASE_COLUMNS = ("stage", "phase", "peak", "base", "adapt", "grads", "optim", "activ", "logits", "KV", "temp", "other")
 FULL_WIDTH = 112  # of a terminal that has room for all columns
+ROOMY = 0.7  # share of a card below which faster settings are worth a look
 MOST = 2  # components that a narrow terminal has room for
 
 
@@ -145,7 +146,7 @@ def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, An
             yield "" if at else stage, name, phase
 
 
-STAGE_COLUMNS = ("stage", "peak", "reserved", "published", "", "limit", "projected", "cost")
+STAGE_COLUMNS = ("stage", "peak", "reserved", "published", "verdict", "hours at limit", "hours projected", "cost")
 
 
 def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -193,6 +194,20 @@ def step_lines(plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def hints(plan: Mapping[str, Any]) -> list[str]:
+    """What else could be asked: faster settings where the card is far from full, the cost where no price was given."""
+    needs = [found["reserved_bytes"] for found in plan["stages"].values() if found["in_memory_of"] == "cuda"]
+    lines = []
+    if plan["card_bytes"] and needs and max(needs) < ROOMY * plan["card_bytes"]:
+        lines.append(
+            f"at most {_gb(max(needs))} of {_gb(plan['card_bytes'])} GB are used: --fastest (make: FIT=card) looks for "
+            "settings that use the rest"
+        )
+    if plan["price_per_hour"] is None and any("projected_hours" in found for found in plan["stages"].values()):
+        lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
+    return lines
+
+
 def show(plan: Mapping[str, Any], as_json: bool) -> None:
     """Print a plan, as tables or as one JSON object."""
     if as_json:
@@ -204,7 +219,9 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
     cards = f"each of {plan['cards']} cards" if plan["cards"] > 1 else "card"
     card = f", {cards} {_gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
-    console.rows_table(f"{name}: predicted memory in GB, hours{card}", STAGE_COLUMNS, stage_rows(plan))
+    console.rows_table(f"{name}: predicted memory in GB, projected time{card}", STAGE_COLUMNS, stage_rows(plan))
+    for line in hints(plan):
+        console.OUT.print(line, markup=False)
     if between := between_rows(plan):
         console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
     for line in step_lines(plan):
@@ -212,8 +229,8 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
         f"peak: what torch allocates. reserved: with what the allocator wastes, paged states and the driver take, by "
-        f"constants that no GPU has confirmed yet. limit: hours at the card's nominal rates. projected: at {shares}, "
-        "which is assumed and not measured.",
+        "constants that no GPU has confirmed yet. hours at limit: at the card's nominal rates. hours projected: at "
+        f"{shares}, which is assumed and not measured.",
         style="dim",
         markup=False,
     )

@@ -24,7 +24,7 @@ from unittest import mock
 from rlhf import recipe as recipes
 from rlhf.memory import gpu
 from rlhf.recipe import Loaded, Recipe
-from rlhf.run import Run
+from rlhf.run import Run, RunError
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 STEPS = 2  # the second one has optimizer states
@@ -219,7 +219,8 @@ def main() -> None:
                 answer = {"found": _operations(loaded) if count else rehearse(loaded, asked["stage"])}
             except Exception as error:
                 traceback.print_exc()
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                ours = isinstance(error, RunError | recipes.RecipeError)  # a sentence for people, complete by itself
+                answer = {"error": str(error) if ours else f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=out, flush=True)
 
 

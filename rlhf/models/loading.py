@@ -25,8 +25,9 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from rlhf import cuda, distributed, records
+from rlhf import cuda, distributed, records, shape
 from rlhf import recipe as recipes
+from rlhf.console import install_command
 from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
 from rlhf.data.tokenize import Codec
@@ -85,12 +86,12 @@ def load_codec(run: Run) -> Codec:
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
-    name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
+    name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
     base: dict[str, Any] = {}
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class looks into it too
         base = records.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
     with _loading("the tokenizer", name, settings):
-        codec = tokenize.load(name, settings.revision, settings.template)
+        codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
     rows, whose = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
     if rows is None:
@@ -119,7 +120,7 @@ def base_name(run: Run) -> str:
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
-    return str((run.root / "pretrain" / "model").resolve()) if model.source == "pretrain" else str(model.name)
+    return str((run.folder_of("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
 
 
 def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool = True) -> PreTrainedModel:
@@ -135,10 +136,10 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     if nf4 is not None:
-        _import("bitsandbytes", "model.quantization: nf4", "pip install '.[gpu]'")
+        _import("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
         _check_blocks(settings.architecture, device)
     if settings.attention == "flash_attention_2":
-        way_out = "pip install --no-build-isolation '.[flash]', or use model.attention: auto"
+        way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
         _import("flash_attn", "model.attention: flash_attention_2", way_out)
     if settings.source == "random":
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -262,6 +263,8 @@ def _check_architecture(config: Any, architecture: recipes.Architecture, name: s
     wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
     for key, value in wanted.items():
         found = getattr(config, key, None)
+        if key == "model_type" and found not in shape.PREDICTABLE:
+            raise RunError(f"{name} is a {found} model: {shape.way_without_architecture()}")
         if found != value and not (key == "vocab_size" and value is None):
             raise RunError(f"{name} has {key} {found}, the recipe says {value}: correct model.architecture.{key}")
 
@@ -313,7 +316,7 @@ def _quantized(module: nn.Module, weight: torch.Tensor) -> nn.Parameter:
 @torch.no_grad()
 def round_to_nf4(model: PreTrainedModel) -> None:
     """Round the weights that NF4 would pack to the values that they had in training, in place."""
-    _import("bitsandbytes", "merge.base: dequantized", "pip install '.[gpu]'")
+    _import("bitsandbytes", "merge.base: dequantized", install_command("gpu"))
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     for module in model.modules():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rlhf import cuda, distributed, endings, tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
-from rlhf.run import Follower, Run, RunError, trained_policies, verified
+from rlhf.run import Follower, Run, RunError, verified
 from rlhf.watch import Watch
 
 FULL_DISK_BYTES = 1_000_000
@@ -35,14 +35,16 @@ def execute(
     report_to: Sequence[str] = (),
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
+    parents_root: Path | None = None,
 ) -> tuple[dict[str, Any], Result | None, Path]:
     """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
 
     `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded. `stop_on`: names
-    of checks (rlhf/watch.py) whose findings end the stage; `all` for any.
+    of checks (rlhf/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root of runs, whose
+    finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
-    run = Follower(out, loaded, stage) if distributed.rank() else Run(out, loaded, stage)
+    run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
     limit = endings.memory_limit()
@@ -56,8 +58,8 @@ def execute(
         with distributed.joined(loaded, stage):
             for parent in parents(loaded.recipe, stage):
                 run.parent(parent)
-            for policy in trained_policies(run.root) if stage == "evaluate" else ():
-                verified(run.root, policy)
+            for policy in run.trained_policies() if stage == "evaluate" else ():
+                verified(run.folder_of(policy).parent, policy)
             tracking.check(report_to)
             with quiet_libraries():
                 from rlhf.models.loading import device_of, set_up_torch

@@ -37,7 +37,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         alone = _logprobs(base, texts)
-        model = attach_adapter(base, run.root / recipe.merge.stage)
+        model = attach_adapter(base, run.folder_of(recipe.merge.stage))
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
         found = _logprobs(merged, texts)

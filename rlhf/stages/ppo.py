@@ -92,7 +92,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"prompts_cut": cut})
     validation = corpus.validation[: options.max_eval_samples]
 
-    sft, rm = run.root / "sft", run.root / "rm"
+    sft, rm = run.folder_of("sft"), run.folder_of("rm")
     how = sampling(options)
     server = vllm.Server(options.vllm_url) if options.vllm_url else None
     torch.manual_seed(recipe.seed)

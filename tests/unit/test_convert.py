@@ -14,6 +14,7 @@ ROWS = {
     "instruction": {"instruction": "Add the numbers.", "input": "2, 3", "output": "5"},
     "preference": {"prompt": "Capital of Peru?", "chosen": "Lima.", "rejected": "Quito."},
     "completion": {"prompt": "Capital of Peru?", "completion": "Lima."},
+    "prompt": {"prompt": "Capital of Peru?", "id": "7"},
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
 }
 
@@ -24,7 +25,7 @@ def write(file, *rows):
 
 
 def content(rows: formats.Rows) -> list:
-    kept = (*rows.documents, *rows.examples, *rows.pairs)
+    kept = (*rows.documents, *rows.examples, *rows.pairs, *rows.prompts)
     return [[getattr(row, name) for name in row.__slots__ if name != "source"] for row in kept]
 
 

@@ -277,6 +277,28 @@ def test_a_smaller_base_is_the_last_resort_of_all_stages_alike():
     assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 425).lacking) == {"dpo"}, "3 x 10 for a prompt"
 
 
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 1.0, 3.0, 30.0])
+def test_the_search_finds_what_trying_everything_finds_and_asks_less(ratio):
+    """Needs of 100 a row, or 20 with checkpointing, above 1000; `ratio`: reading the weights over computing a row."""
+    sizes = (1, 2, 4, 8, 16)
+    ladders = [[fit.Choice({"sft.n": n, "c": c}, (2 + c) * (1 + ratio / n)) for n in sizes] for c in (False, True)]
+    axis = fit.Axis((("sft", "train"),), ladders, {})
+    for limit in range(900, 2800, 10):
+        asked = []
+
+        def refused(choice: fit.Choice, limit: int = limit, asked: list = asked) -> bool:
+            asked.append(choice)
+            return 1000 + (20 if choice.changes["c"] else 100) * choice.changes["sft.n"] > limit
+
+        found = fit._fastest(axis, refused)
+        count = len({id(choice) for choice in asked})
+        fitting = [choice for ladder in ladders for choice in ladder if not refused(choice)]
+        assert found == min(fitting, key=lambda choice: choice.seconds, default=ladders[-1][0])
+        assert count <= 7
+        if fitting and found == ladders[1][-1]:
+            assert count <= 4, "what fits with most memory is asked about first"
+
+
 def test_loading_must_fit_too():
     loaded = recipe.load(RECIPE)
 

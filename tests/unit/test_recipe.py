@@ -178,6 +178,9 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
     assert [d.name for d in recipe.available(tmp_path / "all")] == ["v1", "v2", "v10"]
     with pytest.raises(RecipeError, match=r"--hw 4090: no default recipe .*hardware there: cpu"):
         recipe.resolve("4090", tmp_path / "all")
+    shutil.copytree(tmp_path / "all" / "mine", tmp_path / "all" / "second")
+    with pytest.raises(RecipeError, match="mine and second are both its default; set default: false in one"):
+        recipe.resolve("cpu", tmp_path / "all")
 
 
 def test_only_settings_that_decide_a_stage_count_for_it():
