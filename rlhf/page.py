@@ -2,9 +2,10 @@
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlhf import console
 from rlhf.console import harmless
 
 LONGEST = 2000  # characters of a text that is shown
@@ -44,3 +45,15 @@ def table(
 def text(raw: str) -> str:
     """Escaped, without what could take over the page, cut where it is very long."""
     return html.escape(harmless(raw[:LONGEST])) + ("…" if len(raw) > LONGEST else "")
+
+
+def left_out(why: str) -> str:
+    """A line in place of what cannot be shown."""
+    return f'<p class="warn">Left out: {text(why)}</p>'
+
+
+def with_interval(metrics: Mapping[str, Any], who: str, what: str) -> str:
+    """A policy's metric, with its interval where there is one; empty where it has no such metric."""
+    value, low, high = (metrics.get(f"{who}/{what}{end}") for end in ("", "_low", "_high"))
+    interval = "" if low is None or high is None else f" ({console.number(low)} to {console.number(high)})"
+    return "" if value is None else console.number(value) + interval

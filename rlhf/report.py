@@ -12,6 +12,7 @@ from rlhf import ab, console, published, records, report_overview
 from rlhf import recipe as recipes
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
+from rlhf.page import left_out, with_interval
 from rlhf.page import section as _section
 from rlhf.page import table as _table
 from rlhf.page import text as _text
@@ -95,10 +96,9 @@ def page(runs: Sequence[Recorded]) -> str:
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
     drawn = (_curves, _frontier, _policies, _ratings, _reward_model, _time, _memory, _data)
-    sections = (_overview, _verdicts, _findings, *drawn, _provenance, _samples)
-    parts = [_left_out(problem) for run in runs for problem in run.problems]
-    parts += [_or_why(section, runs, charts) for section in sections]
-    parts.insert(1, report_overview.contents("".join(parts)))
+    parts = [left_out(problem) for run in runs for problem in run.problems]
+    parts += [_or_why(section, runs, charts) for section in (_verdicts, _findings, *drawn, _provenance, _samples)]
+    parts = [_or_why(_overview, runs, charts), report_overview.contents("".join(parts)), *parts]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -126,11 +126,7 @@ def _or_why(
     try:
         return section(runs, charts)
     except RunError as error:
-        return _left_out(f"{section.__name__.strip('_').replace('_', ' ')}: {error}")
-
-
-def _left_out(why: str) -> str:
-    return f'<p class="warn">Left out: {_text(why)}</p>'
+        return left_out(f"{section.__name__.strip('_').replace('_', ' ')}: {error}")
 
 
 class _Charts:
@@ -307,7 +303,9 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
         whats = list(dict.fromkeys(what for _, what in names))
         for what in whats:
             if what.removesuffix("_low").removesuffix("_high") == what or what.rpartition("_")[0] not in whats:
-                rows.append((run.name, what.replace("_", " "), *(_value(metrics, who, what) for who in policies)))
+                rows.append(
+                    (run.name, what.replace("_", " "), *(with_interval(metrics, who, what) for who in policies))
+                )
         numbers = tuple(range(2, 2 + len(policies)))
         parts.append(_table(("run", "metric", *policies), rows, runs, numbers=numbers))
         parts.append('<p class="note">docs/metrics.md explains every metric. Brackets: a 95 % interval.</p>')
@@ -325,13 +323,6 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
 
 def _details(run: Recorded) -> dict[str, Any]:
     return records.read(run.path / "evaluate" / "details.json", records.Details) or {}
-
-
-def _value(metrics: Mapping[str, Any], who: str, what: str) -> str:
-    """A policy's metric, with its interval where there is one; empty where it has no such metric."""
-    value, low, high = (metrics.get(f"{who}/{what}{end}") for end in ("", "_low", "_high"))
-    interval = "" if low is None or high is None else f" ({console.number(low)} to {console.number(high)})"
-    return "" if value is None else console.number(value) + interval
 
 
 def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:

@@ -302,7 +302,7 @@ def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
     (root / "rm" / "manifest.json").write_text("{")
     (root / "sft" / "summary.json").write_text('{"schema": 99}')
     page = report.page([report.load(root)])
-    assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and "<td>ppo</td>" in page
+    assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and ">ppo</td>" in page
     for stage in ("pretrain", "sft", "ppo", "evaluate"):
         (root / stage / "manifest.json").write_text("{")
     with pytest.raises(RunError, match=r"pretrain/manifest.json: cannot be read"):
