@@ -36,6 +36,8 @@ class Codec:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
         if tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no end-of-sequence token")
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise DataError("model_max_length in tokenizer_config.json is not a number; correct it or leave it out")
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             # With pad = EOS the reward model would read its score one token too early.
             if tokenizer.unk_token is None:
