@@ -77,9 +77,9 @@ CHECK_ARGS ?=
 SHOW_ARGS ?=
 ## SCORE_ARGS more arguments for `make score`: "--to runs/scores.jsonl"
 SCORE_ARGS ?=
-## CASES      how many malformed inputs `make fuzz` tries [1200]
+## CASES      how many malformed inputs `make fuzz` tries [1050]
 CASES ?=
-## KILLS      how often `make fuzz` interrupts stages [140]
+## KILLS      how often `make fuzz` interrupts stages [119]
 KILLS ?=
 ## ONLY       one group of `make fuzz`, or one case: run_dirs, run_dirs:17, kills
 ONLY ?=

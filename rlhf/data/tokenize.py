@@ -37,6 +37,8 @@ class Codec:
         """`pad_token`: pads instead of the tokenizer's own padding token. Raises DataError where nothing can pad."""
         if tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no end-of-sequence token")
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise DataError("model_max_length in tokenizer_config.json is not a number; correct it or leave it out")
         if pad_token is not None:
             _check_pad_token(tokenizer, pad_token)
             tokenizer.pad_token = pad_token

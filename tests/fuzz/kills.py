@@ -89,6 +89,7 @@ def _series(
         at, when = draw.randint(1, max(1, events)), draw.uniform(0.02, cpu)
         timed = kind == "kill at a time"
         act = {"SIGTERM": _terminate, "disk": _fail(draw)}.get(kind, _kill)
+        durable = {str(file.resolve()): file.stat().st_size for file in stage.glob("*.jsonl")}
         outcome = _life(row.stage, place, reference, at=0 if timed else at, act=act, kill_after=when if timed else None)
         if outcome.code == 0:
             break  # it was done before the moment came
@@ -99,7 +100,7 @@ def _series(
         if killed:
             row.counts["power cuts" if kind == "power cut" else "kills"] += 1
             if kind == "power cut":
-                _cut(draw, place, stage)
+                _cut(draw, place, stage, durable)
         else:
             row.counts["SIGTERM" if kind == "SIGTERM" else "failed writes"] += 1
             lines = [line for line in text.splitlines() if line.startswith(("error: ", "stopped"))]
@@ -151,7 +152,8 @@ def _life(
             if event in EVENTS or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES):
                 path = str(arguments[0])
                 if inside in os.path.abspath(path):
-                    note(f"{event}\t{path}")
+                    moved = f"\t{os.path.abspath(str(arguments[1]))}" if event == "os.rename" else ""
+                    note(f"{event}\t{os.path.abspath(path)}{moved}")
 
         sync = os.fsync
 
@@ -190,16 +192,17 @@ def _fail(draw: Random) -> Callable[[], None]:
     return fail
 
 
-def _cut(draw: Random, place: Path, stage: Path) -> None:
-    """Cut off a part of what was appended and never synced."""
-    synced: dict[str, int] = {}
+def _cut(draw: Random, place: Path, stage: Path, durable: dict[str, int]) -> None:
+    """Cut off a part of what was appended and never synced. `durable`: bytes by path of what was there before."""
     for line in (place / "events").read_text().splitlines():
-        if line.startswith("synced\t"):
-            _, path, size = line.split("\t")
-            synced[path] = int(size)
+        event, *about = line.split("\t")
+        if event == "synced":
+            durable[about[0]] = int(about[1])
+        elif event == "os.rename":
+            durable[about[1]] = durable.pop(about[0], 0)
     for file in stage.glob("*.jsonl"):
         size = file.stat().st_size
-        least = min(synced.get(str(file.resolve()), 0), size)
+        least = min(durable.get(str(file.resolve()), 0), size)
         os.truncate(file, draw.randint(least, size))
 
 

@@ -132,6 +132,14 @@ def test_a_tokenizer_without_padding_or_unknown_token_is_given_one_by_the_recipe
             Codec(tokenizer, "hh", token)
 
 
+@pytest.mark.parametrize("length", [[512], "512", None])
+def test_a_longest_length_that_is_no_number_is_refused(length):
+    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>")
+    tokenizer.model_max_length = length
+    with pytest.raises(DataError, match="model_max_length"):
+        Codec(tokenizer, "hh")
+
+
 def test_the_chat_template_is_the_tokenizers_own():
     tokenizer = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
     with pytest.raises(DataError, match="no chat template"):
