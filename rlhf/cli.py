@@ -46,6 +46,10 @@ from rlhf.options import LARGEST_SEED, OUTPUT, SEED
 from rlhf.run import Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
+REHEARSAL = (
+    "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
+    "recipes with a pretrained base make one (`rlhf recipes`)"
+)
 
 
 def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -165,6 +169,8 @@ def run(
         console.OUT.print(f"{stage}: done ({path})", markup=False)
         return
     console.summary_table(summary, path)
+    if stage == "pretrain" and data:
+        terminal.say(REHEARSAL)
     if result and result.sample:
         console.show_sample("a held-out prompt", *result.sample)
     finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]

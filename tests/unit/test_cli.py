@@ -297,3 +297,11 @@ def test_targets_are_measured_against_their_range():
     assert (
         _measured(target, {})["verdict"] == _measured(target, {"kl_per_token": math.nan})["verdict"] == "not measured"
     )
+
+
+def test_a_model_that_is_trained_from_nothing_on_own_rows_is_called_a_rehearsal(command, tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": f"row {i} of a few words"}) + "\n" for i in range(40)))
+    arguments = ["run", "pretrain", "--recipe", RECIPE, "--data", file, "--out", tmp_path / "runs", *changes()]
+    code, _, err = command(*arguments)
+    assert code == 0 and "a rehearsal of every step, not an assistant" in " ".join(err.split())
