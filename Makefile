@@ -5,7 +5,7 @@
 
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
-## RECIPE     folder of a recipe version, instead of HW: recipes/cpu-tiny/v2
+## RECIPE     folder of a recipe version, instead of HW: recipes/cpu-tiny/v1
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
