@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from rlhf.plain_yaml import RecipeError as RecipeError
 from rlhf.plain_yaml import parse
@@ -39,25 +40,34 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     """The first problem, an unknown key before any other: a misspelt key is also reported as missing."""
     problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     problem = problems[0]
-    *above, last = problem["loc"] or ("",)
-    location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]  # without names of types
-    if problem["type"] == "extra_forbidden" or re.fullmatch(r"\w+", str(last)):
-        location.append(str(last))
+    location = _location(problem)
     key = at + ".".join(location)
     touched = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
     where = f"{file} with --set" if overrides and (touched or not key) else str(file)
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key '{key}'; {_nearest(kind, location, at)}"
+    others = list(dict.fromkeys(at + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
+    others = [other for other in others if other != key]
+    rest = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    more = f" (also wrong: {', '.join(others[:3])}{rest})" if others else ""
     if problem["type"] == "missing":
-        return f"{where}: key '{key}' is missing"
+        return f"{where}: key '{key}' is missing{more}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
         return f"{where}: {key + ': ' if key else ''}{message}"
     if problem["type"] == "tuple_type":
         message = f"a list is written [{problem['input']}]"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where}: {key} = {shortened(repr(problem['input']), 200)}: {message}{more}"
+
+
+def _location(problem: ErrorDetails) -> list[str]:
+    """Where a problem is, as the parts of a dotted key, without the names of types that pydantic puts between."""
+    *above, last = problem["loc"] or ("",)
+    location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]
+    if problem["type"] == "extra_forbidden" or re.fullmatch(r"\w+", str(last)):
+        location.append(str(last))
+    return location
 
 
 def _nearest(kind: type[Section], location: list[str], at: str) -> str:

@@ -1,5 +1,6 @@
 """The strict loader: what it accepts, and the one line it gives for everything else."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -251,3 +252,12 @@ def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, targe
     (directory / "published.yaml").symlink_to(target)
     with pytest.raises(RecipeError, match=r"published\.yaml"):
         recipe.load(directory)
+
+
+def test_the_keys_of_further_mistakes_are_named():
+    wrong = {"seed": -1, "ppo.lam": 7, "ppo.steps": -1, "sft.max_length": 0, "rm.margin": "x"}
+    with pytest.raises(recipe.RecipeError) as error:
+        recipe.load(CPU, wrong)
+    assert "\n" not in str(error.value)
+    named = re.search(r"recipe.yaml with --set: (\S+) = .* \(also wrong: (.*) and 1 more\)$", str(error.value)).groups()
+    assert len({named[0], *named[1].split(", ")} & set(wrong)) == 4
