@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
 from rlhf.plain_yaml import RecipeError as RecipeError
 from rlhf.plain_yaml import parse
@@ -61,7 +60,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     return f"{where}: {key} = {shortened(repr(problem['input']), 200)}: {message}{more}"
 
 
-def _location(problem: ErrorDetails) -> list[str]:
+def _location(problem: Mapping[str, Any]) -> list[str]:
     """Where a problem is, as the parts of a dotted key, without the names of types that pydantic puts between."""
     *above, last = problem["loc"] or ("",)
     location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]
