@@ -2,8 +2,9 @@
 
 A first signal raises `Stopped` in the main thread, so that files are closed and one line says what is kept. A second
 one ends the process at once, and what it started with it. So does the first after `PATIENCE` seconds in which the main
-thread did not come back to Python: a collective operation whose other ranks are gone never does. Nothing is lost in
-either way, since whatever a stage writes is complete or absent.
+thread did not come back to Python: a collective operation whose other ranks are gone never does; and `GOODBYE` seconds
+after `Stopped` was raised, if something has swallowed it. Nothing is lost in any way, since whatever a stage writes is
+complete or absent.
 """
 
 import errno
@@ -27,6 +28,7 @@ from rlhf.terminal import say
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal sends them to child processes, too
 PATIENCE = 5.0  # seconds; `docker stop` kills after 10
+GOODBYE = 30.0  # seconds from `Stopped` to the end: an exception that is raised in a destructor is lost
 LONGEST_COMMAND = 500  # characters of a command that is printed again
 
 _OUT_OF_MEMORY = re.compile(
@@ -85,9 +87,10 @@ class _Listener:
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         while True:
-            waiting = first is not None and not self.raised and signal.getsignal(first) == self.handle
-            if not poll.poll(PATIENCE * 1000 if waiting else None):
-                if first is not None and not self.raised:
+            waiting = first is not None and signal.getsignal(first) == self.handle
+            raised = self.raised
+            if not poll.poll((GOODBYE if raised else PATIENCE) * 1000 if waiting else None):
+                if first is not None and raised == self.raised:
                     self.end(first)
                 continue
             numbers = os.read(pipe, 64)

@@ -105,14 +105,14 @@ def result_hash(file: Path) -> str:
 
 
 def follow_base(root: Path, stage: str) -> None:
-    """In a run that was moved, name the base where it is now, so that peft's AutoPeftModelForCausalLM finds it.
+    """In a run that was moved or copied, name its own base, so that peft's AutoPeftModelForCausalLM finds that one.
 
-    Nothing changes while the path that is named exists, where the run has no base of its own, in results that older
-    versions have hashed with that path, and in directories that cannot be written.
+    Nothing changes where the run has no base of its own, in results that older versions have hashed with that path,
+    and in directories that cannot be written.
     """
     file, base = root / stage / "adapter" / CONFIG, (stage_folder(root, "pretrain") / "model").resolve()
     config = _config(file) if file.is_file() else None
-    if config is None or not base.is_dir() or Path(str(config.get(BASE))).exists():
+    if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
         return
     if (read_summary(root / stage) or {})["result_sha256"].get(f"adapter/{CONFIG}") != result_hash(file):
         return

@@ -59,11 +59,11 @@ class Loaded(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.directory.parent.name
+        return Path(os.path.abspath(self.directory)).parent.name
 
     @property
     def version(self) -> str:
-        return self.directory.name
+        return Path(os.path.abspath(self.directory)).name
 
     @property
     def modified(self) -> bool:
@@ -79,8 +79,9 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     Raises RecipeError, one line, for anything that is wrong with the file, a key or a combination of values.
     """
     directory = directory.parent if directory.name == "recipe.yaml" else directory
+    place = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` have a name and a version, too
     file = directory / "recipe.yaml"
-    if not re.fullmatch(r"v[0-9]+", directory.name):
+    if not (re.fullmatch(r"v[0-9]+", place.name) and place.parent.name):
         raise RecipeError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
     content = read_yaml(file)
     overrides = dict(overrides or {})

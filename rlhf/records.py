@@ -48,7 +48,7 @@ def _compared(entry: dict[str, Any]) -> dict[str, Any]:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
                 raise ValueError(f"{number!r} is not a number")
         published.verdict_of(entry)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"not a comparison ({type(error).__name__}: {error})") from None
     return entry
 

@@ -86,7 +86,7 @@ def markdown(found: dict[str, Any]) -> str:
     columns, *body = rows(found)
     lines = [columns, ("---",) * len(columns), *body]
     device, packages = found["device"], found["packages"]
-    where = f"{device['name']}, {device['threads']} thread(s)" if device["type"] == "cpu" else device["name"]
+    where = f"{device['name']}, {device.get('threads', '?')} thread(s)" if device["type"] == "cpu" else device["name"]
     measured = (
         f"Measured by `rlhf reproduce`: recipe {found['recipe']} {found['version']} ({found['recipe_sha256'][:12]}), "
         f"{where}, commit {(found['code']['commit'] or 'unknown')[:12]}, torch {packages['torch']}, "

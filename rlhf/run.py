@@ -96,7 +96,7 @@ class Run:
         check_result(self.path, summary, largest=LARGE)
         follow_base(self.root, self.stage)
         changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
-        changed += [f["name"] for f in manifest["data"]["files"] if self._changed(f)] if "data" in manifest else []
+        changed += [f["name"] for f in (manifest.get("data") or {}).get("files", []) if self._changed(f)]
         if changed and self.stage not in REMADE:
             raise RunError(
                 f"{self.path} was made from another {', '.join(changed)}; "

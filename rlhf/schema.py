@@ -202,7 +202,7 @@ class Lora(Section):
     r: Width
     lora_alpha: Width
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
-    target_modules: Annotated[tuple[Name, ...], AsTuple] | Literal["all-linear"]
+    target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
 
     @model_validator(mode="after")
     def _inside(self):

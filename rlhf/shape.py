@@ -1,6 +1,7 @@
 """Whether `model.architecture` is the shape of the model that `model.name` names, by the model's config.json alone."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def check(loaded: Loaded) -> str | None:
         if other.get("model_type", "llama") not in PREDICTABLE:
             raise RunError(f"{model.name} is a {other['model_type']} model: {way_without_architecture()}")
         if other:
-            changes = " ".join(f"--set model.architecture.{key}={json.dumps(value)}" for key, value in other.items())
+            settings = (f"model.architecture.{key}={json.dumps(value)}" for key, value in other.items())
+            changes = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)  # the folder may be anyone's
             raise RunError(f"{model.name} has another shape than model.architecture: add {changes}")
         return None
     if "model.name" in loaded.overrides and not any(key.startswith("model.architecture") for key in loaded.overrides):
@@ -66,6 +68,6 @@ def _config(model: Model) -> dict[str, Any] | None:
         file = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str | Path) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -3,7 +3,7 @@
 import ctypes
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -338,8 +338,20 @@ def lora_config(run: Run, task_type: str) -> LoraConfig:
 
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
-    """A fresh LoRA adapter on a causal base; with B = 0 it changes nothing yet."""
+    """A fresh LoRA adapter on a causal base; with B = 0 it changes nothing yet. Raises RunError without its modules."""
+    _check_targets(base, run.loaded.recipe.lora.target_modules)
     return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
+
+
+def _check_targets(base: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Raise RunError for a target that is the name of no module, with the names of the linear layers that there are."""
+    if isinstance(targets, str):  # all-linear
+        return
+    names = [name for name, _ in base.named_modules()]
+    linear = sorted({name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)})
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            raise RunError(f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}")
 
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:

@@ -301,10 +301,30 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
     assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"
 
 
-def test_a_base_that_is_still_there_keeps_its_name(trained, tmp_path):
+@pytest.mark.parametrize("named", [None, "/root/of/somebody/else", "x" * 300])
+def test_a_copy_names_its_own_base(trained, tmp_path, named):
+    """None: that of the run it was copied from, which is still there and may be trained anew."""
     root = copied(trained, tmp_path, "pretrain", "sft")
+    if named:
+        config(base_model_name_or_path=named)(root / "sft")
+    assert Run(tmp_path, small(), "sft").done()
+    base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
+    assert base == str((root / "pretrain/model").resolve())
     before = (root / "sft" / CONFIG).read_bytes()
     assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
+
+
+def test_a_target_of_lora_that_no_module_has_is_refused_with_the_names_there_are(trained, tmp_path):
+    copied(trained, tmp_path, "pretrain")
+    with pytest.raises(RunError, match=r"lora.target_modules: the model has no nosuch; its .* are .*q_proj"):
+        run_stages(small(lora__target_modules=["q_proj", "nosuch"]), tmp_path, "sft")
+
+
+def test_a_manifest_that_names_no_data_is_read(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    manifest = read_json(root / "sft/manifest.json")
+    (root / "sft/manifest.json").write_text(json.dumps(manifest | {"data": None}))
+    assert Run(tmp_path, small(), "sft").done()
 
 
 def test_a_result_hashed_with_its_base_path_by_an_older_version_is_known_and_left_alone(trained, tmp_path):

@@ -97,6 +97,23 @@ def test_one_signal_ends_what_does_not_come_back():
     assert seconds < 20
 
 
+def test_a_signal_that_is_lost_in_a_destructor_ends_the_process_all_the_same():
+    body = """
+        endings.GOODBYE = 0.5
+        class Slow:
+            def __del__(self):
+                print("ready", flush=True)
+                time.sleep(3)
+        with endings.listening(), endings.keeping(lambda: "step 4 is kept"):
+            slow = Slow()
+            del slow
+            time.sleep(60)
+    """
+    code, err, seconds = script(body, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM and err.endswith("stopped by SIGTERM; step 4 is kept\n")
+    assert seconds < 30
+
+
 def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
     body = """
     with endings.listening():

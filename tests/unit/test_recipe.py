@@ -261,3 +261,10 @@ def test_the_keys_of_further_mistakes_are_named():
     assert "\n" not in str(error.value)
     named = re.search(r"recipe.yaml with --set: (\S+) = .* \(also wrong: (.*) and 1 more\)$", str(error.value)).groups()
     assert len({named[0], *named[1].split(", ")} & set(wrong)) == 4
+
+
+@pytest.mark.parametrize("place", ["v1", ".", "../cpu-tiny/v1", "v1/../v1", "./v1/"])
+def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place):
+    monkeypatch.chdir(CPU if place == "." else CPU.parent)
+    loaded = recipe.load(Path(place))
+    assert (loaded.name, loaded.version) == ("cpu-tiny", "v1")

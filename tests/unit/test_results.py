@@ -93,7 +93,11 @@ def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "cannot be read"), ('{"a": 1}', "not a record of a measurement"), ('{"seeds": {}}', "a record of seeds: key 'recipe' is missing")],
+    [
+        ("{", "cannot be read"),
+        ('{"a": 1}', "not a record of a measurement"),
+        ('{"seeds": {}}', "a record of seeds: key 'recipe' is missing"),
+    ],
 )
 def test_the_page_of_results_names_a_record_that_is_damaged(tmp_path, content, said):
     (tmp_path / "cpu_2026-01-01.json").write_text(content)

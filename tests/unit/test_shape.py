@@ -58,3 +58,16 @@ def test_plan_asks_before_it_predicts(tmp_path, monkeypatch, capsys):
     code, out, err = rlhf(monkeypatch, capsys, "plan", "--recipe", str(FOLDER), *options)
     assert code == 1 and not out
     assert "is a gemma3_text model" in err
+
+
+def test_the_settings_that_are_named_can_be_pasted_into_a_shell(tmp_path):
+    """The folder may be anyone's."""
+    with pytest.raises(RunError) as error:
+        shape.check(of_folder(tmp_path, hidden_size="$(touch x) y"))
+    assert "--set 'model.architecture.hidden_size=\"$(touch x) y\"'" in str(error.value)
+
+
+def test_a_config_that_nests_too_deeply_is_unknown(tmp_path):
+    loaded = of_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 200_000)
+    assert "still the shape of the recipe's own model" in shape.check(loaded)
