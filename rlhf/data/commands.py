@@ -10,7 +10,7 @@ import click
 from rlhf import console
 from rlhf.data import convert, flaws, formats, quality, show, spread
 from rlhf.data.formats import DataError
-from rlhf.options import OUTPUT, SEED
+from rlhf.options import OUTPUT, SEED, refuse_inputs, write_output
 
 
 @click.group("data")
@@ -48,6 +48,8 @@ def check_data(
     """
     if not math.isfinite(fraction):
         raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
+    if to:
+        refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
     with console.working("reading and checking"):
         rows = formats.read(list(files), on_bad_row="skip")
@@ -55,7 +57,7 @@ def check_data(
         report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
     content = json.dumps(report.to_dict(), indent=2)
     if to:
-        to.write_text(content + "\n", encoding="utf-8")
+        write_output(to, content + "\n")
     if as_json:
         click.echo(content)
     else:
