@@ -327,14 +327,14 @@ class Run:
         return found
 
     def set_aside(self) -> None:
-        """Rename what an earlier run left, unless it stopped before its first step."""
-        kept = [*self.path.glob("*.jsonl"), *self.path.glob("summary.json"), *self.path.glob("checkpoints/step-*")]
-        if not kept:
+        """Rename what is there, unless an earlier run stopped before its first step and nothing was added since."""
+        if _holds_no_work(self.path):
             shutil.rmtree(self.path)
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        way = "" if (aside / "summary.json").exists() else "; --resume (make: RESUME=1) would have continued it"
+        unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
+        way = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
         say(f"{self.stage}: what was there is now in {aside}{way}")
 
     # -- details ---------------------------------------------------------------------------------------------------
@@ -532,9 +532,21 @@ def _sync_tree(folder: Path) -> None:
 
 def _free_name(path: Path) -> Path:
     number = 1
-    while (candidate := path.with_name(f"{path.name}-{number}")).exists():
+    while os.path.lexists(candidate := path.with_name(f"{path.name}-{number}")):
         number += 1
     return candidate
+
+
+def _holds_no_work(folder: Path) -> bool:
+    """Whether a stage's folder holds only what is there before the first step: a manifest and unfinished files."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    for path in folder.iterdir():
+        checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
+        unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
+        if path.name != "manifest.json" and not path.name.endswith(".tmp") and not unfinished:
+            return False
+    return True
 
 
 def _measured(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:

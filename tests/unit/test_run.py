@@ -75,6 +75,26 @@ def test_checkpoints_are_never_thrown_away(tmp_path):
     assert (tmp_path / "cpu-tiny/v1/sft.before-1/checkpoints/step-000001/state").exists()
 
 
+@pytest.mark.parametrize("name", ["notes.md", "adapter/adapter_model.safetensors", "checkpoints/mine/state"])
+def test_a_file_that_somebody_added_is_set_aside(tmp_path, capsys, name):
+    file = started(tmp_path).path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    started(tmp_path)
+    assert (tmp_path / "cpu-tiny/v1/sft.before-1" / name).read_text() == "mine"
+    assert "--resume" not in capsys.readouterr().err  # there is no checkpoint to continue from
+
+
+def test_unfinished_files_are_not_set_aside(tmp_path):
+    run = started(tmp_path)
+    for name in (".partial", ".partial-1"):  # of the trainer and of this module
+        (run.path / "checkpoints" / name).mkdir()
+    (run.path / ".manifest.json.tmp").write_text("{")
+    started(tmp_path)
+    assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "manifest.json"]
+
+
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
     run = started(tmp_path)
     run.log(1, {"loss": float("nan"), "other": 1.0})
