@@ -35,8 +35,8 @@ class OutputFile(click.Path):
                 self.fail(f"{path}: is a directory; name a file in it", param, ctx)
             if not stat.S_ISREG(mode):
                 self.fail(f"{path}: a pipe or a device; name a file", param, ctx)
-        if folder := _stage_folder(path):
-            self.fail(f"{path}: {folder} holds records of a run; name a file outside of it", param, ctx)
+        if stage := _stage_folder(path):
+            self.fail(f"{path}: {stage} holds records of a run; name a file outside of it", param, ctx)
         return path
 
 
