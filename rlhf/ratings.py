@@ -10,7 +10,7 @@ import click
 
 from rlhf import ab, console
 from rlhf.data import formats
-from rlhf.options import OUTPUT
+from rlhf.options import OUTPUT, refuse_inputs, write_output
 from rlhf.run import RunError, read_lines, read_manifest
 from rlhf.terminal import say
 
@@ -92,6 +92,7 @@ def export_ratings(
 ) -> None:
     """Write the rated pairs of RUN, <out>/<recipe>/<version>, as preference rows for --data and `rlhf data check`."""
     found = ab.compare(root, a, b)
+    refuse_inputs(to, [found.file, root / "evaluate" / "samples.jsonl"])
     manifest = read_manifest(root / "evaluate")
     template = manifest["settings"].get("tokenizer", {}).get("template", "hh")
     exported = export(found, root / "evaluate" / "samples.jsonl", template, raters=raters, keep_ties=keep_ties)
@@ -99,8 +100,7 @@ def export_ratings(
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
         raise RunError(f"{found.file}: nothing to export of {counts}")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows), encoding="utf-8")
+    write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
     console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
     say(
         f"note: these prompts were held out with seed {manifest['seed']}, and are again with that seed: train on "

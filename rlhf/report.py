@@ -12,6 +12,7 @@ from rlhf import ab, console, published, records, report_overview
 from rlhf import recipe as recipes
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
+from rlhf.options import refuse_inputs, write_output
 from rlhf.page import left_out, with_interval
 from rlhf.page import section as _section
 from rlhf.page import table as _table
@@ -61,9 +62,9 @@ def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None
     runs = [load(root)._replace(price=price) for root in roots]
     if len({run.name for run in runs}) < len(runs):
         runs = [run._replace(name=str(run.path)) for run in runs]
-    text = page(runs)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    facts = [(run.path, manifest.get("data") or {}) for run in runs for manifest in run.manifests.values()]
+    refuse_inputs(file, [data_file(root, entry["name"]) for root, data in facts for entry in data.get("files", ())])
+    write_output(file, page(runs))
 
 
 def load(root: Path) -> Recorded:

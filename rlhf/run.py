@@ -130,7 +130,7 @@ class Run:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
-        if self.path.exists():
+        if os.path.lexists(self.path):
             if resume and not (self.path / "summary.json").exists() and self._begun():
                 self._manifest = self._check_same_settings(self.path, self.stage)
                 if self._manifest["parents"] != self._parents():
@@ -170,10 +170,11 @@ class Run:
             last = checkpoint_step(self.resumed_from)
             for step in self.checkpoint_steps():
                 if step > last:  # damaged, or it would have been chosen
-                    shutil.rmtree(self.checkpoint(step))
+                    _remove(self.checkpoint(step))
             logged = (records.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
             for name, kind in LOGS.items():  # the checkpoint's own step may have logged after it
-                _keep_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
+                with records.advising(f"repair it, or run {self.stage} without --resume"):
+                    _keep_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
 
     def describe(self, **facts: Any) -> None:
         """Add facts to manifest.json, such as the data's fingerprint."""
@@ -225,7 +226,7 @@ class Run:
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
         """Call `write(folder)`; when all is on disk, one rename makes the folder `checkpoints/step-<step>`."""
         partial = self.path / "checkpoints" / f".partial-{step}"
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         partial.mkdir(parents=True)
         write(partial)
         return self.seal_checkpoint(step, partial)
@@ -240,7 +241,7 @@ class Run:
         write_json(folder / "checkpoint.json", record)
         _sync_tree(folder)
         final = self.checkpoint(step)
-        shutil.rmtree(final, ignore_errors=True)
+        _remove(final)
         folder.rename(final)
         _sync(final.parent)
         return final
@@ -258,7 +259,7 @@ class Run:
         """Delete all but the newest `keep` checkpoints and the one of step `spare`."""
         for step in self.checkpoint_steps()[:-keep]:
             if step != spare:
-                shutil.rmtree(self.checkpoint(step))
+                _remove(self.checkpoint(step))
 
     def latest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose every file has the hash it was written with; damaged ones are passed over."""
@@ -327,14 +328,14 @@ class Run:
         return found
 
     def set_aside(self) -> None:
-        """Rename what an earlier run left, unless it stopped before its first step."""
-        kept = [*self.path.glob("*.jsonl"), *self.path.glob("summary.json"), *self.path.glob("checkpoints/step-*")]
-        if not kept:
+        """Rename what is there, unless an earlier run stopped before its first step and nothing was added since."""
+        if _holds_no_work(self.path):
             shutil.rmtree(self.path)
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        way = "" if (aside / "summary.json").exists() else "; --resume (make: RESUME=1) would have continued it"
+        unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
+        way = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
         say(f"{self.stage}: what was there is now in {aside}{way}")
 
     # -- details ---------------------------------------------------------------------------------------------------
@@ -530,11 +531,31 @@ def _sync_tree(folder: Path) -> None:
             _sync(path)
 
 
+def _remove(path: Path) -> None:
+    """Delete a folder, or what is there in place of one; of a symbolic link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _free_name(path: Path) -> Path:
     number = 1
-    while (candidate := path.with_name(f"{path.name}-{number}")).exists():
+    while os.path.lexists(candidate := path.with_name(f"{path.name}-{number}")):
         number += 1
     return candidate
+
+
+def _holds_no_work(folder: Path) -> bool:
+    """Whether a stage's folder holds only what is there before the first step: a manifest and unfinished files."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    for path in folder.iterdir():
+        checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
+        unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
+        if path.name != "manifest.json" and not path.name.endswith(".tmp") and not unfinished:
+            return False
+    return True
 
 
 def _measured(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import click
 from rlhf import console
 from rlhf.data import convert, flaws, formats, quality, show, spread
 from rlhf.data.formats import DataError
-from rlhf.options import OUTPUT, SEED
+from rlhf.options import OUTPUT, SEED, refuse_inputs, write_output
 
 
 @click.group("data")
@@ -48,14 +49,17 @@ def check_data(
     """
     if not math.isfinite(fraction):
         raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
+    if to:
+        refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
     with console.working("reading and checking"):
-        rows = formats.read(list(files), on_bad_row="skip")
-        other = formats.read(list(heldout), on_bad_row="skip") if heldout else None
+        read = partial(formats.read, on_bad_row="skip", advice=formats.CHECK_ADVICE)
+        rows = read(list(files))
+        other = read(list(heldout)) if heldout else None
         report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
     content = json.dumps(report.to_dict(), indent=2)
     if to:
-        to.write_text(content + "\n", encoding="utf-8")
+        write_output(to, content + "\n")
     if as_json:
         click.echo(content)
     else:
@@ -105,7 +109,7 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
 
     Words that differ are bold. Control characters are written as escapes.
     """
-    rows = formats.read(list(files), on_bad_row="skip")
+    rows = formats.read(list(files), on_bad_row="skip", advice=formats.CHECK_ADVICE)
     chosen, total = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
         console.OUT.print(show.render(row))

@@ -37,7 +37,7 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         if first is not None and _is_labelled(first[1]):
             rows = _paired(str(file), rows)
         sources.append((str(file), rows, partial(raw.sha256, file)))
-    parsed = formats.parse(sources, on_bad_row=on_bad_row)
+    parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in _kept(parsed)}
     if len(kinds) > 1:
         raise DataError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")

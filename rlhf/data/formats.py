@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from rlhf.data import hub, raw
 from rlhf.data.raw import DataError as DataError
@@ -146,20 +146,44 @@ class Rows:
     prompts: tuple[PromptOnly, ...] = ()
 
 
-def read(files: Sequence[str | Path], *, on_bad_row: OnBadRow = "stop", format: Format = "auto") -> Rows:
+class Advice(NamedTuple):
+    """Ways out that an error about malformed rows names; they depend on who reads the rows."""
+
+    skip: str
+    format: str
+
+
+RECIPE_ADVICE = Advice("Set data.on_bad_row: skip to leave such rows out", "Name it in data.format or repair the file")
+CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "Repair the file")
+CHECK_ADVICE = Advice("Repair the row", "Repair the file")
+
+
+def read(
+    files: Sequence[str | Path],
+    *,
+    on_bad_row: OnBadRow = "stop",
+    format: Format = "auto",
+    advice: Advice = RECIPE_ADVICE,
+) -> Rows:
     """Read JSON lines, JSON arrays (both also gzipped) and Parquet; which it is shows in the content, not the name."""
     if isinstance(files, str) or not files:
         raise DataError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
     sources = ((str(path), raw.rows(path), partial(raw.sha256, path)) for path in map(Path, files))
-    return parse(sources, on_bad_row=on_bad_row, format=format)
+    return parse(sources, on_bad_row=on_bad_row, format=format, advice=advice)
 
 
 Source = tuple[str, Iterable[tuple[str, object]], Callable[[], str]]  # name, (source, row) of each row, hash
 
 
-def parse(sources: Iterable[Source], *, on_bad_row: OnBadRow = "stop", format: Format = "auto") -> Rows:
+def parse(
+    sources: Iterable[Source],
+    *,
+    on_bad_row: OnBadRow = "stop",
+    format: Format = "auto",
+    advice: Advice = RECIPE_ADVICE,
+) -> Rows:
     """Parse raw rows, those of each source by one kind. Raises DataError as `read` does."""
-    reader = _Reader(on_bad_row, format)
+    reader = _Reader(on_bad_row, format, advice)
     for name, rows, sha256 in sources:
         reader.take(name, rows, sha256)
     return reader.rows()
@@ -461,11 +485,12 @@ def names(keys: Iterable[str]) -> str:
 class _Reader:
     """Gathers rows from one file after another, and keeps account of those left out."""
 
-    def __init__(self, on_bad_row: OnBadRow, format: Format):
+    def __init__(self, on_bad_row: OnBadRow, format: Format, advice: Advice = RECIPE_ADVICE):
         for name, value, known in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, Format)):
             if value not in get_args(known):
                 raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
         self.on_bad_row = on_bad_row
+        self.advice = advice
         self.format = format
         self.kept: list[Row] = []
         self.left_out: dict[LeftOut, list[str]] = {"prompts differ": [], "identical": [], "empty answer": []}
@@ -485,7 +510,7 @@ class _Reader:
                 outcome = _parse(row, kind, source)
             except Malformed as problem:
                 if self.on_bad_row == "stop":
-                    raise DataError(f"{source}: {problem}. Set data.on_bad_row: skip to leave such rows out") from None
+                    raise DataError(f"{source}: {str(problem).removesuffix('.')}. {self.advice.skip}") from None
                 bad.append((source, str(problem)))
             else:
                 if isinstance(outcome, str):
@@ -497,7 +522,7 @@ class _Reader:
         if kind is None or 2 * len(bad) > count:
             raise DataError(
                 f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
-                f"Name it in data.format or repair the file; the first is {bad[0][0]}: {bad[0][1]}"
+                f"{self.advice.format}; the first is {bad[0][0]}: {bad[0][1]}"
             )
         self.malformed += bad
         self.files.append(FileReport(name, sha256(), kind, count))

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from rlhf import report
+from rlhf import options, report
 from rlhf.memory import plan
 from rlhf.report import Recorded
 from rlhf.run import RunError
@@ -43,6 +43,45 @@ def test_what_cannot_be_a_result_is_refused_before_any_work(command, name, to):
     assert {"/dev/full": "a pipe or a device", "pipe": "a pipe or a device", "folder": "is a directory"}.get(
         to, ""
     ) in err
+
+
+@pytest.mark.parametrize("to", ["sft/summary.json", "sft/new.jsonl", "sft/adapter/x.bin", "link/summary.json"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_result_replaces_a_record_of_a_run(command, tmp_path, name, to):
+    (tmp_path / "sft" / "adapter").mkdir(parents=True)
+    (tmp_path / "sft" / "summary.json").write_text("{}")
+    (tmp_path / "link").symlink_to("sft")
+    code, out, err = command(*COMMANDS[name], "--to", to)
+    assert (code, out) == (2, "")
+    assert "name a file outside of it" in " ".join(err.split())
+    assert (tmp_path / "sft" / "summary.json").read_text() == "{}"
+    assert len(list((tmp_path / "sft").iterdir())) == 2
+
+
+@pytest.mark.parametrize("to", ["rows.jsonl", "./folder/../rows.jsonl", "hard.jsonl", "soft.jsonl"])
+@pytest.mark.parametrize("words", [["data", "check"], ["data", "check", "other.jsonl", "--heldout"], ["score"]])
+def test_no_result_replaces_what_is_read(command, tmp_path, words, to):
+    rows = tmp_path / "rows.jsonl"
+    (tmp_path / "other.jsonl").write_text(LINE)
+    (tmp_path / "hard.jsonl").hardlink_to(rows)
+    (tmp_path / "soft.jsonl").symlink_to(rows)
+    before = rows.read_bytes()
+    changes = ["--recipe", RECIPE] if words == ["score"] else []
+    code, out, err = command(*words, "rows.jsonl", "--to", to, *changes)
+    assert (code, out) == (2, ""), err
+    assert "is the same file as rows.jsonl" in " ".join(err.split())
+    assert rows.read_bytes() == before
+
+
+def test_an_earlier_output_is_replaced_as_a_whole_or_kept(tmp_path):
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    options.write_output(tmp_path / "link.html", "new")
+    assert (tmp_path / "page.html").read_text() == "new" and (tmp_path / "link.html").is_symlink()
+    with pytest.raises(UnicodeEncodeError):
+        options.write_output(tmp_path / "page.html", "half a character \ud800")
+    assert (tmp_path / "page.html").read_text() == "new"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link.html", "page.html"]
 
 
 @pytest.mark.parametrize("seed", [2**32, 10**30])

@@ -1,6 +1,7 @@
 """Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
 
 import json
+import os
 import re
 
 import pytest
@@ -73,6 +74,26 @@ def test_checkpoints_are_never_thrown_away(tmp_path):
     checkpoint(started(tmp_path), 1)
     started(tmp_path)
     assert (tmp_path / "cpu-tiny/v1/sft.before-1/checkpoints/step-000001/state").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.md", "adapter/adapter_model.safetensors", "checkpoints/mine/state"])
+def test_a_file_that_somebody_added_is_set_aside(tmp_path, capsys, name):
+    file = started(tmp_path).path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    started(tmp_path)
+    assert (tmp_path / "cpu-tiny/v1/sft.before-1" / name).read_text() == "mine"
+    assert "--resume" not in capsys.readouterr().err  # there is no checkpoint to continue from
+
+
+def test_unfinished_files_are_not_set_aside(tmp_path):
+    run = started(tmp_path)
+    for name in (".partial", ".partial-1"):  # of the trainer and of this module
+        (run.path / "checkpoints" / name).mkdir()
+    (run.path / ".manifest.json.tmp").write_text("{")
+    started(tmp_path)
+    assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "manifest.json"]
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
@@ -231,6 +252,40 @@ def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
     with pytest.raises(RunError, match=said) as caught:
         started(tmp_path, resume=True)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; repair it, or run sft without --resume")
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
+def test_resume_gets_past_what_is_in_place_of_a_checkpoint(tmp_path, kind):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    newest = run.checkpoint(2)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "state").write_text("mine")
+    if kind == "file":
+        newest.write_text("no folder")
+    else:
+        newest.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    again = started(tmp_path, resume=True)
+    assert again.resumed_from == run.checkpoint(1)
+    assert not os.path.lexists(newest)
+    checkpoint(again, 2)
+    assert again.latest_checkpoint() == newest
+    assert (tmp_path / "elsewhere" / "state").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
+def test_what_is_in_place_of_a_stage_s_folder_is_set_aside(tmp_path, kind):
+    path = Run(tmp_path, small(), "sft").path
+    path.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "file":
+        path.write_text("no folder")
+    else:
+        path.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    assert started(tmp_path, resume=True).path.is_dir()
+    assert not path.is_symlink()
+    assert os.path.lexists(path.with_name("sft.before-1")) and (tmp_path / "elsewhere").is_dir()
 
 
 @pytest.mark.parametrize("key", ["tokens_per_second", "metrics", "result_sha256", "targets", "stage", "wall_seconds"])
