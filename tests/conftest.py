@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
@@ -15,6 +16,11 @@ import pytest
 from rlhf import cli, recipe, stages
 from rlhf.finished import result_files, result_hash
 from rlhf.recipe import Loaded
+
+# Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
 SMALL: dict[str, Any] = {
