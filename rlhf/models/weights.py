@@ -68,14 +68,14 @@ def attach_adapter(
 ) -> PeftModel:
     """Put a finished stage's adapter on a base, or beside the adapters that it has. Raises RunError unless it fits."""
     folder = stage_dir / "adapter"
-    found = adapter_weights(stage_dir)
+    shapes = {name: weight.to("meta") for name, weight in adapter_weights(stage_dir).items()}  # peft reads its own copy
     with reading(folder):
         if isinstance(base, PeftModel):
             model = base
             model.load_adapter(folder, name, is_trainable=trainable)
         else:
             model = PeftModel.from_pretrained(base, folder, adapter_name=name, is_trainable=trainable)
-    check_shapes(found, adapter_state(model, name), str(folder / ADAPTER_FILE))
+    check_shapes(shapes, adapter_state(model, name), str(folder / ADAPTER_FILE))
     return model
 
 

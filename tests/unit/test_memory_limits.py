@@ -17,5 +17,6 @@ def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(run_stage=run_stage))
     run = SimpleNamespace(stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1"))
     run.root, run.checkpoint_steps = tmp_path, list
-    with pytest.raises(RunError, match=r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"), _in_words(run):
+    way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"
+    with pytest.raises(RunError, match=way_out), _in_words(run):
         _run(run, None)
