@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+import rlhf
 from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
@@ -277,3 +278,24 @@ def test_what_the_glossary_names_in_the_code_exists():
 
 def test_names_that_do_not_exist_are_noticed():
     assert not any(map(_exists, ("rlhf.objectives.gae.gea", "rlhf.nothing", "ppo.kl_koef", "objective/nothing")))
+
+
+def test_the_forge_runs_what_the_repository_runs():
+    workflow = plain_yaml.read_yaml(ROOT / ".github/workflows/ci.yml")
+    steps = [step.get("run") for job in workflow["jobs"].values() for step in job["steps"]]
+    assert ".ci/run" in steps and "make docs" in steps
+
+
+@pytest.mark.parametrize("form", ["bug", "measurement"])
+def test_forms_for_issues_name_every_field(form):
+    fields = plain_yaml.read_yaml(ROOT / f".github/ISSUE_TEMPLATE/{form}.yml")
+    assert fields.keys() >= {"name", "description", "body"}
+    inputs = [field for field in fields["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in inputs}) == len(inputs) > 2
+    assert all(field["attributes"]["label"] for field in inputs)
+
+
+def test_the_citation_has_the_version_of_the_package():
+    citation = plain_yaml.read_yaml(ROOT / "CITATION.cff")
+    assert citation["version"] == rlhf.__version__
+    assert f"## {rlhf.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
