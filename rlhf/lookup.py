@@ -24,7 +24,7 @@ RECIPES = click.option(
     type=click.Path(path_type=Path),
     callback=_keep,
     expose_value=False,
-    help="Folder of recipes. [RLHF_RECIPES, or recipes/ here, or the ones that came along]",
+    help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
 )
 
 
@@ -32,7 +32,7 @@ PARENTS = click.option(
     "--parents",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="ROOT",
-    help="Another root of runs, whose finished stages are used where --out has none.",
+    help="Another root of runs; its finished stages are used if --out has none.",
 )
 
 
@@ -48,7 +48,7 @@ def hardware_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--hw",
         metavar="NAME",
         shell_complete=_hardware_names,
-        help="Hardware: its default recipe, newest released version (a draft if none is).",
+        help="Hardware; takes its default recipe in the newest released version, or else a draft.",
     )
     return option(RECIPES(command))
 

@@ -281,9 +281,8 @@ def test_names_that_do_not_exist_are_noticed():
 
 
 def test_the_forge_runs_what_the_repository_runs():
-    workflow = plain_yaml.read_yaml(ROOT / ".github/workflows/ci.yml")
-    steps = [step.get("run") for job in workflow["jobs"].values() for step in job["steps"]]
-    assert ".ci/run" in steps and "make docs" in steps
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert {".ci/run", "make docs"} <= set(re.findall(r"- run: (.+)", workflow))
 
 
 @pytest.mark.parametrize("form", ["bug", "measurement"])
