@@ -43,10 +43,15 @@ def guarded(command: click.Command) -> None:
         sys.exit(_failed(error))
 
 
-def fail(message: str) -> int:
-    """Say why the command ends, on stderr or to the process that started this one. Returns the exit code."""
-    if not distributed.report(one_line(message)):
+def fail(message: str, *advice: str) -> int:
+    """Say why the command ends, on stderr or to the process that started this one. Returns the exit code.
+
+    The message becomes one line, and so does each piece of advice.
+    """
+    if not distributed.report(one_line(" ".join((message, *advice)))):
         say(f"error: {message}")
+        for line in advice:
+            say(line)
     return 1
 
 
@@ -63,7 +68,9 @@ def _failed(error: Exception) -> int:
     """Explain an error. Returns the exit code."""
     if isinstance(error, ParentMissing):
         return fail(f"{error}: first run `{_same_command(error)}`")
-    if isinstance(error, RecipeError | DataError | RunError | tracking.TrackerError):
+    if isinstance(error, RunError):
+        return fail(*error.lines)
+    if isinstance(error, RecipeError | DataError | tracking.TrackerError):
         return fail(str(error))
     if endings.out_of_memory(error):
         reason = one_line(str(error))[:300] or type(error).__name__
