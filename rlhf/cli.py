@@ -42,7 +42,7 @@ from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.options import LARGEST_SEED, OUTPUT, SEED
+from rlhf.options import LARGEST_SEED, OUTPUT, SEED, RunsFolder
 from rlhf.run import Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
@@ -63,7 +63,7 @@ FOLDER = click.option(
     "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
 )
 OUT = click.option(
-    "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
+    "--out", default="runs", type=RunsFolder(path_type=Path), show_default=True, help="Root of all runs."
 )
 
 PRICE = click.option(

@@ -30,7 +30,10 @@ def guarded(command: click.Command) -> None:
             command.main(standalone_mode=False)
             print(end="", flush=True)
     except click.ClickException as error:
-        _show(error)
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()  # a group of commands without one
+        else:
+            say(_in_one_line(error))
         sys.exit(error.exit_code)
     except (endings.Stopped, KeyboardInterrupt, click.Abort) as error:
         ended = error.__cause__  # click takes the end of a file for Ctrl-D
@@ -98,11 +101,10 @@ def _stopped(error: BaseException) -> int:
     return 128 + error.number if isinstance(error, endings.Stopped) else 130
 
 
-def _show(error: click.ClickException) -> None:
-    """Write click's own message, which quotes what was typed."""
-    text = io.StringIO()
-    error.show(text)
-    print("\n".join(shortened(visible(line)) for line in text.getvalue().splitlines()), file=sys.stderr)
+def _in_one_line(error: click.ClickException) -> str:
+    """Return click's message, with the command that lists what may be typed."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"error: {error.format_message()}" + (f" (`{context.command_path} --help`)" if context else "")
 
 
 def _check_arguments(words: Sequence[str]) -> None:

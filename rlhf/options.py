@@ -43,6 +43,15 @@ class OutputFile(click.Path):
 OUTPUT = OutputFile()
 
 
+class RunsFolder(click.Path):
+    """The root of runs, by its name: an empty one, as of a shell's unset variable, would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("is empty; name a folder, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
     """Raise UsageError if `to` is one of the files that the command reads, under whatever name."""
     for file in inputs:

@@ -173,6 +173,7 @@ def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any
         "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
         "pretrain": None,
         "data.source": "lengths",
+        **({"data.files": []} if recipe.data.files else {}),
         "data.lengths": {"pairs": pairs, "shape": shape},
     }
 

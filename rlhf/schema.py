@@ -186,6 +186,8 @@ class Data(Section):
         for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name"), ("lengths", "lengths")):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
+        if self.files and self.source != "files":
+            raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
