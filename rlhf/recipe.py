@@ -23,6 +23,8 @@ from rlhf.schema import Lengths as Lengths
 from rlhf.schema import Lora as Lora
 from rlhf.schema import Merge as Merge
 from rlhf.schema import Model as Model
+from rlhf.schema import OnlineOptions as OnlineOptions
+from rlhf.schema import OnPolicy as OnPolicy
 from rlhf.schema import Optimization as Optimization
 from rlhf.schema import Ppo as Ppo
 from rlhf.schema import Pretrain as Pretrain
