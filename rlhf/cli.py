@@ -1,11 +1,10 @@
 """`rlhf`: parses the command line, resolves the recipe, calls a stage."""
 
 import json
-import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,77 +36,32 @@ from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
 from rlhf.data.hub import hub_hint
 from rlhf.guard import guarded as guarded
-from rlhf.lookup import PARENTS, RECIPES, announce_version, hardware_options, recipes_given, recipes_root
+from rlhf.lookup import (
+    CHANGES,
+    FOLDER,
+    OUT,
+    PARENTS,
+    RECIPES,
+    RUN_OPTIONS,
+    RUN_SEED,
+    TRAINING_OPTIONS,
+    announce_version,
+    hardware_options,
+    pair_options,
+    recipes_given,
+    recipes_root,
+)
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.options import LARGEST_SEED, OUTPUT, SEED
+from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
 from rlhf.run import Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 REHEARSAL = (
     "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
     "recipes with a pretrained base make one (`rlhf recipes`)"
-)
-
-
-def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse a price that is no number. Raises BadParameter."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
-    return value
-
-
-FOLDER = click.option(
-    "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
-)
-OUT = click.option(
-    "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
-)
-
-PRICE = click.option(
-    "--price",
-    type=click.FloatRange(min=0),
-    metavar="USD",
-    callback=finite_price,
-    help="Price of one card in dollars per hour; adds the cost.",
-)
-CHANGES = click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe.")
-RUN_SEED = click.option("--seed", type=SEED, help="Seed that the run was started with, if any.")
-
-
-def recipe_options(data: str, weights: str, changes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options naming a recipe, its changes and its run directory.
-
-    The arguments are the help texts of --data, --weights and --set.
-    """
-    options = (
-        hardware_options,
-        FOLDER,
-        click.option("--data", multiple=True, metavar="FILE", help=data),
-        click.option("--weights", metavar="random|DIR", help=weights),
-        OUT,
-        click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes),
-    )
-
-    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add_options
-
-
-TRAINING_OPTIONS = recipe_options(
-    data="Train on these files instead of the recipe's data.",
-    weights="Start from random weights with stand-in data, or from a local checkpoint's folder.",
-    changes="Change a key of the recipe; the run is marked modified.",
-)
-RUN_OPTIONS = recipe_options(
-    data="Data files that the run was started with, if any.",
-    weights="Weights that the run was started with, if any.",
-    changes="Key of the recipe that was changed for the run.",
 )
 
 
@@ -365,21 +319,6 @@ def report(
     except ModuleNotFoundError as error:
         raise RunError(f"a report needs {error.name}: {console.install_command('report')}") from None
     console.OUT.print(f"written to {file}", markup=False)
-
-
-def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name a finished evaluation and two policies in it."""
-    options = (
-        hardware_options,
-        FOLDER,
-        OUT,
-        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
-        click.option("--b", metavar="POLICY", help="Policy whose wins are counted. [default: ppo, or dpo without ppo]"),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @cli.command("ab")

@@ -23,6 +23,8 @@ from rlhf.schema import Lengths as Lengths
 from rlhf.schema import Lora as Lora
 from rlhf.schema import Merge as Merge
 from rlhf.schema import Model as Model
+from rlhf.schema import OnlineOptions as OnlineOptions
+from rlhf.schema import OnPolicy as OnPolicy
 from rlhf.schema import Optimization as Optimization
 from rlhf.schema import Ppo as Ppo
 from rlhf.schema import Pretrain as Pretrain
@@ -173,6 +175,7 @@ def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any
         "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
         "pretrain": None,
         "data.source": "lengths",
+        **({"data.files": []} if recipe.data.files else {}),
         "data.lengths": {"pairs": pairs, "shape": shape},
     }
 

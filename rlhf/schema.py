@@ -186,6 +186,8 @@ class Data(Section):
         for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name"), ("lengths", "lengths")):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
+        if self.files and self.source != "files":
+            raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
@@ -305,12 +307,11 @@ class Dpo(Dialogues):
     max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
 
 
-class Ppo(Section):
-    """Names follow TRL's PPOConfig. One step = one batch of rollouts and `num_ppo_epochs` passes over it."""
+class OnPolicy(Section):
+    """What the stages share that learn from their own samples. One step = one batch of rollouts and its updates."""
 
     steps: Steps
     batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
-    num_ppo_epochs: Passes
     num_mini_batches: BatchRows  # optimizer steps per epoch
     per_device_train_batch_size: BatchRows  # micro-batch: memory only, never the result
     rollout_batch_size: BatchRows  # prompts decoded together
@@ -321,7 +322,6 @@ class Ppo(Section):
     score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # sample with the vLLM server there (rlhf/vllm.py says how to start it), not here
     learning_rate: Positive
-    value_learning_rate: Positive
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
     warmup_steps: StepsOrNone
     weight_decay: NonNegative = 0.0
@@ -332,29 +332,17 @@ class Ppo(Section):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     gradient_checkpointing: bool
     max_prompt_length: Tokens
-    response_length: Tokens
     temperature: Temperature
-    kl_coef: NonNegative
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
-    kl_target: Positive | None = None  # nats per token; kl_coef then starts the coefficient, which follows the target
+    kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
     kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
-    gamma: Fraction
-    lam: Fraction
-    cliprange: Positive
-    cliprange_value: Positive | None
-    vf_coef: NonNegative
-    value_warmup_steps: StepsOrNone = 0  # first steps in which only the critic learns
     entropy_coef: NonNegative = 0.0
     max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
-    whiten_advantages: bool
-    whiten_rewards: bool = False
     normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
     norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many of these, rounded up to whole batches
-    sigmoid_scores: bool = False
-    score_clip: Positive | None = None  # limit of the absolute score, after the two above
+    score_clip: Positive | None = None  # limit of the absolute score, after it was normalised or squashed
     missing_eos_penalty: NonNegative | None
-    value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
     old_logprobs: Literal["recompute", "rollout"] = "recompute"  # by the training forward, or as they were sampled
     max_samples: Rows | None
     logging_steps: Steps
@@ -366,17 +354,13 @@ class Ppo(Section):
     adapter: Literal["last", "best"] = "last"  # which weights are the result
 
     @model_validator(mode="after")
-    def _divides(self):
+    def _fits(self):
         if self.batch_size % self.num_mini_batches:
             raise ValueError("batch_size must be a multiple of num_mini_batches")
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
             raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
         if self.kl_penalty == "loss" and self.kl_estimator == "k1":
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
-        if self.kl_target is not None and not self.kl_coef:
-            raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
-        if self.sigmoid_scores and self.normalize_scores:
-            raise ValueError("choose one of sigmoid_scores and normalize_scores")
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
@@ -385,9 +369,39 @@ class Ppo(Section):
             raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
         if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
             raise ValueError("keep_checkpoints must be 'all' or a number above 0")
+        return self
+
+
+class Ppo(OnPolicy):
+    """Names follow TRL's PPOConfig."""
+
+    num_ppo_epochs: Passes  # passes over a batch of rollouts
+    value_learning_rate: Positive
+    response_length: Tokens
+    kl_coef: NonNegative
+    gamma: Fraction
+    lam: Fraction
+    cliprange: Positive
+    cliprange_value: Positive | None
+    vf_coef: NonNegative
+    value_warmup_steps: StepsOrNone = 0  # first steps in which only the critic learns
+    whiten_advantages: bool
+    whiten_rewards: bool = False
+    sigmoid_scores: bool = False
+    value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
+
+    @model_validator(mode="after")
+    def _divides(self):
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
+        if self.sigmoid_scores and self.normalize_scores:
+            raise ValueError("choose one of sigmoid_scores and normalize_scores")
         if self.value_warmup_steps >= self.steps:
             raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
         return self
+
+
+OnlineOptions = Ppo  # a section of a stage that learns from its own samples
 
 
 class Evaluate(Section):

@@ -157,9 +157,9 @@ def shortened() -> Iterator[None]:
     from transformers.data.data_collator import DataCollatorMixin
 
     from rlhf import rollout
-    from rlhf.stages import ppo
+    from rlhf.online.train_state import TrainState
 
-    every, decoding = ppo.Trained._minibatches, rollout._Decoding.__init__
+    every, decoding = TrainState.minibatches, rollout._Decoding.__init__
     collate = DataCollatorMixin.__call__
 
     def collate_padded(self: Any, rows: list[dict[str, Any]], *more: Any, **options: Any) -> Any:
@@ -170,7 +170,7 @@ def shortened() -> Iterator[None]:
         decoding(self, model, shorter, *more)
 
     with (
-        mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)),
+        mock.patch.object(TrainState, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
         mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
         mock.patch.object(rollout._Decoding, "__init__", decode_padded),
     ):

@@ -85,8 +85,10 @@ def _run(run: Run, device: Any) -> Result:
 
 
 def kept(run: Run) -> str:
-    """What an unfinished stage leaves, and the command that goes on from it."""
+    """What a stage that was stopped leaves, and the command that goes on from it."""
     try:
+        if (run.path / "summary.json").exists():
+            return f"{run.stage} is finished"
         steps = run.checkpoint_steps()
     except (OSError, ValueError):
         steps = []

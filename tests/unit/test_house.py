@@ -27,7 +27,7 @@ LAYERS = (
         "comparison",
     ),
     ("memory",),
-    ("stages",),
+    ("stages", "online"),
     ("evaluation", "references", "vllm"),
     ("models", "rollout", "trainer"),
     ("data", "lookup"),
