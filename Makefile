@@ -65,8 +65,8 @@ REPORT_TO ?=
 PYTHON ?= python3
 ## VENV       where the packages are installed [.venv]
 VENV ?= .venv
-## EXTRAS     optional parts to install [dev,tracking,report,serve; gpu unless the recipe is for cpu; REPORT_TO's]
-EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)$(subst $(space),,$(addprefix $(comma),$(filter wandb trackio,$(REPORT_TO))))
+## EXTRAS     optional parts to install [dev,tracking,report,serve; gpu unless the recipe is for cpu; REPORT_TO's; docs]
+EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)$(subst $(space),,$(addprefix $(comma),$(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 50m" for bench-gpu
@@ -88,7 +88,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test fuzz lint lock clean
+TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test fuzz lint docs lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -255,6 +255,9 @@ lint: setup ## ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/hadolint Dockerfile
 	@$(VENV)/bin/shellcheck requirements/lock.sh tests/image/test.sh cloud/*.sh
+docs: setup ## build the documentation as a site, build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo 'written to build/site/index.html'
 lock: $(VENV)/bin/pip ## pin the versions in requirements/cpu.txt, after a change in pyproject.toml
 	@$(VENV)/bin/pip install --quiet $(PIP_ARGS) uv
 	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh

@@ -13,7 +13,8 @@ import click
 from bench import compare, goals, steps
 from bench.paths import RESULTS
 from rlhf import console, published, recipe
-from rlhf.cli import PRICE, guarded
+from rlhf.guard import guarded
+from rlhf.lookup import PRICE
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.published import Figure, Spent, Verdict

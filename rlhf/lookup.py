@@ -1,5 +1,6 @@
 """How a command finds a recipe and earlier runs: --hw, --recipes, --parents, and which version of a recipe it takes."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import click
 
 from rlhf import distributed, recipe
+from rlhf.options import SEED, RunsFolder
 from rlhf.terminal import say
 
 KEY = "rlhf.recipes"  # where a command's --recipes is kept, in click's context
@@ -24,7 +26,7 @@ RECIPES = click.option(
     type=click.Path(path_type=Path),
     callback=_keep,
     expose_value=False,
-    help="Folder of recipes. [RLHF_RECIPES, or recipes/ here, or the ones that came along]",
+    help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
 )
 
 
@@ -32,7 +34,7 @@ PARENTS = click.option(
     "--parents",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="ROOT",
-    help="Another root of runs, whose finished stages are used where --out has none.",
+    help="Another root of runs; its finished stages are used if --out has none.",
 )
 
 
@@ -48,7 +50,7 @@ def hardware_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--hw",
         metavar="NAME",
         shell_complete=_hardware_names,
-        help="Hardware: its default recipe, newest released version (a draft if none is).",
+        help="Hardware; takes its default recipe in the newest released version, or else a draft.",
     )
     return option(RECIPES(command))
 
@@ -77,3 +79,62 @@ def announce_version(hw: str, directory: Path) -> None:
     if directory != versions[0]:
         line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
     say(line)
+
+
+def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse a price that is no number. Raises BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
+    return value
+
+
+FOLDER = click.option(
+    "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
+)
+OUT = click.option(
+    "--out", default="runs", type=RunsFolder(path_type=Path), show_default=True, help="Root of all runs."
+)
+
+PRICE = click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="USD",
+    callback=finite_price,
+    help="Price of one card in dollars per hour; adds the cost.",
+)
+CHANGES = click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe.")
+RUN_SEED = click.option("--seed", type=SEED, help="Seed that the run was started with, if any.")
+
+
+def recipe_options(data: str, weights: str, changes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the options naming a recipe, its changes and its run directory.
+
+    The arguments are the help texts of --data, --weights and --set.
+    """
+    options = (
+        hardware_options,
+        FOLDER,
+        click.option("--data", multiple=True, metavar="FILE", help=data),
+        click.option("--weights", metavar="random|DIR", help=weights),
+        OUT,
+        click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes),
+    )
+
+    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add_options
+
+
+TRAINING_OPTIONS = recipe_options(
+    data="Train on these files instead of the recipe's data.",
+    weights="Start from random weights with stand-in data, or from a local checkpoint's folder.",
+    changes="Change a key of the recipe; the run is marked modified.",
+)
+RUN_OPTIONS = recipe_options(
+    data="Data files that the run was started with, if any.",
+    weights="Weights that the run was started with, if any.",
+    changes="Key of the recipe that was changed for the run.",
+)

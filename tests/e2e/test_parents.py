@@ -15,9 +15,9 @@ SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={valu
 
 
 def printed_command() -> list[str]:
-    """The README's command for PPO with other settings on the parents of another root."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (line,) = [line for line in readme.splitlines() if line.startswith("rlhf run ppo") and "--parents" in line]
+    """The command of docs/stages.md for PPO with other settings on the parents of another root."""
+    page = (Path(__file__).parents[2] / "docs/stages.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("rlhf run ppo") and "--parents" in line]
     return shlex.split(line)[1:]
 
 
