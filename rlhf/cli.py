@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,13 @@ from rlhf.lookup import (
     FOLDER,
     OUT,
     PARENTS,
-    PRICE,
     RECIPES,
     RUN_OPTIONS,
     RUN_SEED,
     TRAINING_OPTIONS,
     announce_version,
     hardware_options,
+    pair_options,
     recipes_given,
     recipes_root,
 )
@@ -55,7 +55,7 @@ from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.options import LARGEST_SEED, OUTPUT, SEED
+from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
 from rlhf.run import Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
@@ -319,21 +319,6 @@ def report(
     except ModuleNotFoundError as error:
         raise RunError(f"a report needs {error.name}: {console.install_command('report')}") from None
     console.OUT.print(f"written to {file}", markup=False)
-
-
-def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name a finished evaluation and two policies in it."""
-    options = (
-        hardware_options,
-        FOLDER,
-        OUT,
-        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
-        click.option("--b", metavar="POLICY", help="Policy whose wins are counted. [default: ppo, or dpo without ppo]"),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @cli.command("ab")

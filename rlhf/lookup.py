@@ -1,6 +1,5 @@
-"""How a command finds a recipe and earlier runs: --hw, --recipes, --parents, and which version of a recipe it takes."""
+"""Options by which commands find a recipe and runs, and which version of a recipe --hw takes."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,53 +54,17 @@ def hardware_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(RECIPES(command))
 
 
-def recipes_root() -> Path:
-    """The folder in which --hw looks: --recipes, or the default."""
-    context = click.get_current_context(silent=True)
-    return (context.meta.get(KEY) if context else None) or recipe.default_root()
-
-
-def recipes_given() -> list[str]:
-    """--recipes as it was given, as words of a command line."""
-    context = click.get_current_context(silent=True)
-    return ["--recipes", str(context.meta[KEY])] if context and KEY in context.meta else []
-
-
-def announce_version(hw: str, directory: Path) -> None:
-    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
-
-    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
-    """
-    versions = [d for d in recipe.available(recipes_root()) if d.parent == directory.parent]
-    if len(versions) == 1 or distributed.launched():
-        return
-    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
-    if directory != versions[0]:
-        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
-    say(line)
-
-
-def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse a price that is no number. Raises BadParameter."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
-    return value
-
-
 FOLDER = click.option(
-    "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
+    "--recipe",
+    "directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of a recipe, used instead of --hw.",
 )
 OUT = click.option(
-    "--out", default="runs", type=RunsFolder(path_type=Path), show_default=True, help="Root of all runs."
+    "--out", default="runs", type=RunsFolder(path_type=Path), show_default=True, help="Root of all run directories."
 )
 
-PRICE = click.option(
-    "--price",
-    type=click.FloatRange(min=0),
-    metavar="USD",
-    callback=finite_price,
-    help="Price of one card in dollars per hour; adds the cost.",
-)
 CHANGES = click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe.")
 RUN_SEED = click.option("--seed", type=SEED, help="Seed that the run was started with, if any.")
 
@@ -138,3 +101,44 @@ RUN_OPTIONS = recipe_options(
     weights="Weights that the run was started with, if any.",
     changes="Key of the recipe that was changed for the run.",
 )
+
+
+def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name a finished evaluation and two of its policies."""
+    options = (
+        hardware_options,
+        FOLDER,
+        OUT,
+        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
+        click.option("--b", metavar="POLICY", help="Policy whose wins are counted. [default: ppo, or dpo without ppo]"),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def recipes_root() -> Path:
+    """The folder in which --hw looks: --recipes, or the default."""
+    context = click.get_current_context(silent=True)
+    return (context.meta.get(KEY) if context else None) or recipe.default_root()
+
+
+def recipes_given() -> list[str]:
+    """--recipes as it was given, as words of a command line."""
+    context = click.get_current_context(silent=True)
+    return ["--recipes", str(context.meta[KEY])] if context and KEY in context.meta else []
+
+
+def announce_version(hw: str, directory: Path) -> None:
+    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
+
+    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
+    """
+    versions = [d for d in recipe.available(recipes_root()) if d.parent == directory.parent]
+    if len(versions) == 1 or distributed.launched():
+        return
+    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
+    if directory != versions[0]:
+        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
+    say(line)

@@ -1,5 +1,6 @@
 """Types of command-line options that several commands share: what they cannot use, they refuse before any work."""
 
+import math
 import os
 import stat
 from collections.abc import Iterable
@@ -50,6 +51,22 @@ class RunsFolder(click.Path):
         if not os.fspath(value):
             self.fail("is empty; name a folder, or leave the option out", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse a price that is no number. Raises BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
+    return value
+
+
+PRICE = click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="USD",
+    callback=finite_price,
+    help="Price of one card in dollars per hour; adds the cost.",
+)
 
 
 def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
