@@ -37,7 +37,7 @@ FLASH_ATTN ?= 0
 VRAM_CAP ?=
 ## TEMPERATURE of the answers in `make chat`; 0: always the likeliest token [the recipe's]
 TEMPERATURE ?=
-## STAGE      whose model `make chat` loads: base, sft, ppo, dpo or merge [ppo]
+## STAGE      whose model `make chat` loads: base, sft, ppo, rloo, grpo, dpo or merge [ppo]
 STAGE ?= ppo
 ## PORT       where `make serve` listens [8000]
 PORT ?= 8000
@@ -87,7 +87,7 @@ ONLY ?=
 TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
-STAGES  := pretrain sft rm ppo dpo eval merge
+STAGES  := pretrain sft rm ppo rloo grpo dpo eval merge
 TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test fuzz lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
@@ -148,6 +148,8 @@ pretrain: $(ready)  ## a small base model from nothing, for recipes that do not 
 sft: $(ready) pretrain ## supervised fine-tuning
 rm: $(ready) sft    ## reward model, from pairs of a chosen and a rejected answer
 ppo: $(ready) sft rm ## PPO: train the policy against the reward model
+rloo: $(ready) sft rm ## RLOO: several answers to a prompt, no critic, for recipes with such a section
+grpo: $(ready) sft rm ## GRPO: the same, advantages relative to the group
 dpo: $(ready) sft   ## DPO: train the policy on the pairs themselves
 eval: $(ready) ppo  ## evaluate the trained models
 merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)

@@ -52,6 +52,12 @@ class Divided(Generic[T]):
         """Whether checkpoints are chosen by other rows than those that results are reported on."""
         return self._validation is not None
 
+    def only(self, keep: Callable[[T], bool]) -> "Divided[T]":
+        """Return the rows of each part for which `keep` is true."""
+        train, heldout = ([row for row in rows if keep(row)] for rows in (self.train, self.heldout))
+        apart = None if self._validation is None else [row for row in self._validation if keep(row)]
+        return Divided(train, heldout, apart)
+
     def required(self, stage: str, what: str) -> "Divided[T]":
         """Return itself if there are rows to train on and rows held out. Raises DataError otherwise."""
         if self.train and self.heldout:
@@ -116,6 +122,20 @@ class Corpus:
                 "a file with answers to --data (make: DATA=)"
             )
         return rows.required(stage, what)
+
+    def answers(self) -> dict[Prompt, str]:
+        """Return the right answer to each prompt that has one. Raises DataError for a prompt with two of them."""
+        known: dict[Prompt, PromptOnly] = {}
+        for rows in (self.bare_prompts.train, self.bare_prompts.heldout, self.bare_prompts._validation or ()):
+            for row in rows:
+                if row.answer is None:
+                    continue
+                earlier = known.setdefault(row.prompt, row)
+                if earlier.answer != row.answer:
+                    raise DataError(
+                        f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
+                    )
+        return {prompt: row.answer for prompt, row in known.items() if row.answer is not None}
 
     def prompts(self) -> Divided[Prompt]:
         """Every distinct prompt, in order of first appearance."""

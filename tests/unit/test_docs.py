@@ -145,6 +145,7 @@ TRAINERS = (recipe.Pretrain, recipe.Sft, recipe.Rm, recipe.Dpo)
         ("lora", (recipe.Lora,)),
         ("pretrain, sft, rm, dpo", TRAINERS),
         ("ppo", (recipe.Ppo,)),
+        ("rloo, grpo", (recipe.Rloo, recipe.Grpo)),
         ("evaluate", (recipe.Evaluate,)),
         ("merge", (recipe.Merge,)),
     ],

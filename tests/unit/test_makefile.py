@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
+STAGES = ["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval", "merge"]
 OTHERS = [
     *("all", "reproduce", "recipes", "plan", "data-check", "data-show", "fetch", "image", "shell", "test-image"),
     *("chat", "score", "serve", "report", "ab", "judge"),
