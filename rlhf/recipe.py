@@ -28,6 +28,7 @@ from rlhf.schema import Pretrain as Pretrain
 from rlhf.schema import Recipe as Recipe
 from rlhf.schema import Rm as Rm
 from rlhf.schema import Sft as Sft
+from rlhf.schema import Sums as Sums
 from rlhf.schema import Tokenizer as Tokenizer
 from rlhf.schema import Toy as Toy
 from rlhf.schema_online import GROUPS as GROUPS

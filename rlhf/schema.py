@@ -140,6 +140,16 @@ class Toy(Section):
     subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
 
 
+class Sums(Section):
+    """Questions with answers that can be checked: rlhf/data/sums.py."""
+
+    documents: MadeRows  # pretraining transcripts
+    demonstrations: MadeRows  # instruction rows for SFT
+    pairs: MadeRows  # a right and a wrong answer each
+    accuracy: Annotated[float, Field(gt=0, lt=1)]  # share of right answers in documents and demonstrations
+    largest: Annotated[int, Field(gt=0, le=99)]  # number in a question
+
+
 class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
@@ -165,7 +175,7 @@ Flaw = Literal[
 
 
 class Data(Section):
-    source: Literal["toy", "files", "hub", "lengths"]
+    source: Literal["toy", "sums", "files", "hub", "lengths"]
     files: Annotated[tuple[Name, ...], AsTuple] = ()
     name: Name | None = None
     revision: Name | None = None
@@ -178,11 +188,18 @@ class Data(Section):
     validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
+    sums: Sums | None = None
     lengths: Lengths | None = None
 
     @model_validator(mode="after")
     def _complete(self):
-        for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name"), ("lengths", "lengths")):
+        for source, key in (
+            ("toy", "toy"),
+            ("sums", "sums"),
+            ("files", "files"),
+            ("hub", "name"),
+            ("lengths", "lengths"),
+        ):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -346,7 +363,7 @@ class Recipe(Section):
             raise ValueError("model.source: pretrain and a pretrain section belong together")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
             raise ValueError("tokenizer.source: train and a pretrain section belong together")
-        if self.data.source in ("toy", "lengths") and self.tokenizer.template != "hh":
+        if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
         if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
             raise ValueError("tokenizer.source: words and data.source: lengths belong together")

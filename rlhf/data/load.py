@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.console import working
-from rlhf.data import flaws, formats, lengths, toy
+from rlhf.data import flaws, formats, lengths, sums, toy
 from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
@@ -221,6 +221,11 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         made = _made(folder, "lengths", made_from, lengths)
         files = _generated(made, ["pairs.jsonl"], lambda: lengths.write(made / "pairs.jsonl", **made_from))
         return formats.read(files, on_bad_row="skip")
+    if data.source == "sums":
+        assert data.sums
+        made_from = {"seed": recipe.seed, **data.sums.model_dump()}
+        made = _made(folder, "sums", made_from, sums)
+        return formats.read(_generated(made, sums.FILES, lambda: sums.write(made, **made_from)), on_bad_row="stop")
     assert data.toy
     options = {
         "seed": recipe.seed,

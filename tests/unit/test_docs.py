@@ -141,6 +141,7 @@ TRAINERS = (recipe.Pretrain, recipe.Sft, recipe.Rm, recipe.Dpo)
         ("tokenizer", (recipe.Tokenizer,)),
         ("data", (recipe.Data,)),
         ("data.toy", (recipe.Toy,)),
+        ("data.sums", (recipe.Sums,)),
         ("data.lengths", (recipe.Lengths,)),
         ("lora", (recipe.Lora,)),
         ("pretrain, sft, rm, dpo", TRAINERS),
