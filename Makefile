@@ -37,7 +37,7 @@ FLASH_ATTN ?= 0
 VRAM_CAP ?=
 ## TEMPERATURE temperature of `make chat`; 0: always the likeliest token [the recipe's]
 TEMPERATURE ?=
-## STAGE      stage whose model `make chat` loads: base, sft, ppo, dpo or merge [ppo]
+## STAGE      whose model `make chat` loads: base, sft, ppo, rloo, grpo, dpo or merge [ppo]
 STAGE ?= ppo
 ## PORT       port of `make serve` [8000]
 PORT ?= 8000
@@ -87,7 +87,7 @@ ONLY ?=
 TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
-STAGES  := pretrain sft rm ppo dpo eval merge
+STAGES  := pretrain sft rm ppo rloo grpo dpo eval merge
 TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test fuzz lint docs lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
@@ -148,6 +148,8 @@ pretrain: $(ready)  ## train a small base model from scratch, for recipes withou
 sft: $(ready) pretrain ## train SFT: supervised fine-tuning
 rm: $(ready) sft    ## train the reward model on pairs of a chosen and a rejected answer
 ppo: $(ready) sft rm ## train PPO: the policy against the reward model
+rloo: $(ready) sft rm ## train RLOO: several answers to a prompt and no critic, for recipes with that section
+grpo: $(ready) sft rm ## train GRPO: advantages relative to the group, for recipes with that section
 dpo: $(ready) sft   ## train DPO: the policy on the pairs themselves
 eval: $(ready) ppo  ## compare the trained policies on held-out prompts
 merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)

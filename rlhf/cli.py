@@ -53,7 +53,8 @@ from rlhf.lookup import (
 )
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
-from rlhf.memory.predict import STAGES, Predictor
+from rlhf.memory.predict import Predictor
+from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
 from rlhf.run import Run, RunError, read_summary
@@ -440,7 +441,7 @@ def reproduce(
 @cli.command()
 @hardware_options
 @FOLDER
-@click.option("--stage", type=click.Choice(STAGES), help="Plan only this stage.")
+@click.option("--stage", type=click.Choice([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
 @CHANGES
 @PRICE
 @click.option("--fit", metavar="12GB", help="Search for the fastest settings that need at most this memory.")
@@ -473,7 +474,10 @@ def plan(
     loaded = load_recipe(hw, directory, (), None, changes, None)
     if warning := shape.check(loaded):
         terminal.say(warning)
-    asked = (stage,) if stage else STAGES
+    known = predicted_stages(loaded.recipe)
+    if stage and stage not in known:
+        raise RunError(f"{stage}: {loaded.directory} has no such stage")
+    asked = [stage] if stage else known
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
         on_card = [s for s in asked if s not in planning.ON_HOST]
@@ -491,7 +495,7 @@ def plan(
         planning.show_ablation(loaded, ablation, as_json)
     elif published:
         with Predictor() as predict, console.working("rehearsing the stages") as say:
-            made = planning.make(predict, loaded, STAGES, price, say)
+            made = planning.make(predict, loaded, known, price, say)
             say("rehearsing each strategy")
             effects = planning.ablation(predict, loaded, "sft")
         rows = planning.published(loaded, made, effects)

@@ -20,7 +20,7 @@ from rlhf import console, recipe, stats
 from rlhf.records import Answer, Details, check, read
 from rlhf.run import RunError, read_lines, read_manifest, read_summary, stage_folder, verified
 
-STAGES = ("ppo", "dpo", "sft", "base")
+STAGES = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # settings that are named as different
 
 

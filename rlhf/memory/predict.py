@@ -27,13 +27,19 @@ from rlhf.run import RunError
 
 DEPTHS = (2, 4)
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
-TRAINING = ("sft", "rm", "ppo", "dpo")  # stages with a backward pass
+TRAINING = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
 ON_HOST = ("merge",)  # stages that leave the card alone
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 # Bytes that torch.cuda.max_memory_allocated does not count. None of the two was measured on a GPU yet.
 CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code
 FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
+
+
+def stages(recipe: Recipe) -> list[str]:
+    """Return the stages of a recipe whose memory is predicted: STAGES, and RLOO and GRPO where the recipe has them."""
+    known = {*STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
+    return [stage for stage in recipes.STAGES if stage in known]
 
 
 class PredictionError(RunError):

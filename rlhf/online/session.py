@@ -14,8 +14,9 @@ from rlhf.evaluation import Measured, compare, measure, sample_of
 from rlhf.models.loading import load_base, load_codec, save_adapter
 from rlhf.models.shared_base import SharedBase
 from rlhf.online.checkpoints import choose_checkpoints
+from rlhf.online.rewarding import Rewards
 from rlhf.online.train_state import TrainState
-from rlhf.recipe import OnlineOptions
+from rlhf.recipe import Group, OnlineOptions
 from rlhf.rollout import Observer, Rollout, Sampling, sample
 from rlhf.run import Run
 from rlhf.stages import Result
@@ -28,7 +29,8 @@ SHOWN = 8  # held-out prompts whose responses are logged
 class Session:
     """Data, models, sampling, evaluation and log files of one run.
 
-    Loads the base with the roles `policy` and `reference`, both copies of SFT, and the reward model.
+    Loads the base with the roles `policy` and `reference`, both copies of SFT, and the reward model where the stage
+    needs it.
     """
 
     def __init__(self, run: Run, device: torch.device, options: OnlineOptions):
@@ -36,11 +38,14 @@ class Session:
         self.run, self.device, self.recipe, self.options = run, device, recipe, options
         self.telemetry = Telemetry(device)
 
-        self.corpus = load.load(run).prompts()
+        corpus = load.load(run)
         self.codec = load_codec(run)
-        self.prompts, cut = self.codec.encode_prompts(
-            self.corpus.train[: options.max_samples], options.max_prompt_length
-        )
+        self.rewards = Rewards(run.stage, options, corpus.answers(), self.codec) if isinstance(options, Group) else None
+        self.corpus = corpus.prompts()
+        if self.rewards is not None:
+            self.corpus = self.rewards.usable(self.corpus)
+        self.prompts = self.corpus.train[: options.max_samples]
+        self.encoded, cut = self.codec.encode_prompts(self.prompts, options.max_prompt_length)
         run.describe(cuts={"prompts_cut": cut})
         self.validation = self.corpus.validation[: options.max_eval_samples]
 
@@ -53,7 +58,8 @@ class Session:
             if options.gradient_checkpointing:
                 self.shared.base.activation_checkpointing_enable()
                 self.shared.base.enable_input_require_grads()
-            self.shared.add_reward(self.rm)
+            if options.model_scores:
+                self.shared.add_reward(self.rm)
         self.telemetry.loaded()
         self.before = self.evaluate("reference")
         self.after: Measured | None = None
@@ -62,24 +68,35 @@ class Session:
         """Measure time and memory of a block under this name."""
         return self.telemetry.phase(name)
 
+    def step_prompts(self, step: int) -> list[int]:
+        """Return the numbers of the training prompts of a step."""
+        count = self.options.batch_size // self.options.samples_per_prompt
+        return prompt_order(len(self.prompts), step, count, self.recipe.seed)
+
     def sample_step(self, step: int, value_fn: Observer | None = None) -> Rollout:
         """Sample the policy's responses to the prompts of a step; `value_fn` is applied to the hidden states."""
-        order = prompt_order(len(self.prompts), step, self.options.batch_size, self.recipe.seed)
-        batch = [self.prompts[i] for i in order]
+        return self.sample(self.step_prompts(step), value_fn)
+
+    def sample(self, numbers: Sequence[int], value_fn: Observer | None = None) -> Rollout:
+        """Sample the policy's responses to training prompts, those to one prompt side by side."""
+        batch, copies = [self.encoded[i] for i in numbers], self.options.samples_per_prompt
         if self.server is not None:
             folder = self.run.path / "sampling"
             save_adapter(self.shared.peft, self.run, folder, adapter="policy")
             with self.server.adapter(folder):
-                return self.server.sample(batch, self.codec, self.sampling, self.device)
+                repeated = [prompt for prompt in batch for _ in range(copies)]
+                return self.server.sample(repeated, self.codec, self.sampling, self.device)
         with self.shared.role("policy"):
-            return sample(self.shared.base, batch, self.codec, self.sampling, value_fn, self.phase)
+            return sample(self.shared.base, batch, self.codec, self.sampling, value_fn, self.phase, copies=copies)
 
     def evaluate(self, role: str, prompts: Sequence[load.Prompt] | None = None) -> Measured:
         """Measure a role on held-out prompts; those that choose checkpoints where none are given."""
         prompts = self.validation if prompts is None else prompts
         truth = self.recipe.data.source == "toy"
+        judge = self.rewards.judge if self.rewards else None
+        seed = self.recipe.seed
         with self.phase("evaluate"):
-            return measure(self.shared, role, self.codec, prompts, self.sampling, seed=self.recipe.seed, truth=truth)
+            return measure(self.shared, role, self.codec, prompts, self.sampling, seed=seed, truth=truth, judge=judge)
 
     def shard(self) -> None:
         """Divide the frozen layers among processes where the recipe says so."""
@@ -105,7 +122,8 @@ class Session:
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
             distributed.from_main(lambda: choose_checkpoints(run, options))
-        bar.update(done, f"score {metrics['objective/scores']:.3f}  KL/token {metrics['objective/kl_per_token']:.3f}")
+        kl = metrics.get("objective/kl_per_token")
+        bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
     def finish(self, state: TrainState) -> Result:
         """Write the adapter that is the result, last or best, and measure it on the prompts for reporting."""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"rlhf-one-gpu:{__version__}"
-STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
+STAGES = ["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval", "merge"]
 OTHERS = [
     *("all", "reproduce", "recipes", "plan", "data-check", "data-show", "fetch", "image", "shell", "test-image"),
     *("chat", "score", "serve", "report", "ab", "judge"),
