@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "results/README.md")
-MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses")  # of rlhf.objectives, in the order of reading
+MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses", "groups")  # of rlhf.objectives, in reading order
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 
 
