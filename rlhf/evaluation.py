@@ -25,7 +25,7 @@ EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves 
 
 
 # From prompts, responses and the reward model's scores (None without one): rewards by name, and the total as the score.
-Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor]]
+Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 
 @dataclass(frozen=True)
