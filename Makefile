@@ -240,7 +240,7 @@ budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinn
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## make results/README.md anew from the records in results/
 	@$(VENV)/bin/python -m bench.results
-bench-defaults: setup ## steps of SFT and DPO here beside those of TRL's trainers at their defaults
+bench-defaults: setup ## steps of SFT, DPO, RLOO and GRPO here beside those of TRL's trainers at their defaults
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an environment of its own
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
