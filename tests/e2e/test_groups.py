@@ -152,7 +152,9 @@ def test_functions_need_no_reward_model_and_see_the_answers(own_data, tmp_path, 
     row = read_lines(out / ROOT / "grpo/metrics.jsonl")[-1]
     parts = {"rewards/seen_rewards.even": 1.0, "rewards/length": 0.5, "rewards/numeric_answer": 2.0}
     assert row["objective/scores"] == pytest.approx(sum(w * row[name] for name, w in parts.items()), abs=1e-5)
-    assert {"reward_numeric_answer", "reward_numeric_answer_sft", "score"} <= summary["metrics"].keys()
+    found = summary["metrics"]
+    gain = found["reward_numeric_answer"] - found["reward_numeric_answer_sft"]
+    assert found["reward_numeric_answer_gain"] == pytest.approx(gain) and "score" in found
     assert "rm" not in read_json(out / ROOT / "grpo/manifest.json")["parents"]
 
 
