@@ -34,7 +34,8 @@ def main() -> None:
     options = getattr(recipe, stage)
     (file,) = (run.root / "data").rglob("pairs.jsonl")
     pairs = formats.read([file], on_bad_row="stop").pairs
-    prompts = list(dict.fromkeys(codec.prompt_text(pair.prompt) for pair in pairs))
+    most = options.max_prompt_length - 1  # ours begin with BOS
+    prompts = list(dict.fromkeys(_cut(codec.tokenizer, codec.prompt_text(pair.prompt), most) for pair in pairs))
     kind, trainer = {"rloo": (RLOOConfig, RLOOTrainer), "grpo": (GRPOConfig, GRPOTrainer)}[stage]
     micro = options.per_device_train_batch_size
     accumulated = options.batch_size // options.num_mini_batches // micro
@@ -90,6 +91,12 @@ def main() -> None:
         "phase_peak_bytes": {"train": torch.cuda.max_memory_allocated()} if device.type == "cuda" else None,
     }
     print(json.dumps(found))
+
+
+def _cut(tokenizer: Any, text: str, most: int) -> str:
+    """Return the last `most` tokens of a prompt as text: TRL cuts no prompts, and we cut their beginnings."""
+    places = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    return text if len(places) <= most else text[places[-most][0] :]
 
 
 if __name__ == "__main__":
