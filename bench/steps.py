@@ -25,7 +25,8 @@ def measure(
     Parents that are not among `stages` are run for their adapters only. `shape`: how long rows are (`data.lengths`).
     """
     changes = few_steps(loaded.recipe, WARM_UP + steps, shape)
-    needed = [s for s in STAGES if s in stages or any(s in recipes.parents(loaded.recipe, t) for t in stages)]
+    known = (*STAGES, *recipes.GROUPS)
+    needed = [s for s in known if s in stages or any(s in recipes.parents(loaded.recipe, t) for t in stages)]
     found: dict[str, dict[str, Any]] = {}
     for stage in needed:
         outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)

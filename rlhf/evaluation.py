@@ -25,7 +25,7 @@ EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves 
 
 
 # From prompts, responses and the reward model's scores (None without one): rewards by name, and the total as the score.
-Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor]]
+Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float
 def compare(before: Measured, after: Measured) -> dict[str, float]:
     """What changed from SFT to a trained policy; gains in standard deviations of SFT's own samples."""
     metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
-    metrics |= {f"reward_{name}_sft": numbers.mean().item() for name, numbers in before.rewards.items()}
+    for name, numbers in before.rewards.items():
+        metrics[f"reward_{name}_sft"] = numbers.mean().item()
+        metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_sft"]
     for name, old, new in (("score", before.scores, after.scores), ("true_reward", before.truths, after.truths)):
         if old is not None and new is not None:
             metrics[f"{name}_sft"] = old.mean().item()

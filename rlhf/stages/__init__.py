@@ -86,7 +86,7 @@ def _no_section(stage: str, loaded: Loaded) -> str:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
     root = default_root()
     having = [str(folder) for folder in available(root) if getattr(load(folder).recipe, stage) is not None]
-    known = f"{', '.join(having)} has one" if having else "docs/groups.md explains one"
+    known = f"use --recipe {' or '.join(having)}" if having else "docs/groups.md explains it"
     return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {known}"
 
 

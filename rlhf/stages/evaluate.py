@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlhf.data import load
 from rlhf.data.formats import PreferencePair
@@ -22,6 +23,8 @@ from rlhf.evaluation import (
 )
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
+from rlhf.online.rewarding import By, Rewards
+from rlhf.recipe import GROUPS
 from rlhf.references import Overlap, answers
 from rlhf.run import Run, write_json
 from rlhf.stages import Result
@@ -40,7 +43,17 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     corpus = load.load(run)
     codec = load_codec(run)
-    prompts = corpus.prompts().heldout[: options.max_samples]
+    trained = run.trained_policies()
+    rewards = [Rewards(stage, getattr(recipe, stage), corpus.answers(), codec) for stage in trained if stage in GROUPS]
+    asked = corpus.prompts()
+    for functions in rewards:
+        asked = functions.usable(asked)
+    prompts = asked.heldout[: options.max_samples]
+
+    def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[By, Tensor | None]:
+        by = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
+        return {name: numbers for found in by for name, numbers in found.items()}, scores
+
     how = sampling(options)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]
     rows, _ = codec.encode(
@@ -52,7 +65,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     encoded, _, pairs = encode_pairs(codec, corpus.pairs.heldout[: recipe.rm.max_eval_samples], recipe.rm)
 
-    trained = run.trained_policies()
     with telemetry.phase("load"):
         folders = {role: run.folder_of(stage) for role, stage in _roles(trained).items()}
         shared = SharedBase(load_base(run, device), folders)
@@ -66,7 +78,15 @@ def run_stage(run: Run, device: torch.device) -> Result:
             role = "reference" if name == "sft" else name
             truth = recipe.data.source == "toy"
             measured[name] = measure(
-                shared, role, codec, prompts, how, seed=recipe.seed, truth=truth, per_prompt=options.num_samples
+                shared,
+                role,
+                codec,
+                prompts,
+                how,
+                seed=recipe.seed,
+                truth=truth,
+                per_prompt=options.num_samples,
+                judge=judge if rewards else None,
             )
             shared.activate(role)
             perplexities[name] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
@@ -82,7 +102,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         values |= {"perplexity": perplexities[name]} | closer_look(sft, found, values)
         with telemetry.phase("references"):
             values |= overlap.metrics(found.texts)
-        metrics |= {f"{name}/{key}": value for key, value in values.items() if key not in REPEATED}
+        metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
     details: dict[str, Any] = {"scores": score_histograms(measured)}
     longer = [len(c.response) - len(r.response) for c, r in encoded]
     found_rm, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
@@ -92,6 +112,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.log_samples(0, _rows(codec, prompts, measured, options.num_samples))
     texts = {name: found.texts[0] for name, found in measured.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
+
+
+def _repeated(key: str) -> bool:
+    """Whether a metric of a policy stands under sft/ already."""
+    return key in REPEATED or (key.startswith("reward_") and key.endswith("_sft"))
 
 
 def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from rlhf import stages
 from rlhf.recipe import Loaded, as_yaml, with_random_weights
 from rlhf.run import read_json, read_lines
-from tests.conftest import RECIPE, SMALL, beside, run_stages, small
+from tests.conftest import GROUP, RECIPE, SMALL, beside, run_stages, small
 
 pytestmark = pytest.mark.slow
 
@@ -196,3 +196,13 @@ def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
     done = subprocess.run([sys.executable, "-m", *line], env=alone, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "hardware.count is 2 and 1 process was started" in done.stderr
     assert not (out / ROOT / "sft").exists()
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_groups_take_the_same_steps(trained, tmp_path, stage):
+    """Two prompts with four answers each: a group is sampled by one process, and both know all rewards."""
+    changes = {stage: GROUP | {"steps": 6, "save_steps": 3, "eval_steps": 3}}
+    one, two = (beside(trained, tmp_path / name, *PARENTS["ppo"]) for name in ("one", "two"))
+    run_stages(sizes(changes), one, stage)
+    run_two(stage, two, changes)
+    compare(one / ROOT / stage, two / ROOT / stage, 6)

@@ -10,7 +10,7 @@ from rlhf import watch
 from rlhf.models.shared_base import SharedBase
 from rlhf.online import session
 from rlhf.run import RunError, read_json, read_lines
-from tests.conftest import beside, run_stages, small
+from tests.conftest import beside, grouped, run_stages, small
 
 FOUND: set[str] = set()  # all that any test of this module has seen
 ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}
@@ -228,6 +228,15 @@ def test_a_critic_that_cannot_follow(taught, tmp_path, monkeypatch):
     run_stages(small(**TAUGHT | PPO), beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
     found = findings(tmp_path, "ppo")["value_explosion"]
     assert list(found["remedies"]) == ["ppo.value_learning_rate"]
+
+
+def test_groups_that_teach_nothing(trained, tmp_path):
+    """A reward that no response earns."""
+    group = {"reward_funcs": ["regex(pattern='nobody says this')"], "normalize_scores": False, "steps": 6}
+    group |= {"missing_eos_penalty": None, "save_steps": 6, "eval_steps": 6}
+    run_stages(grouped("grpo", group), beside(trained, tmp_path, "pretrain", "sft"), "grpo")
+    found = findings(tmp_path, "grpo")["no_signal"]
+    assert list(found["remedies"]) == ["grpo.num_generations", "grpo.resample_groups"]
 
 
 def test_every_check_was_triggered_by_a_run():

@@ -11,6 +11,7 @@ import pytest
 
 from rlhf import published, recipe, reproduce
 from rlhf.published import Figure, Spent, compare
+from rlhf.stages import module_of
 from rlhf.strict import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -235,7 +236,8 @@ SETTINGS = {
 
 def known(stage: str) -> set[str]:
     """Keys of a stage's summary and metrics.jsonl: those that its file writes or docs/metrics.md explains."""
-    written = "".join((ROOT / f"rlhf/{name}.py").read_text() for name in (f"stages/{stage}", "evaluation"))
+    file = module_of(stage).removeprefix("rlhf.").replace(".", "/")
+    written = "".join((ROOT / f"rlhf/{name}.py").read_text() for name in (file, "evaluation"))
     explained = (ROOT / "docs/metrics.md").read_text()
     return {*re.findall(r'"([a-z_/]+)":', written), *re.findall(r"`([a-z_]+(?:/[a-z_]+)*)`", explained)}
 
@@ -258,7 +260,7 @@ def test_every_row_names_its_place_and_what_it_is_compared_with(directory):
 
 
 def test_every_recipe_of_a_guide_is_checked():
-    ours = {"cpu-tiny", "2xcpu-tiny", "2x4090-llama2-13b", "8xh100-llama2-70b"}
+    ours = {"cpu-tiny", "cpu-tiny-groups", "cpu-tiny-sums", "2xcpu-tiny", "2x4090-llama2-13b", "8xh100-llama2-70b"}
     assert {d.parent.name for d in DIRECTORIES} - ours == set(FIGURES) == set(SETTINGS)
 
 
