@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from rlhf.memory.predict import Predictor, Stage, reserved
+from rlhf.memory.predict import Predictor, Stage, needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
 from rlhf.recipe import Loaded, Recipe
@@ -49,13 +49,12 @@ def fit(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int) -
 
 
 def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int) -> Fit:
-    device = loaded.recipe.hardware.device
     chosen: dict[str, Any] = {}
 
     def too_much(axis: Axis, choice: Choice) -> bool:
         changed = with_changes(loaded, chosen | axis.others | choice.changes)
         phases = (predict(changed, stage).get(phase) for stage, phase in axis.places)
-        return any(reserved(phase, device) > limit for phase in phases if phase)
+        return any(needed(phase) > limit for phase in phases if phase)
 
     for axis in _axes(loaded, stages):
         refused = partial(too_much, axis)
@@ -63,7 +62,7 @@ def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: in
         least = axis.ladders[-1][0]
         chosen |= min(fitting, key=lambda choice: choice.seconds, default=least).changes
     found = {stage: predict(with_changes(loaded, chosen), stage) for stage in stages}
-    lacking = tuple(stage for stage, phases in found.items() if reserved(phases[""], device) > limit)
+    lacking = tuple(stage for stage, phases in found.items() if needed(phases[""]) > limit)
     as_it_is = loaded.recipe.model_dump()
     return Fit({key: value for key, value in chosen.items() if _value(as_it_is, key) != value}, found, lacking)
 

@@ -14,13 +14,14 @@ from rlhf import published as figures
 from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
 from rlhf.memory.predict import ON_HOST as ON_HOST
-from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
+from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, needed, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.published import GB, Verdict, compare
 from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError
 
+PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "components")  # of a phase in JSON
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 
 
@@ -55,20 +56,17 @@ def make(
 def _stage(loaded: Loaded, stage: str, predicted: Stage, price: float | None) -> dict[str, Any]:
     recipe = loaded.recipe
     place = "host" if stage in ON_HOST else recipe.hardware.device
-    need = reserved(predicted[""], place)
+    need = needed(predicted[""])
     card = recipe.hardware.memory_gb
     found: dict[str, Any] = {
         "in_memory_of": place,
         "peak_bytes": predicted[""].peak_bytes,
-        "reserved_bytes": need,
+        "reserved_bytes": reserved(predicted[""]),
+        "needed_bytes": need,
         "fits": need <= card * GB if card and place == "cuda" else None,
         "budget_bytes": _budget(loaded, stage),
         "verdict": _peak_verdict(loaded, stage, predicted[""].peak_bytes),
-        "phases": {
-            name: {"peak_bytes": p.peak_bytes, "paged_bytes": p.paged_bytes, "components": p.components}
-            for name, p in predicted.items()
-            if name
-        },
+        "phases": {name: {key: getattr(phase, key) for key in PHASE_KEYS} for name, phase in predicted.items() if name},
     }
     rates = projection.CARDS.get(recipe.hardware.name)
     work = projection.work(ranks.of_one(loaded, stage).recipe, stage, predicted)
@@ -145,7 +143,7 @@ def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, An
             yield "" if at else stage, name, phase
 
 
-STAGE_COLUMNS = ("stage", "peak", "reserved", "published", "", "limit", "projected", "cost")
+STAGE_COLUMNS = ("stage", "peak", "needs", "reserved", "published", "", "limit", "projected", "cost")
 
 
 def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -157,12 +155,13 @@ def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
         verdict += f", {found['verdict']}" if found["verdict"] else ""
         hours = [f"{found[key]:.1f}" if key in found else "-" for key in ("limit_hours", "projected_hours")]
         cost = f"${found['projected_cost']:.2f}" if "projected_cost" in found else "-"
-        rows.append((stage, _gb(found["peak_bytes"]), _gb(found["reserved_bytes"]), published, verdict, *hours, cost))
+        sizes = [_gb(found[f"{size}_bytes"]) for size in ("peak", "needed", "reserved")]
+        rows.append((stage, *sizes, published, verdict, *hours, cost))
     chain = [plan["stages"].get(stage, {}) for stage in figures.CHAIN]
     if all("projected_hours" in found for found in chain):
         hours = [f"{sum(found[key] for found in chain):.1f}" for key in ("limit_hours", "projected_hours")]
         cost = f"${sum(found['projected_cost'] for found in chain):.2f}" if "projected_cost" in chain[0] else "-"
-        rows.append((", ".join(figures.CHAIN), "", "", "", "", *hours, cost))
+        rows.append((", ".join(figures.CHAIN), "", "", "", "", "", *hours, cost))
     return rows
 
 
@@ -211,9 +210,9 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
         console.OUT.print(line, markup=False)
     shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
-        f"peak: what torch allocates. reserved: with what the allocator wastes, paged states and the driver take, by "
-        f"constants that no GPU has confirmed yet. limit: hours at the card's nominal rates. projected: at {shares}, "
-        "which is assumed and not measured.",
+        "peak: what torch allocates. needs: what the card must have for it, with gaps between blocks, paged states and "
+        f"the driver. reserved: what the process is seen to hold. limit: hours at the card's nominal rates. "
+        f"projected: at {shares}, which is assumed. No GPU has measured any of it yet.",
         style="dim",
         markup=False,
     )
@@ -265,11 +264,10 @@ def claims(loaded: Loaded, strategy: str, measured: Mapping[str, float] | None =
 
 def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
     """Print the settings that were found. Raises RunError where a stage needs more than `limit` bytes with any."""
-    device = loaded.recipe.hardware.device
-    needs = {stage: reserved(phases[""], device) for stage, phases in found.stages.items()}
+    needs = {stage: needed(phases[""]) for stage, phases in found.stages.items()}
     if as_json:
         stages = {
-            stage: {"peak_bytes": phases[""].peak_bytes, "reserved_bytes": needs[stage], "fits": needs[stage] <= limit}
+            stage: {"peak_bytes": phases[""].peak_bytes, "needed_bytes": needs[stage], "fits": needs[stage] <= limit}
             for stage, phases in found.stages.items()
         }
         click.echo(json.dumps({"limit_bytes": limit, "set": found.changes, "stages": stages}, indent=2))
@@ -279,7 +277,7 @@ def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
             for stage, phases in found.stages.items()
         ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {_gb(limit)} GB"
-        console.rows_table(title, ("stage", "peak, GB", "with reserve", ""), rows)
+        console.rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
     if found.lacking:
         raise RunError(
             f"{', '.join(found.lacking)}: nothing fits {_gb(limit)} GB; shorter rows are left to you: max_length, "
@@ -328,11 +326,11 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -
     except PredictionError as error:
         print(f"{error}; going on without", file=sys.stderr)
         return None
-    need = reserved(predicted[""], hardware.device)
+    need = needed(predicted[""])
     if need <= card * GB:
         return predicted[""].peak_bytes
     lines = [
-        f"{stage} would need {_gb(need)} GB ({_gb(predicted[''].peak_bytes)} GB allocated, the rest reserve) and the "
+        f"{stage} would need {_gb(need)} GB ({_gb(predicted[''].peak_bytes)} GB allocated) and the "
         f"card has {_gb(card * GB)} GB; nothing was started."
     ]
     if stage in LEARNING:
