@@ -18,8 +18,8 @@ from rlhf.memory import Event
 
 DEPTHS = (2, 4)  # that are rehearsed
 GAP = 3  # cost of an insertion in the alignment
-OTHER_SIZE = 1  # cost of a pair of allocations by one operation, of different sizes: something as wide as all layers
-OTHER = 30  # cost of a pair that has nothing in common
+OTHER_SIZE = 20  # cost of a pair of allocations by one operation, of different sizes: something as wide as all layers
+OTHER = 100  # cost of a pair that has nothing in common
 
 
 class _Release(NamedTuple):
@@ -121,7 +121,7 @@ class _Builder:
 
     def _make(self, event: Event, size: int) -> None:
         self.alive[event.name].append(len(self.bytes))
-        self.events.append(event._replace(storage=len(self.bytes), bytes=size))
+        self.events.append(Event(len(self.bytes), size, event.phase, event.name))
         self.bytes.append(size)
 
     def _release(self, event: Event, name: str, place: int) -> None:
@@ -131,7 +131,7 @@ class _Builder:
             return
         at = len(alive) - 1 - place if place >= 0 else -1 - place
         storage = alive.pop(min(max(at, 0), len(alive) - 1))
-        self.events.append(event._replace(storage=storage, bytes=-self.bytes[storage]))
+        self.events.append(Event(storage, -self.bytes[storage], event.phase, event.name))
 
 
 def _between_marks(few: Sequence[Event], more: Sequence[Event]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -92,6 +92,20 @@ def test_what_is_reserved_is_no_straight_line():
     assert two + 11 * (four - two) != deep
 
 
+def lists(layers: int) -> list[Event]:
+    """What foreach optimizers make: a tensor like each weight, one after another, of few different sizes."""
+    program = Program()
+    sizes = [9, *(size for _ in range(layers) for size in (3, 1, 1, 3, 5, 5, 5)), 2]
+    for _ in range(2):
+        program.release(*[program.make("sqrt", size * MIB) for size in sizes])
+    return program.events
+
+
+def test_lists_over_all_weights_keep_their_order():
+    found, real = deepen(lists(2), lists(4), 8), lists(8)
+    assert [(e.bytes, e.phase) for e in found] == [(e.bytes, e.phase) for e in real]
+
+
 def test_each_storage_is_released_once_and_after_it_was_made():
     alive = set()
     for event in deepen(training(2), training(4), 40):
