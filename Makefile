@@ -78,7 +78,7 @@ TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -206,6 +206,8 @@ bench-gpu: setup ## what only a GPU can tell, most valuable first (BENCH_ARGS="-
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
 bench-memory: $(ready) ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
+bench-outside: setup ## predicted memory beside GPUs that others measured, about 60 runs (BENCH_ARGS="--only lora")
+	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
 budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## make results/README.md anew from the records in results/
