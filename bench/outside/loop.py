@@ -84,8 +84,8 @@ def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> tuple[
                 options = {"autocast_adapter_dtype": training["autocast_adapter_dtype"]}
                 model = peft.get_peft_model(model, _config(adapter, layers), **options)
             _check(model)
-            trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
             optimizer, schedule = _optimizer(model, training)
+            trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
             if adapter:
                 with model.disable_adapter():  # the loss of the base is taken here; adapters are trainable afterwards
                     pass
