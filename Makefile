@@ -11,6 +11,8 @@ RECIPE ?=
 DATA ?=
 ## OUT        root of the run directories [runs; with WEIGHTS, DATA or SEED a root of their own: runs/data-a/seed-1]
 OUT ?= $(OUT_DEFAULT)
+## PARENTS    another root of run directories, whose finished stages a run in OUT builds on: runs
+PARENTS ?=
 ## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
 WEIGHTS ?=
 ## PRICE      dollars for an hour of the card: cost in `make plan`, bench, report, reproduce and after a stage
@@ -33,6 +35,8 @@ BASE ?=
 FLASH_ATTN ?= 0
 ## VRAM_CAP   24GB: use no more of a larger card than that, to try what fits a smaller one
 VRAM_CAP ?=
+## TEMPERATURE of the answers in `make chat`; 0: always the likeliest token [the recipe's]
+TEMPERATURE ?=
 ## STAGE      whose model `make chat` loads: base, sft, ppo, dpo or merge [ppo]
 STAGE ?= ppo
 ## PORT       where `make serve` listens [8000]
@@ -73,12 +77,18 @@ CHECK_ARGS ?=
 SHOW_ARGS ?=
 ## SCORE_ARGS more arguments for `make score`: "--to runs/scores.jsonl"
 SCORE_ARGS ?=
+## CASES      how many malformed inputs `make fuzz` tries [1050]
+CASES ?=
+## KILLS      how often `make fuzz` interrupts stages [119]
+KILLS ?=
+## ONLY       one group of `make fuzz`, or one case: run_dirs, run_dirs:17, kills
+ONLY ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test lint lock clean
+TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -89,7 +99,24 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 comma := ,
 space := $(subst ,, )
-on_cpu = $(filter cpu cpu-% 2xcpu 2xcpu-%,$(if $(RECIPE),$(notdir $(patsubst %/,%,$(dir $(RECIPE:/=)))),$(HW)))
+
+# A misspelt variable would be ignored by make; here it is refused, with the nearest name that there is.
+known    := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+given    := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
+nearest   = $(shell $(PYTHON) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1, 0.4))' '$1' $(known) 2>/dev/null)
+no_such   = there is no variable '$1'$(addprefix ; the nearest name is ,$(nearest)). `make` alone lists them
+$(foreach v,$(filter-out $(known),$(given)),$(error $(call no_such,$v)))
+
+# The recipe's device decides whether a container and CUDA's packages are needed: name=device of each recipe.
+recipe_files := $(if $(RECIPE),$(wildcard $(RECIPE:/=)/recipe.yaml),$(wildcard $(or $(RLHF_RECIPES),recipes)/*/v*/recipe.yaml))
+hardware     := $(sort $(shell awk 'function value(key) {return match($$0, key ": *[^ ,}\#]+") ? substr($$0, RSTART + length(key) + 1, RLENGTH - length(key) - 1) : ""} \
+                  FNR == 1 {name = device = ""} /^[^ \#]/ {inside = /^hardware:/} \
+                  inside && value("name") {name = value("name")} inside && value("device") {device = value("device")} \
+                  inside && name && device {gsub(/[" ]/, "", name); gsub(/[" ]/, "", device); print name "=" device; inside = 0}' /dev/null $(recipe_files)))
+$(if $(RECIPE),$(if $(recipe_files),,$(error RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as recipes/cpu-tiny/v1)))
+$(if $(filter $(if $(RECIPE),%,$(HW)=%),$(hardware)),,$(error HW=$(HW): no recipe for such hardware; there are recipes for: $(sort $(foreach h,$(hardware),$(firstword $(subst =, ,$h))))))
+device   := $(lastword $(subst =, ,$(filter $(if $(RECIPE),%,$(HW)=%),$(hardware))) $(patsubst hardware.device=%,%,$(filter hardware.device=%,$(SET))))
+on_cpu   := $(filter cpu,$(device))
 local  = $(filter local,$(RUNTIME))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
 $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
@@ -131,7 +158,7 @@ ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, o
 judge: setup        ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
 	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
-	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE))
+	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE) $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)'))
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## the merged model behind an OpenAI-compatible address (PORT=8000)
@@ -141,11 +168,12 @@ reproduce: $(ready) ## the recipe once for each of SEEDS, against its published 
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 $(STAGES):
-	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
+	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(parents) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
 scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" $(if $(RESPONSE),--response "$$RESPONSE",$(error score: PROMPT needs RESPONSE))))
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
+parents   = $(if $(PARENTS),--parents '$(PARENTS)')
 sets      = $(foreach s,$(SET),--set '$(s)')
 fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit '$(FIT)'))
 seed      = $(if $(SEED),--seed $(SEED))
@@ -155,7 +183,7 @@ stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
-no_file     = DATA: there is no file '$(f)'. A name with spaces cannot pass through make: use `rlhf run --data`
+no_file     = DATA: there is no file '$(f)'. $(if $(findstring /,$(f)),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
 # The container sees the same paths as the caller: what is read is read-only, what is written belongs to the caller.
@@ -166,10 +194,10 @@ container = $(engine_name) run --rm --init $$([ -t 0 ] && echo -it) $(gpus) --ip
 gpus      = $(if $(on_cpu),,$(if $(filter podman,$(engine_name)),--device nvidia.com/gpu=all,--gpus all))
 ports     = $(if $(filter serve,$(MAKECMDGOALS)),-p 127.0.0.1:$(PORT):$(PORT))
 user      = --user "$$(id -u):0"$(if $(filter podman,$(engine_name)), --userns keep-id)
-keys      = HF_TOKEN HF_HUB_OFFLINE RLHF_VRAM_CAP WANDB_API_KEY WANDB_MODE WANDB_ENTITY WANDB_BASE_URL TRACKIO_SPACE_ID
+keys      = HF_TOKEN HF_HUB_OFFLINE HF_ENDPOINT RLHF_RECIPES RLHF_VRAM_CAP WANDB_API_KEY WANDB_MODE WANDB_ENTITY WANDB_BASE_URL TRACKIO_SPACE_ID
 passed    = -e HF_HOME='$(hub)' $(addprefix -e ,$(keys)) -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
 mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(HOME)/.cache/rlhf:/cache/rlhf'
-read_only = $(abspath $(DATA_FILES) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)))
+read_only = $(abspath $(DATA_FILES) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(PARENTS) $(RLHF_RECIPES))
 written   = $(abspath $(OUT) results $(hub))
 hub       = $(or $(HF_HOME),$(HOME)/.cache/huggingface)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
@@ -220,6 +248,9 @@ bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an env
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
+fuzz: setup ## malformed inputs and kills, all generated from SEED; what fails is kept in .fuzz (CASES= KILLS= ONLY=)
+	@$(VENV)/bin/python -m tests.fuzz $(strip $(seed) $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only '$(ONLY)'))
+	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest -q tests/fuzz/test_readers.py)
 lint: setup ## ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .

@@ -18,6 +18,7 @@ from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.published import Figure, Spent, Verdict
 from rlhf.recipe import Loaded
+from rlhf.records import reading
 from rlhf.run import code_version, read_json, write_json
 
 
@@ -48,7 +49,7 @@ def main(
 
     Exit code 1: a cost is worse than every figure that is published for it, or has grown since the last record.
     """
-    loaded = recipe.load(directory or recipe.resolve(hw, recipe.RECIPES), recipe.parse_overrides(changes))
+    loaded = recipe.load(directory or recipe.resolve(hw, recipe.default_root()), recipe.parse_overrides(changes))
     if save and (loaded.modified or code_version()["dirty"] is not False):
         raise click.ClickException(
             "only an unchanged recipe and committed code make a record: commit first, or leave out --save"
@@ -67,6 +68,12 @@ def main(
     last = newest(loaded, record)
     if last is not None:
         broken += [f"since {last['date']}: {line}" for line in compare.losses(last, record)]
+    elif not loaded.modified:
+        print(
+            f"no record of this machine ({compare.machine(record)}) in {folder_of(record)}: nothing was compared with "
+            "an earlier benchmark; BENCH_ARGS=--save stores this one",
+            file=sys.stderr,
+        )
     if out:
         write_json(out, record)
     if save:
@@ -249,9 +256,16 @@ def folder_of(record: Mapping[str, Any]) -> Path:
 
 
 def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The last stored record of the same device, recipe and shape; None for a changed recipe, which has none."""
+    """The last stored record of the same machine, recipe and shape; None for a changed recipe, which has none."""
+    if loaded.modified:
+        return None
     files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"))
-    return json.loads(files[-1].read_text()) if files and not loaded.modified else None
+    for file in reversed(files):
+        with reading(file):
+            stored = json.loads(file.read_text())
+            if compare.machine(stored) == compare.machine(record):
+                return stored
+    return None
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ def losses(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """One line for each stage and phase of two records that needs more memory or time than before.
 
     Memory is compared as it is. A time is a loss when its median is more than SPEED above the old one and the two
-    ranges from quartile to quartile do not overlap. Records of other devices or recipes are not compared (ValueError).
+    ranges from quartile to quartile do not overlap. Records of other machines or recipes are not compared (ValueError).
     """
     for key in ("recipe", "version", "recipe_sha256", "shape"):
         if before[key] != now[key]:
             raise ValueError(f"records of another {key} cannot be compared: {before[key]} and {now[key]}")
-    if before["device"]["name"] != now["device"]["name"]:
-        raise ValueError(f"records of {before['device']['name']} and {now['device']['name']} cannot be compared")
+    if machine(before) != machine(now):
+        raise ValueError(f"records of {machine(before)} and {machine(now)} cannot be compared")
     for stage, new in now["stages"].items():
         old = before["stages"].get(stage)
         if old is None or old.get("out_of_memory"):
@@ -28,6 +28,12 @@ def losses(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         for phase, seconds in new["phase_seconds"].items():
             if phase in old["phase_seconds"]:
                 yield from _time(f"{stage}/{phase}", old["phase_seconds"][phase], seconds)
+
+
+def machine(record: Mapping[str, Any]) -> str:
+    """What was measured on: the GPU, or the processor's own name; records from before it was kept say only `cpu`."""
+    device = record["device"]
+    return device["name"] + (f": {device['model']}" if "model" in device else "")
 
 
 def _memory(stage: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

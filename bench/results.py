@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from bench.paths import RESULTS
+from rlhf.cli import guarded
 from rlhf.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
+from rlhf.records import Reproduced, RunError, check, reading
 
 HEAD = """# Results
 
@@ -30,11 +32,15 @@ def page(root: Path = RESULTS) -> str:
 
 
 def _line(file: Path, root: Path) -> str:
-    record = json.loads(file.read_text(encoding="utf-8"))
+    with reading(file):
+        record = json.loads(file.read_text(encoding="utf-8"))
     place = file.relative_to(root)
     kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
     kinds |= {"gpu_item": _gpu, "outside": _outside}
-    what, headline = next(tell for key, tell in kinds.items() if key in record)(record)
+    tell = next((tell for key, tell in kinds.items() if key in record), None)
+    if tell is None:
+        raise RunError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
+    what, headline = tell(record)
     device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
     commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
@@ -42,7 +48,7 @@ def _line(file: Path, root: Path) -> str:
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
-    seeds = record["seeds"]
+    seeds = check(record, Reproduced, "a record of seeds")["seeds"]
     entries = [entry for stages in seeds.values() for summary in stages.values() for entry in summary["targets"]]
     verdicts = [verdict_of(entry) for entry in entries]
     verdicts += [found for stages in seeds.values() for *_, found in totals(stages, record.get("price_per_hour"))]
@@ -104,7 +110,8 @@ def main(check: bool) -> None:
             0 if file.read_text(encoding="utf-8") == page() else "results/README.md is out of date: `make results`"
         )
     file.write_text(page(), encoding="utf-8")
+    print(f"written to {file}")
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 
 from rlhf import console, stats
 from rlhf.console import harmless
-from rlhf.data.formats import DataError
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.data.formats import DataError, parse_hh
+from rlhf.endings import Stopped
+from rlhf.records import SampleLine, read_lines
+from rlhf.run import RunError, verified
 
 PAGE = Path(__file__).with_suffix(".html")
 PORT = 8808
@@ -46,6 +48,7 @@ class Pair(NamedTuple):
     a: str
     b: str
     worth: dict[str, tuple[float, float]]
+    turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: who speaks, and what
 
 
 class Comparison(NamedTuple):
@@ -66,14 +69,12 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
 
     Raises RunError without a finished evaluation, without such policies, and where all answers are equal.
     """
-    rows = read_lines(root / "evaluate" / "samples.jsonl")
-    if not rows or read_json(root / "evaluate" / "summary.json") is None:
+    if not (root / "evaluate" / "summary.json").is_file():
         raise RunError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
-    lines = (root / "evaluate" / "samples.jsonl").read_bytes().count(b"\n")
-    if len(rows) < lines or not all(isinstance(row.get("prompt"), str) for row in rows):
-        raise RunError(
-            f"{root / 'evaluate' / 'samples.jsonl'} is damaged; move {root / 'evaluate'} away and run it again"
-        )
+    verified(root, "evaluate")
+    rows = read_lines(root / "evaluate" / "samples.jsonl", SampleLine)
+    if not rows:
+        raise RunError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0] if all(_answered(row.get(name)) for row in rows)]
     a = a or "sft"
     if b is None and not {"ppo", "dpo"} & set(names) - {a}:
@@ -103,7 +104,27 @@ def _pair(index: int, row: Mapping[str, Any], a: str, b: str) -> Pair:
     known = [key for key in ("score", "true_reward") if all(row[name].get(key) is not None for name in (a, b))]
     digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
     prompt, first, second = map(_shown, said)
-    return Pair(index, digest, prompt, first, second, {key: (row[a][key], row[b][key]) for key in known})
+    worth = {key: (row[a][key], row[b][key]) for key in known}
+    return Pair(index, digest, prompt, first, second, worth, turns(row))
+
+
+SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
+
+
+def turns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The prompt of a sample as a dialogue: who speaks, and what, safe to be shown.
+
+    From `messages` where the row has them, otherwise from a transcript; any other text is one turn of a "Prompt".
+    """
+    messages = row.get("messages")
+    if isinstance(messages, list) and all(isinstance(m, dict) for m in messages):
+        said = [(SPEAKERS.get(str(m.get("role")), "Prompt"), str(m.get("content", ""))) for m in messages]
+    else:
+        text = str(row.get("prompt", ""))
+        said = [(SPEAKERS[message.role], message.content) for message in parse_hh(text) if message.content.strip()]
+        if not any(who == SPEAKERS["user"] for who, _ in said):
+            said = [("Prompt", text)]
+    return [(who, _shown(text)) for who, text in said]
 
 
 def _shown(text: str) -> str:
@@ -299,7 +320,7 @@ class Server(ThreadingHTTPServer):
             return progress
         pair = self.pairs[min(left)]
         first, second = (getattr(pair, name) for name in self.order(rater, pair))
-        return progress | {"item": pair.item, "prompt": pair.prompt, "first": first, "second": second}
+        return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
 
     def rate(self, rater: str, pair: Pair, choice: str) -> None:
         order = self.order(rater, pair)
@@ -399,7 +420,7 @@ def serve(server: Server) -> None:
     console.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})", markup=False)
     try:
         server.serve_forever()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         console.OUT.print(f"stopped; {len(standing(server.file))} ratings in {server.file}", markup=False)
     finally:
         server.server_close()

@@ -1,7 +1,9 @@
 """Talk with a trained model in the terminal; answers appear as they are written."""
 
+import importlib
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from rlhf.recipe import Loaded
 from rlhf.run import ParentMissing, Run, RunError
 
 STAGES = ("base", "sft", "ppo", "dpo", "merge")
-HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it"
+HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
 class Speaker:
@@ -21,10 +23,8 @@ class Speaker:
     def __init__(self, loaded: Loaded, out: Path, stage: str):
         """Raises RunError when the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-
-        from rlhf.models.loading import load_base, load_codec, set_up_torch
+        from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
+        from rlhf.models.weights import attach_adapter
 
         run = Run(out, loaded, "evaluate")  # samples as evaluation does
         self.options = loaded.recipe.evaluate
@@ -33,12 +33,12 @@ class Speaker:
         folder = finished(run, stage, "chat") if stage != "base" else None
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
-        if stage == "merge":
-            self.model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", device_map={"": device})  # type: ignore[operator]
+        if folder is not None and stage == "merge":
+            self.model: Any = load_merged(folder / "model", device)
         else:
             self.model = load_base(run, device)
             if folder is not None:
-                self.model = PeftModel.from_pretrained(self.model, folder / "adapter")
+                self.model = attach_adapter(self.model, folder)
         self.model.eval()
 
     def answer(self, messages: list[Message], temperature: float, tokens: int) -> Iterator[str]:
@@ -91,6 +91,11 @@ def finished(run: Run, stage: str, command: str) -> Path:
         ) from None
 
 
+def greeting(loaded: Loaded, stage: str, temperature: float) -> str:
+    """What is said before the first line: who answers, how, and the commands."""
+    return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
+
+
 def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:
     """Answer each line of `lines` on stdout, as one conversation."""
     said: list[Message] = []
@@ -100,13 +105,15 @@ def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int
             return
         if text == "/new":
             said = []
-        if not text or text == "/new":
+        elif text.startswith("/"):
+            print(HELP if text == "/help" else f"there is no {text.split()[0]}: {HELP}")
+        if not text or text.startswith("/"):
             continue
         said.append(Message("user", text))
         answer = ""
         for piece in speaker.answer(said, temperature, tokens):
-            print(piece, end="", flush=True)
-            answer += piece
+            print(piece if answer else piece.lstrip(), end="", flush=True)
+            answer += piece if answer else piece.lstrip()  # a transcript puts a space before an answer
         print()
         said.append(Message("assistant", answer.strip()))
 
@@ -117,8 +124,11 @@ def typed() -> Iterator[str]:
         for line in sys.stdin:
             yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are no text arrive as surrogates
         return
+    with suppress(ImportError):
+        importlib.import_module("readline")  # arrow keys edit the line and bring earlier ones back
     while True:
         try:
             yield input("you: ")
         except EOFError:
+            print()
             return

@@ -11,7 +11,20 @@ from typing import Any
 
 import click
 
-from rlhf import __version__, comparison, console, distributed, ratings, recipe, stages, tracking, watch
+from rlhf import (
+    __version__,
+    comparison,
+    console,
+    distributed,
+    endings,
+    ratings,
+    recipe,
+    shape,
+    stages,
+    terminal,
+    tracking,
+    watch,
+)
 from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
@@ -22,13 +35,21 @@ from rlhf import score as scoring
 from rlhf import serve as serving
 from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
+from rlhf.data.hub import hub_hint
+from rlhf.guard import guarded as guarded
+from rlhf.lookup import PARENTS, RECIPES, announce_version, hardware_options, recipes_given, recipes_root
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.run import ParentMissing, Run, RunError, read_json
+from rlhf.options import LARGEST_SEED, OUTPUT, SEED
+from rlhf.run import Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
+REHEARSAL = (
+    "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
+    "recipes with a pretrained base make one (`rlhf recipes`)"
+)
 
 
 def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -38,9 +59,6 @@ def finite_price(context: click.Context, parameter: click.Parameter, value: floa
     return value
 
 
-HARDWARE = click.option(
-    "--hw", metavar="NAME", help="Hardware: its default recipe, newest released version (a draft if none is)."
-)
 FOLDER = click.option(
     "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
 )
@@ -56,7 +74,7 @@ PRICE = click.option(
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options by which a command finds its recipe and its run directory."""
     options = (
-        HARDWARE,
+        hardware_options,
         FOLDER,
         click.option(
             "--data", multiple=True, metavar="FILE", help="Train on these files instead of the recipe's data."
@@ -74,7 +92,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
 def cli() -> None:
     """Reproducible RLHF on one GPU."""
@@ -84,7 +102,8 @@ def cli() -> None:
 @click.argument("stage", type=click.Choice(recipe.STAGES))
 @click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the recipe's.")
+@click.option("--seed", type=SEED, help="Another seed than the recipe's.")
+@PARENTS
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
 @click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
@@ -101,6 +120,7 @@ def run(
     out: Path,
     changes: tuple[str, ...],
     seed: int | None,
+    parents: Path | None,
     resume: bool,
     report_to: tuple[str, ...],
     if_needed: bool,
@@ -111,16 +131,20 @@ def run(
     """Run one STAGE of a recipe; its parents must be finished."""
     if more_data and not data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
-    unknown = [name for name in stop_on if name not in (*watch.NAMES, "all")]
-    if unknown:
+    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
     loaded = load_recipe(hw, directory, (*data, *more_data), weights, changes, seed)
     if if_needed and getattr(loaded.recipe, stage) is None:
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    if distributed.to_launch(loaded.recipe, stage) and Run(out, loaded, stage).done() is None:
-        distributed.launch(loaded, stage)
+    if if_needed and (path := Run(out, loaded, stage, parents).elsewhere(stage)):
+        console.OUT.print(f"{stage}: done ({path})", markup=False)
+        return
+    started = Run(out, loaded, stage, parents)
+    if distributed.to_launch(loaded.recipe, stage) and started.done() is None:
+        with endings.keeping(lambda: stages.kept(started)):
+            distributed.launch(loaded, stage)
         return
 
     def predict_peak() -> int | None:
@@ -130,7 +154,14 @@ def run(
             return planning.preflight(predict, loaded, stage, named(hw, directory, changes))
 
     summary, result, path = stages.execute(
-        stage, loaded, out, resume=resume, report_to=report_to, preflight=predict_peak, stop_on=stop_on
+        stage,
+        loaded,
+        out,
+        resume=resume,
+        report_to=report_to,
+        preflight=predict_peak,
+        stop_on=stop_on,
+        parents_root=parents,
     )
     if distributed.rank():
         return
@@ -138,28 +169,33 @@ def run(
         console.OUT.print(f"{stage}: done ({path})", markup=False)
         return
     console.summary_table(summary, path)
+    if stage == "pretrain" and data:
+        terminal.say(REHEARSAL)
     if result and result.sample:
         console.show_sample("a held-out prompt", *result.sample)
-    finished = [s for name in recipe.STAGES if (s := read_json(path.parent / name / "summary.json"))]
+    finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
     console.targets_table(finished, price)
+    console.say_next(stage, loaded.recipe)
 
 
 @cli.command("recipes")
+@RECIPES
 def list_recipes() -> None:
     """List the recipes."""
     rows = []
-    for directory in recipe.available(recipe.RECIPES):
+    root = recipes_root()
+    if not recipe.available(root):
+        raise recipe.RecipeError(recipe.no_recipes(root))
+    for directory in recipe.available(root):
         loaded = recipe.load(directory)
         found = loaded.recipe
-        default = (
-            "default" if found.default and recipe.resolve(found.hardware.name, recipe.RECIPES) == directory else ""
-        )
+        default = "default" if found.default and recipe.resolve(found.hardware.name, root) == directory else ""
         rows.append((str(directory), found.hardware.name, found.status, default, found.description))
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
 
 @cli.command()
-@HARDWARE
+@hardware_options
 @FOLDER
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> None:
@@ -174,7 +210,7 @@ def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> N
 
 @cli.command()
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--seed", type=SEED, help="The run's, where it was given one.")
 @click.option("--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Whose model.")
 @click.option("--temperature", type=click.FloatRange(min=0), help="0: the likeliest token. [the recipe's]")
 @click.option("--tokens", type=click.IntRange(min=1), help="Of an answer, at most. [the recipe's]")
@@ -198,21 +234,19 @@ def chat(
     with console.quiet_libraries():
         with console.working(f"loading {stage}"):
             speaker = chatting.Speaker(loaded, out, stage)
-        if sys.stdin.isatty():
-            console.OUT.print(chatting.HELP, style="dim", markup=False)
         warmth = options.temperature if temperature is None else temperature
+        if sys.stdin.isatty():
+            console.OUT.print(chatting.greeting(loaded, stage, warmth), style="dim", markup=False)
         chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
 
 
 @cli.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--seed", type=SEED, help="The run's, where it was given one.")
 @click.option("--prompt", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
-@click.option(
-    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Also write the scores here, as JSON lines."
-)
+@click.option("--to", type=OUTPUT, metavar="FILE", help="Also write the scores here, as JSON lines.")
 def score(
     files: tuple[Path, ...],
     hw: str | None,
@@ -234,7 +268,7 @@ def score(
 
 @cli.command()
 @recipe_options
-@click.option("--seed", type=click.IntRange(min=0), help="The run's, where it was given one.")
+@click.option("--seed", type=SEED, help="The run's, where it was given one.")
 @click.option(
     "--engine", default="auto", show_default=True, type=click.Choice(serving.ENGINES), help="auto: vLLM if there."
 )
@@ -253,15 +287,15 @@ def serve(
     port: int,
 ) -> None:
     """Serve the merged model to OpenAI's clients; its recipe is named as it was for the run."""
-    serving.become(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
+    serving.run(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
 
 
 @cli.command()
 @click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
-@HARDWARE
+@hardware_options
 @FOLDER
 @OUT
-@click.option("--to", type=click.Path(path_type=Path), help="The page. [report.html in the first run]")
+@click.option("--to", type=OUTPUT, help="The page. [report.html in the first run]")
 @PRICE
 def report(
     roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None, price: float | None
@@ -274,14 +308,14 @@ def report(
     try:
         reporting.write(roots, file, price)
     except ModuleNotFoundError as error:
-        raise RunError(f"a report needs {error.name}: pip install '.[report]'") from None
+        raise RunError(f"a report needs {error.name}: {console.install_command('report')}") from None
     console.OUT.print(f"written to {file}", markup=False)
 
 
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that name a finished evaluation and two policies in it."""
     options = (
-        HARDWARE,
+        hardware_options,
         FOLDER,
         OUT,
         click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
@@ -378,8 +412,8 @@ def reproduce(
     """Run the chain once per seed and show each target's mean ± standard deviation."""
     loaded = load_recipe(hw, directory, data, weights, changes, None)
     for word in seeds.split() or [""]:
-        if not word.isdecimal():
-            raise click.BadParameter(f"{seeds!r}: whole numbers separated by spaces", param_hint="--seeds")
+        if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
+            raise click.BadParameter(f"{seeds!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
     finals = reproducing.final_stages(loaded) if until is None else until.split() or [""]
     for word in finals:
         if word not in recipe.STAGES:
@@ -391,11 +425,11 @@ def reproduce(
     options += [part for change in changes for part in ("--set", change)]
     options += ["--weights", weights] if weights else []
     reproducing.run_seeds(chain, numbers, out, options)
-    reproducing.show(reproducing.record(loaded, chain, numbers, out, price))
+    reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
 
 
 @cli.command()
-@HARDWARE
+@hardware_options
 @FOLDER
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
@@ -425,14 +459,16 @@ def plan(
     if price is not None and chosen and not published:
         raise click.UsageError(f"--price goes with the plan itself, not with {chosen[0]}")
     loaded = load_recipe(hw, directory, (), None, changes, None)
+    if warning := shape.check(loaded):
+        terminal.say(warning)
     asked = (stage,) if stage else STAGES
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
         on_card = [s for s in asked if s not in planning.ON_HOST]
         if not on_card:
             raise click.UsageError(f"{stage} uses the host's memory and none of the card's: there is nothing to fit")
-        with Predictor() as predict, console.working("looking for settings that fit"):
-            found = fitting(predict, loaded, on_card, limit)
+        with Predictor() as predict, console.working("looking for settings that fit") as say:
+            found = fitting(predict, loaded, on_card, limit, say)
         planning.show_fits(loaded, found, limit, as_json)
     elif strategies:
         learning = [s for s in asked if s in LEARNING]
@@ -462,6 +498,7 @@ def plan(
 def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str:
     """The options by which a recipe was named, as they would be typed."""
     words = ["--hw", hw] if directory is None else ["--recipe", str(directory)]
+    words += recipes_given()
     return shlex.join([str(word) for word in words] + [word for change in changes for word in ("--set", change)])
 
 
@@ -469,10 +506,7 @@ def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def results(file: Path) -> None:
     """Print a record that `reproduce` wrote (FILE) as a Markdown table."""
-    found = read_json(file)
-    if found is None or "seeds" not in found:
-        raise RunError(f"{file}: not a record of `rlhf reproduce`")
-    click.echo(reproducing.markdown(found))
+    click.echo(terminal.harmless(reproducing.table_of(file)))
 
 
 def load_recipe(
@@ -489,7 +523,7 @@ def load_recipe(
     if directory is None:
         if hw is None:
             raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        directory = recipe.resolve(hw, recipe.RECIPES)
+        directory = recipe.resolve(hw, recipes_root())
         announce_version(hw, directory)
     given = recipe.parse_overrides(changes)
     overrides: dict[str, Any] = {}
@@ -505,82 +539,17 @@ def load_recipe(
             )
         overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
         overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
-    absent = [file for file in data if not Path(file).exists()]
-    if absent:
-        raise DataError(f"--data {absent[0]}: there is no such file")
+    if absent := [file for file in data if not Path(file).exists()]:
+        raise DataError(f"--data {absent[0]}: there is no such file{hub_hint(absent[0])}")
     if data:
         files = [str(Path(file).resolve()) for file in data]
         overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
     return recipe.load(directory, overrides | given, seed)
 
 
-def announce_version(hw: str, directory: Path) -> None:
-    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
-
-    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
-    """
-    versions = [d for d in recipe.available(recipe.RECIPES) if d.parent == directory.parent]
-    if len(versions) == 1 or distributed.launched():
-        return
-    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
-    if directory != versions[0]:
-        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
-    print(line, file=sys.stderr)
-
-
 def main() -> None:
     """Entry point of `rlhf`."""
     guarded(cli)
-
-
-def guarded(command: click.Command) -> None:
-    """Run a command; what can go wrong becomes one line and a non-zero exit code."""
-    try:
-        command.main(standalone_mode=False)
-        print(end="", flush=True)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except ParentMissing as error:
-        fail(f"{error}: first run `{_same_command(error)}`")
-    except (recipe.RecipeError, DataError, RunError, tracking.TrackerError) as error:
-        fail(str(error))
-    except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
-        print(f"{command.name}: nobody reads the output any more", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
-    except OSError as error:
-        fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-    except (KeyboardInterrupt, click.Abort):
-        training = {"run", "reproduce"} & {*sys.argv[1:2]}
-        way = "; `--resume` (make: RESUME=1) continues from the newest checkpoint" if training else ""
-        if not distributed.report("stopped"):
-            print(f"stopped{way}", file=sys.stderr)
-        sys.exit(130)
-    except RuntimeError as error:
-        if not distributed.lost(error):
-            raise
-        if not distributed.report("another rank has ended"):
-            print("error: another rank has ended; its own message says why", file=sys.stderr)
-        sys.exit(distributed.LOST)
-
-
-def fail(message: str) -> None:
-    if not distributed.report(message):
-        print(f"error: {message}", file=sys.stderr)
-    sys.exit(1)
-
-
-def _same_command(missing: ParentMissing) -> str:
-    """The command line that was given, for the stage that is missing."""
-    arguments = list(sys.argv[1:])
-    valued = {
-        f"--{name}"
-        for name in ("hw", "recipe", "data", "weights", "out", "set", "seed", "report-to", "stop-on", "price")
-    }
-    place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
-    arguments[place] = missing.parent
-    return shlex.join(["rlhf", *(word for word in arguments if word != "--resume" or missing.begun)])
 
 
 if __name__ == "__main__":

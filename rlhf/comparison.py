@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import click
 
 from rlhf import console, recipe, stats
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.records import Answer, Details, check, read
+from rlhf.run import RunError, read_lines, read_manifest, read_summary, stage_folder, verified
 
 STAGES = ("ppo", "dpo", "sft", "base")
 KEYS_SHOWN = 6  # settings that are named as different
@@ -58,11 +59,11 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
     Raises RunError without a finished evaluation of that policy, and for scores of other answers.
     """
     folder = root / "evaluate"
-    summary, manifest = read_json(folder / "summary.json"), read_json(folder / "manifest.json")
-    if summary is None or manifest is None:
+    if not (folder / "summary.json").is_file():
         raise RunError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+    summary, manifest = verified(root, "evaluate"), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
-    model = (read_json(root / "rm" / "summary.json") or {}).get("result_sha256", {})
+    model = (read_summary(stage_folder(root, "rm")) or {}).get("result_sha256", {})
     reward_model = own_reward_model = model.get("adapter/adapter_model.safetensors", "")[:16] or None
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
@@ -71,9 +72,10 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
         reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
         if reward_model is None:
             raise RunError(f"{scored}: not written by `rlhf score`, which names the reward model")
-    trained = (read_json(root / stage / "manifest.json") or {}).get("settings", {})
-    details = read_json(folder / "details.json") or {}
-    bins = details.get("reward_model", {}).get("calibration", [])
+    policy = stage_folder(root, stage)
+    trained = read_manifest(policy)["settings"] if (policy / "manifest.json").is_file() else {}
+    details = read(folder / "details.json", Details) or {}
+    bins = (details.get("reward_model") or {}).get("calibration", [])
     return Evaluated(
         name=f"{root}: {stage}",
         answers=answers,
@@ -84,7 +86,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
             for key, value in summary["metrics"].items()
             if key.startswith((f"{stage}/", "rm/"))
         },
-        settings=manifest.get("settings", {}) | ({stage: trained[stage]} if stage in trained else {}),
+        settings=manifest["settings"] | ({stage: trained[stage]} if stage in trained else {}),
         rm_pairs=sum(found["pairs"] for found in bins),
     )
 
@@ -96,10 +98,10 @@ def _answers(file: Path, stage: str) -> dict[str, list[Mapping[str, Any]]]:
     found: dict[str, list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows, 1):
         answer = row.get(stage)
-        if not isinstance(answer, dict) or "prompt" not in row:
+        if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
             names = ", ".join(name for name, value in row.items() if isinstance(value, dict))
             raise RunError(f"{file}:{number}: no answer of {stage}; there are those of {names or 'nobody'}: --stage")
-        found.setdefault(row["prompt"], []).append(answer)
+        found.setdefault(row["prompt"], []).append(check(answer, Answer, f"{file}:{number}: {stage}"))
     return found
 
 

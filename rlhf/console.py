@@ -1,24 +1,42 @@
 """What a person sees: progress with the time left, tables, and no flood of library warnings."""
 
+import datetime
+import importlib.metadata
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from rlhf import published
 from rlhf.published import Figure, Verdict
+from rlhf.terminal import harmless as harmless
 
 WIDTH = 140  # of tables where there is no terminal
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()
-OUT = Console(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
-ERR = Console(stderr=True, highlight=False)
+
+
+class Screen(Console):
+    """A console on which only rich's own control codes reach the terminal, none of what is printed."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+OUT = Screen(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
+ERR = Screen(stderr=True, highlight=False)
 _PLAIN_SECONDS = 20  # between two lines of progress where there is no terminal
 
 
@@ -31,25 +49,34 @@ class Bar:
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            _Times(self),
             TextColumn("[dim]{task.fields[note]}"),
             console=ERR,
             transient=True,
         )
         self._task = self._progress.add_task(title, total=total, note="")
         self._live = ERR.is_terminal
-        self._start = self._printed = time.monotonic()
+        self._start = self._printed = self._updated = time.monotonic()
+        self._begun: int | None = None  # what was done before: a run that is resumed does not begin at 0
+        self._done = 0
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
         self.total = total or self.total
+        now = self._updated = time.monotonic()
+        self._begun = max(done - 1, 0) if self._begun is None else self._begun
+        self._done = done
         self._progress.update(self._task, completed=done, note=note, total=self.total)
-        now = time.monotonic()
-        if not self._live and self.total and now - self._printed > _PLAIN_SECONDS:
-            left = (now - self._start) / max(done, 1) * (self.total - done)
+        left = self.left()
+        if not self._live and left is not None and now - self._printed > _PLAIN_SECONDS:
             ERR.print(f"{self.title} {done}/{self.total}, about {left:.0f} s left  {note}")
             self._printed = now
+
+    def left(self) -> float | None:
+        """Seconds that are left at the mean pace since the bar began, however long a step takes; None before one."""
+        if self._begun is None or self._done == self._begun or not self.total:
+            return None
+        pace = (self._updated - self._start) / (self._done - self._begun)
+        return max(0.0, pace * (self.total - self._done) - (time.monotonic() - self._updated))
 
     def __enter__(self) -> "Bar":
         if self._live:
@@ -59,6 +86,31 @@ class Bar:
     def __exit__(self, *_: Any) -> None:
         if self._live:
             self._progress.stop()
+
+
+class _Times(ProgressColumn):
+    """How long a loop has taken, and about how long it will still take."""
+
+    def __init__(self, bar: Bar):
+        super().__init__()
+        self.bar = bar
+
+    def render(self, task: Task) -> Text:
+        passed, left = datetime.timedelta(seconds=int(task.elapsed or 0)), self.bar.left()
+        rest = "" if left is None else f", about {datetime.timedelta(seconds=int(left))} left"
+        return Text(f"{passed} so far{rest}")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an optional part: of the checkout, or by its packages where there is none."""
+    if (Path(__file__).parents[1] / "pyproject.toml").is_file():
+        return f"pip install '.[{extra}]'"
+    try:
+        known = importlib.metadata.requires("rlhf-one-gpu") or []
+    except importlib.metadata.PackageNotFoundError:
+        known = []
+    needed = [line.partition(";")[0].strip() for line in known if re.search(rf"extra == .{extra}\b", line)]
+    return f"pip install {shlex.join(needed)}" if needed else f"pip install 'rlhf-one-gpu[{extra}]'"
 
 
 def number(value: Any) -> str:
@@ -100,18 +152,18 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         ("metric", "left"),
         (_asking(summary["targets"]), "left"),
         ("measured", "right"),
-        ("", "left"),
+        ("verdict", "left"),
     ):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     for entry in summary["targets"]:
         figure = published.recorded(entry)
         found = verdict(published.verdict_of(entry))
-        table.add_row(escape(figure.title), asked(figure), number(entry["measured"]), found)
-    shown = {entry["name"] for entry in summary["targets"]}
+        table.add_row(escape(figure.title), asked(figure, in_full=True), number(entry["measured"]), found)
+    shown = {key for entry in summary["targets"] for key in (entry["name"], entry.get("metric"))}
     compared = summary["stage"] == "evaluate"  # several policies, and the reward model: a table of their own
     for name, value in summary["metrics"].items():
         if name not in shown and not compared:
-            table.add_row(escape(name), "", number(value), "")
+            table.add_row(escape(name.replace("_", " ")), "", number(value), _better(name))
     speed = summary["tokens_per_second"]
     table.add_row("wall time", "", f"{summary['wall_seconds']:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -124,6 +176,33 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
     if summary.get("findings"):
         OUT.print(f"looked wrong: {', '.join(summary['findings'])} (findings.jsonl has what to try)", markup=False)
     OUT.print(f"written to {where}", style="dim", markup=False)
+
+
+def next_step(stage: str, stages: Iterable[str]) -> str:
+    """What may follow a stage, as make's targets; `stages`: those that the recipe has."""
+    if stage in ("ppo", "dpo"):
+        return f"next: make chat STAGE={stage} (talk with it), make eval (compare the policies), make report (one page)"
+    if stage == "evaluate":
+        return "next: make report (one page about the run), make ab (rate answers blind), make merge (one checkpoint)"
+    if stage == "merge":
+        return "next: make serve (an OpenAI-compatible address), make chat STAGE=merge"
+    following = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ("ppo",)}.get(stage, ())
+    known = [f"make {name}" for name in following if name in stages]
+    return f"next: {' or '.join(known)}, make report" if known else ""
+
+
+def say_next(stage: str, recipe: Any) -> None:
+    """Print what may follow a stage of a recipe."""
+    has = [name for name in ("sft", "rm", "ppo", "dpo") if getattr(recipe, name) is not None]
+    if following := next_step(stage, has):
+        OUT.print(following, style="dim", markup=False)
+
+
+def _better(metric: str) -> str:
+    """Which way a metric is better, where one is; empty otherwise."""
+    if metric in published.LESS or metric.startswith("heldout_loss"):
+        return "[dim]less is better[/]"
+    return "[dim]more is better[/]" if metric in published.MORE else ""
 
 
 def _side_by_side(metrics: Mapping[str, Any]) -> None:
@@ -155,7 +234,7 @@ def targets_table(summaries: Sequence[Mapping[str, Any]], price: float | None = 
     entries = [entry for summary in summaries for entry in summary["targets"]]
     asking = "published" if of_all else _asking(entries)
     table = Table(title="the chain so far", title_justify="left")
-    for column in ("stage", "metric", asking, "measured", "", "wall"):
+    for column in ("stage", "metric", asking, "measured", "verdict", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
     for summary in summaries:
         cells = [
@@ -187,19 +266,25 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     OUT.print(table)
 
 
-def harmless(text: str) -> str:
-    """The text without the control characters by which it could take over a terminal."""
-    return "".join(c for c in text if c in "\n\t" or (c.isprintable() or c == "\u200d"))
-
-
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what is being done, for work whose length is not known beforehand; yields what changes that."""
+    """Say what is being done, for work whose length is not known beforehand; yields what changes that.
+
+    Without a terminal, what has changed is said in a line of its own, now and then.
+    """
     if ERR.is_terminal:
         with ERR.status(what) as status:
             yield status.update
-    else:
-        yield lambda what: None
+        return
+    printed = time.monotonic()
+
+    def say(what: str) -> None:
+        nonlocal printed
+        if time.monotonic() - printed > _PLAIN_SECONDS:
+            printed = time.monotonic()
+            ERR.print(what, markup=False)
+
+    yield say
 
 
 @contextmanager

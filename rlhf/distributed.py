@@ -17,9 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
-
+from rlhf import endings
 from rlhf import recipe as recipes
+from rlhf.plain_yaml import read_yaml
 from rlhf.recipe import Loaded
 from rlhf.run import RunError, code_version, write_json
 
@@ -287,8 +287,8 @@ def launch(loaded: Loaded, stage: str) -> None:
         launch_command(arguments)
     except ChildFailedError as error:
         raise RunError(_why(error.failures, stage)) from None
-    except SignalException:
-        raise KeyboardInterrupt from None
+    except SignalException as stop:
+        raise endings.stopped(stop.sigval) from None
     except ImportError as error:
         raise RunError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
@@ -306,7 +306,7 @@ def _engine_flags(loaded: Loaded) -> list[str]:
         return ["--multi_gpu"]  # its name for several processes on anything
     if not file.exists():
         raise RunError(f"hardware.engine: {engine} needs {file}")
-    kind = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("distributed_type")
+    kind = read_yaml(file).get("distributed_type")
     if kind != KINDS[engine]:
         raise RunError(f"{file}: distributed_type is {kind}, hardware.engine: {engine} needs {KINDS[engine]}")
     return ["--config_file", str(file)]
@@ -314,7 +314,8 @@ def _engine_flags(loaded: Loaded) -> list[str]:
 
 def _why(failures: Mapping[int, Any], stage: str) -> str:
     """One line about the rank whose end ended the others."""
-    reasons = [f for f in failures.values() if f.exitcode not in (LOST, -signal.SIGTERM)] or list(failures.values())
+    followed = (LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # what the launcher ends has not ended the run
+    reasons = [f for f in failures.values() if f.exitcode not in followed] or list(failures.values())
     told = [failure for failure in reasons if os.path.isfile(failure.error_file)]
     first = min(told or reasons, key=lambda f: (f.exitcode > 0, f.timestamp))  # who was killed did not follow others
     if told:

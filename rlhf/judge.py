@@ -8,7 +8,6 @@ import json
 import queue
 import random
 import re
-import sys
 import threading
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from typing import Any
 from rlhf import ab, console
 from rlhf.console import harmless
 from rlhf.run import RunError
+from rlhf.terminal import say
 
 TIMEOUT = 300  # seconds for one answer
 TRIES = 7  # over about a minute, which is what limits on requests are for
@@ -191,7 +191,7 @@ def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once
                 raise answer
             bar.update(number, answer)
     if refused:
-        print(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}", file=sys.stderr)
+        say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unread:
         reply = _line(unread[0].encode(errors="replace")) or "an empty one"
-        print(f"judge: {len(unread)} replies name no letter, the first: {reply}", file=sys.stderr)
+        say(f"judge: {len(unread)} replies name no letter, the first: {reply}")

@@ -1,7 +1,6 @@
 """Ratings of `rlhf ab` and `rlhf judge` as preference rows, which training and `rlhf data check` read."""
 
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -11,7 +10,9 @@ import click
 
 from rlhf import ab, console
 from rlhf.data import formats
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.options import OUTPUT, refuse_inputs, write_output
+from rlhf.run import RunError, read_lines, read_manifest
+from rlhf.terminal import say
 
 VERDICTS = ("a", "b", "tie")  # a skip is none
 
@@ -85,26 +86,25 @@ def ratings_group() -> None:
 @click.option("--b", metavar="POLICY", help="As `rlhf ab` was given it. [ppo; dpo where there is no ppo]")
 @click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count this rater only; may be repeated.")
 @click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [left out]")
-@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="The JSON lines file.")
 def export_ratings(
     root: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path
 ) -> None:
     """Write the rated pairs of RUN, <out>/<recipe>/<version>, as preference rows for --data and `rlhf data check`."""
     found = ab.compare(root, a, b)
-    manifest = read_json(root / "evaluate" / "manifest.json") or {}
-    template = manifest.get("settings", {}).get("tokenizer", {}).get("template", "hh")
+    refuse_inputs(to, [found.file, root / "evaluate" / "samples.jsonl"])
+    manifest = read_manifest(root / "evaluate")
+    template = manifest["settings"].get("tokenizer", {}).get("template", "hh")
     exported = export(found, root / "evaluate" / "samples.jsonl", template, raters=raters, keep_ties=keep_ties)
     counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
         raise RunError(f"{found.file}: nothing to export of {counts}")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows), encoding="utf-8")
+    write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
     console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
-    print(
-        f"note: these prompts were held out with seed {manifest.get('seed')}, and are again with that seed: train on "
-        "them with another --seed, and do not evaluate on what was trained on",
-        file=sys.stderr,
+    say(
+        f"note: these prompts were held out with seed {manifest['seed']}, and are again with that seed: train on "
+        "them with another --seed, and do not evaluate on what was trained on"
     )
 
 

@@ -5,6 +5,7 @@ A recipe states everything that decides a run's outcome; rlhf/schema.py has its 
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,11 +59,11 @@ class Loaded(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.directory.parent.name
+        return Path(os.path.abspath(self.directory)).parent.name
 
     @property
     def version(self) -> str:
-        return self.directory.name
+        return Path(os.path.abspath(self.directory)).name
 
     @property
     def modified(self) -> bool:
@@ -72,11 +73,15 @@ class Loaded(NamedTuple):
 def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
+    The file may be named instead of its directory.
+
     Another `seed` is no modification: a released recipe is meant to be run with several.
     Raises RecipeError, one line, for anything that is wrong with the file, a key or a combination of values.
     """
+    directory = directory.parent if directory.name == "recipe.yaml" else directory
+    place = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` have a name and a version, too
     file = directory / "recipe.yaml"
-    if not re.fullmatch(r"v[0-9]+", directory.name):
+    if not (re.fullmatch(r"v[0-9]+", place.name) and place.parent.name):
         raise RecipeError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
     content = read_yaml(file)
     overrides = dict(overrides or {})
@@ -88,7 +93,7 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
 
 def _figures(file: Path) -> tuple[Figure, ...]:
     """The rows of a published.yaml; `guide` stands once above them, and not at all over targets of our own."""
-    if not file.exists():
+    if not (file.exists() or file.is_symlink()):  # a link to nowhere is no recipe without figures
         return ()
     content = read_yaml(file)
     rows, guide = content.pop("targets", None), content.pop("guide", None)
@@ -104,7 +109,13 @@ def content_hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-RECIPES = next((d for d in (Path("recipes"), Path(__file__).parents[1] / "recipes") if d.is_dir()), Path("recipes"))
+def default_root() -> Path:
+    """The folder of recipes: RLHF_RECIPES, or recipes/ here, of the checkout that this file is in, or of the wheel."""
+    if named := os.environ.get("RLHF_RECIPES"):
+        return Path(named)
+    package = Path(__file__).parent
+    places = (Path("recipes"), package.parent / "recipes", package / "recipes")
+    return next((place for place in places if available(place)), places[0])
 
 
 def available(root: Path) -> list[Path]:
@@ -116,19 +127,30 @@ def available(root: Path) -> list[Path]:
 def resolve(hardware: str, root: Path) -> Path:
     """The newest released version of the default recipe of `hardware`, or the newest draft where none is released.
 
-    Raises RecipeError when there is no default recipe.
+    Raises RecipeError when there is no default recipe, or more than one.
     """
     names: set[str] = set()
+    defaults: set[str] = set()
     chosen: dict[str, Path] = {}
     for directory in available(root):
         recipe = load(directory).recipe
         names.add(recipe.hardware.name)
         if recipe.hardware.name == hardware and recipe.default:
             chosen[recipe.status] = directory  # available() puts the newest version last
+            defaults.add(directory.parent.name)
+    if len(defaults) > 1:
+        both = " and ".join(sorted(defaults))
+        raise RecipeError(f"--hw {hardware}: {both} are both its default; set default: false in one, or use --recipe")
     if not chosen:
-        known = ", ".join(sorted(names)) or "none"
-        raise RecipeError(f"--hw {hardware}: no default recipe in {root} (hardware there: {known})")
+        if not names:
+            raise RecipeError(no_recipes(root))
+        raise RecipeError(f"--hw {hardware}: no default recipe in {root} (hardware there: {', '.join(sorted(names))})")
     return chosen.get("released") or chosen["draft"]
+
+
+def no_recipes(root: Path) -> str:
+    """What to say about a folder without recipes."""
+    return f"{root}: no recipes there; --recipes or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
 
 
 def longest(recipe: Recipe) -> int:

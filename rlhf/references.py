@@ -3,7 +3,6 @@
 They measure likeness, not worth: what to look at is whether an answer is nearer to the chosen than to the rejected one.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.load import Corpus, Prompt
 from rlhf.run import RunError
+from rlhf.terminal import say
 
 
 def answers(corpus: Corpus, prompts: Sequence[Prompt]) -> list[tuple[str, str | None] | None]:
@@ -39,7 +39,7 @@ class Overlap:
         self._encoder: _Encoder | None = None
         self._embedded: dict[str, Tensor] = {}
         if encoder is None:
-            print("evaluate: BERTScore is skipped: evaluate.bertscore_model names no encoder", file=sys.stderr)
+            say("evaluate: BERTScore is skipped: evaluate.bertscore_model names no encoder")
             return
         self._encoder = _Encoder(Path(encoder), device)
         texts = {reference for rows in self._rows.values() for _, reference in rows}

@@ -8,18 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import ab, console, published
+from rlhf import ab, console, published, records, report_overview
 from rlhf import recipe as recipes
-from rlhf.console import harmless
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
+from rlhf.options import refuse_inputs, write_output
+from rlhf.page import left_out, with_interval
+from rlhf.page import section as _section
+from rlhf.page import table as _table
+from rlhf.page import text as _text
 from rlhf.published import DIFFERS, Figure, Verdict
-from rlhf.recipe import RECIPES, STAGES
-from rlhf.run import RunError, code_version, read_json, read_lines, write_json
+from rlhf.recipe import STAGES, default_root
+from rlhf.run import RunError, code_version, data_file, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most
-LONGEST = 2000  # characters of a text that is shown
+OPEN = 12  # of them at once, the others when they are asked for
 CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
     "pretrain": (("loss", "loss"),),
     "sft": (("loss", "loss"),),
@@ -40,13 +44,14 @@ COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#1
 
 
 class Recorded(NamedTuple):
-    """What a run directory of one recipe version holds, by stage."""
+    """What a run directory of one recipe version holds, by stage, and why a record of it could not be read."""
 
     name: str
     path: Path
     manifests: dict[str, dict[str, Any]]
     summaries: dict[str, dict[str, Any]]
     price: float | None = None  # dollars for an hour of one card
+    problems: tuple[str, ...] = ()
 
 
 def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
@@ -57,22 +62,33 @@ def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None
     runs = [load(root)._replace(price=price) for root in roots]
     if len({run.name for run in runs}) < len(runs):
         runs = [run._replace(name=str(run.path)) for run in runs]
-    text = page(runs)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    facts = [(run.path, manifest.get("data") or {}) for run in runs for manifest in run.manifests.values()]
+    refuse_inputs(file, [data_file(root, entry["name"]) for root, data in facts for entry in data.get("files", ())])
+    write_output(file, page(runs))
 
 
 def load(root: Path) -> Recorded:
-    """Raises RunError where there is no run."""
+    """Read the records of a run. Raises RunError where there is none that can be read."""
+    problems = []
 
-    def of(name: str) -> dict[str, dict[str, Any]]:
-        found = {stage: read_json(root / stage / name) for stage in STAGES}
-        return {stage: content for stage, content in found.items() if content}
+    def of(name: str, kind: type[records.Record]) -> dict[str, dict[str, Any]]:
+        found = {}
+        for stage in STAGES:
+            try:
+                content = records.read(root / stage / name, kind)
+            except RunError as error:
+                problems.append(str(error))
+                continue
+            if content is not None:
+                found[stage] = content
+        return found
 
-    manifests = of("manifest.json")
+    manifests, summaries = of("manifest.json", records.Manifest), of("summary.json", records.Summary)
     if not manifests:
-        raise RunError(f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …")
-    return Recorded("/".join(root.resolve().parts[-3:]), root, manifests, of("summary.json"))
+        missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
+        raise RunError(problems[0] if problems else missing)
+    known = {stage: summary for stage, summary in summaries.items() if stage in manifests}
+    return Recorded("/".join(root.resolve().parts[-3:]), root, manifests, known, problems=tuple(problems))
 
 
 def page(runs: Sequence[Recorded]) -> str:
@@ -81,7 +97,9 @@ def page(runs: Sequence[Recorded]) -> str:
     first = next(iter(runs[0].manifests.values()))
     title = f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
     drawn = (_curves, _frontier, _policies, _ratings, _reward_model, _time, _memory, _data)
-    parts = [_or_why(section, runs, charts) for section in (_verdicts, _findings, *drawn, _provenance, _samples)]
+    parts = [left_out(problem) for run in runs for problem in run.problems]
+    parts += [_or_why(section, runs, charts) for section in (_verdicts, _findings, *drawn, _provenance, _samples)]
+    parts = [_or_why(_overview, runs, charts), report_overview.contents("".join(parts)), *parts]
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -89,19 +107,27 @@ def page(runs: Sequence[Recorded]) -> str:
         body="\n".join(part for part in parts if part),
         charts=json.dumps(charts.all, allow_nan=False).replace("<", "\\u003c"),
         library=get_plotlyjs(),
+        colours=json.dumps(COLOURS),
+    )
+
+
+def _overview(runs: Sequence[Recorded], charts: "_Charts") -> str:
+    """The outcome of each run in a sentence, what it was measured on, and its stages as a picture."""
+    names = [run.name if len(runs) > 1 else "" for run in runs]
+    return "".join(
+        report_overview.section(run.manifests, run.summaries, name, run.price)
+        for run, name in zip(runs, names, strict=True)
     )
 
 
 def _or_why(
     section: Callable[[Sequence[Recorded], "_Charts"], str], runs: Sequence[Recorded], charts: "_Charts"
 ) -> str:
-    """A part of the page, or that it is missing: a damaged file takes the part that reads it, and no other."""
+    """A part of the page, or why it is missing: a damaged file takes the part that reads it, and no other."""
     try:
         return section(runs, charts)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        name = section.__name__.strip("_").replace("_", " ")
-        why = f"{name}: a file of the run is damaged or of another version ({type(error).__name__}: {error})"
-        return f'<p class="warn">Left out: {_text(why)}</p>'
+    except RunError as error:
+        return left_out(f"{section.__name__.strip('_').replace('_', ' ')}: {error}")
 
 
 class _Charts:
@@ -130,8 +156,11 @@ def _verdicts(runs: Sequence[Recorded], charts: _Charts) -> str:
                 rows.append((run.name, stage, *row))
         for figure, value, verdict in published.totals(run.summaries, run.price):
             rows.append((run.name, "all", *_compared(figure, value, verdict, None)))
-    columns = ("run", "stage", "figure", "published", "predicted", "measured", "")
-    return _section("Published, predicted, measured", _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
+    guided = any(entry.get("guide") for run in runs for s in run.summaries.values() for entry in s["targets"])
+    asked = "published" if guided or any(row[1] == "all" for row in rows) else "target"
+    columns = ("run", "stage", "figure", asked, "predicted", "measured", "verdict")
+    title = "Published figures and what was measured" if asked == "published" else "Targets and what was measured"
+    return _section(title, _table(columns, rows, runs, safe=(6,), numbers=(4, 5)))
 
 
 def _compared(figure: Figure, value: float | None, verdict: Verdict, predicted: int | None) -> tuple[str, ...]:
@@ -146,18 +175,16 @@ def _findings(runs: Sequence[Recorded], charts: _Charts) -> str:
     items = []
     for run in runs:
         for stage in run.manifests:
-            for row in read_lines(run.path / stage / "findings.jsonl"):
+            for row in records.read_lines(run.path / stage / "findings.jsonl", records.FindingLine):
                 tries = ", ".join(f"{key}={value}" for key, value in row["remedies"].items())
                 where = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 text = f"{where}, step {row['step']}: {row['seen']}. {row['cause']}."
                 items.append(f"<li>{_text(text)}{f' Try <code>{_text(tries)}</code>.' if tries else ''}</li>")
     watched = all("findings" in summary for run in runs for summary in run.summaries.values())
     done = all(run.summaries.keys() == run.manifests.keys() for run in runs)
-    nothing = (
-        "Nothing looked wrong while it trained." if watched and done else "Nothing was found; not all was watched."
-    )
+    nothing = f"No check found anything while it trained{'' if watched and done else '; not all was watched'}."
     said = f'<ul class="warn">{"".join(items)}</ul>' if items else f"<p>{nothing}</p>"
-    return _section("What looked wrong", said)
+    return _section("What looked wrong while it trained", said)
 
 
 def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -167,7 +194,7 @@ def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
         for key, title in curves:
             lines = []
             for number, run in enumerate(runs):
-                rows = [row for row in read_lines(run.path / stage / "metrics.jsonl") if row.get(key) is not None]
+                rows = [row for row in _metrics(run, stage) if row.get(key) is not None]
                 if rows:
                     lines.append(_line(run.name, [r["step"] for r in rows], [r[key] for r in rows], number, len(runs)))
             if lines:
@@ -177,6 +204,10 @@ def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
         if drawn:
             sections.append(_section(f"{stage}: curves", f'<div class="charts">{"".join(drawn)}</div>'))
     return "\n".join(sections)
+
+
+def _metrics(run: Recorded, stage: str) -> list[dict[str, Any]]:
+    return records.read_lines(run.path / stage / "metrics.jsonl", records.MetricsLine)
 
 
 def _line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dict[str, Any]:
@@ -199,17 +230,17 @@ def _timeline(run: Recorded, stage: str, key: str, last: float) -> list[dict[str
 def _memory_over_time(runs: Sequence[Recorded], stage: str, charts: _Charts) -> list[str]:
     lines = []
     for number, run in enumerate(runs):
-        rows = [row for row in read_lines(run.path / stage / "telemetry.jsonl") if "memory_bytes" in row]
+        lines_read = records.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
+        rows = [row for row in lines_read if row.get("memory_bytes") is not None]
         if rows:
             size = [row["memory_bytes"] / 1e9 for row in rows]
             lines.append(_line(run.name, [row["step"] for row in rows], size, number, len(runs)))
     if not lines:
         return []
-    manifest = runs[0].manifests.get(stage, {})
-    card = manifest.get("settings", {}).get("hardware", {}).get("memory_gb")
-    measured = (
-        "peak of the GPU's memory" if manifest.get("device", {}).get("type") == "cuda" else "the process's memory"
-    )
+    manifest = runs[0].manifests.get(stage)
+    card = manifest["settings"].get("hardware", {}).get("memory_gb") if manifest else None
+    on_card = manifest is not None and manifest["device"]["type"] == "cuda"
+    measured = "peak of the GPU's memory" if on_card else "the process's memory"
     axes: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"rangemode": "tozero"}}
     return [charts.add(f"{measured}, measured, GB", lines, shapes=[_level(card)] if card else [], **axes)]
 
@@ -224,10 +255,10 @@ def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
     data: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        rows = [r for r in read_lines(run.path / "ppo" / "metrics.jsonl") if r.get("eval/score") is not None]
+        rows = [r for r in _metrics(run, "ppo") if r.get("eval/score") is not None]
         if not rows:
             continue
-        x, y = [r["eval/kl_per_token"] for r in rows], [r["eval/score"] for r in rows]
+        x, y = [r.get("eval/kl_per_token") for r in rows], [r["eval/score"] for r in rows]
         colour = COLOURS[number % len(COLOURS)]
         steps = [f"step {r['step']}" for r in rows]
         mark = {"color": colour}
@@ -237,11 +268,17 @@ def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
             if rows[0].get("eval/true_reward_gain_sd") is not None:  # who knows no truth has no gap to show
                 line = {"color": colour, "dash": dash}
                 known.append({"x": [0, *x], "y": [0, *gains], "name": f"{name}{_of(run, runs)}", "line": line})
-        best = (read_json(run.path / "ppo" / "checkpoints" / "best.json") or {}).get("best_step")
+        chosen = records.read(run.path / "ppo" / "checkpoints" / "best.json", records.BestCheckpoint)
+        best = chosen["best_step"] if chosen else None
         for row in rows:
             if row["step"] == best:
                 star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
-                point = {"x": [row["eval/kl_per_token"]], "y": [row["eval/score"]], "mode": "markers", "marker": star}
+                point = {
+                    "x": [row.get("eval/kl_per_token")],
+                    "y": [row["eval/score"]],
+                    "mode": "markers",
+                    "marker": star,
+                }
                 data.append(point | {"name": f"picked: step {best}"})
     if not data:
         return ""
@@ -259,17 +296,21 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
     parts = []
     for run in runs:
         metrics = run.summaries.get("evaluate", {}).get("metrics", {})
-        names = [name.split("/") for name in metrics if not name.startswith("rm/")]
+        names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
         if not names:
             continue
         policies = list(dict.fromkeys(who for who, _ in names))
         rows = []
-        for what in dict.fromkeys(what for _, what in names):
-            values = [metrics.get(f"{who}/{what}") for who in policies]
-            rows.append((run.name, what, *("" if value is None else console.number(value) for value in values)))
+        whats = list(dict.fromkeys(what for _, what in names))
+        for what in whats:
+            if what.removesuffix("_low").removesuffix("_high") == what or what.rpartition("_")[0] not in whats:
+                rows.append(
+                    (run.name, what.replace("_", " "), *(with_interval(metrics, who, what) for who in policies))
+                )
         numbers = tuple(range(2, 2 + len(policies)))
-        parts.append(_table(("run", "", *policies), rows, runs, numbers=numbers))
-        details = read_json(run.path / "evaluate" / "details.json") or {}
+        parts.append(_table(("run", "metric", *policies), rows, runs, numbers=numbers))
+        parts.append('<p class="note">docs/metrics.md explains every metric. Brackets: a 95 % interval.</p>')
+        details = _details(run)
         if scores := details.get("scores"):
             middle = _middles(scores["edges"])
             lines = [
@@ -279,6 +320,10 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
             axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
             parts.append(charts.add(f"scores of every policy's answers{_of(run, runs)}", lines, tall=True, **axes))
     return _section("The policies on held-out prompts", "".join(parts))
+
+
+def _details(run: Recorded) -> dict[str, Any]:
+    return records.read(run.path / "evaluate" / "details.json", records.Details) or {}
 
 
 def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -305,22 +350,35 @@ def _reward_model(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Whether the reward model can be believed: how sure it is, how often it is right, and what it contradicts."""
     drawn, said = [], []
     for run in runs:
-        details = read_json(run.path / "evaluate" / "details.json") or {}
+        details = _details(run)
         found = details.get("reward_model")
         if not found:
             continue
         sure = [row["confidence"] for row in found["calibration"]]
         right = [row["accuracy"] for row in found["calibration"]]
         pairs = [f"{row['pairs']} pairs" for row in found["calibration"]]
-        ideal = {"x": [0.5, 1], "y": [0.5, 1], "mode": "lines", "showlegend": False, "line": {"dash": "dot"}}
-        model = {"x": sure, "y": right, "text": pairs, "mode": "lines+markers", "showlegend": False}
+        ideal = {
+            "x": [0.5, 1],
+            "y": [0.5, 1],
+            "mode": "lines",
+            "showlegend": False,
+            "line": {"dash": "dot", "color": COLOURS[4]},
+        }
+        model = {
+            "x": sure,
+            "y": right,
+            "text": pairs,
+            "mode": "lines+markers",
+            "showlegend": False,
+            "line": {"color": COLOURS[0]},
+        }
         axes: dict[str, Any] = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
         drawn.append(charts.add(f"calibration (dotted: perfect){_of(run, runs)}", [ideal, model], **axes))
         for key, title in (("margins", "margin, chosen less rejected"), ("sigmoid_scores", "score after a sigmoid")):
             bars = {"type": "bar", "x": _middles(found[key]["edges"]), "y": found[key]["counts"], "showlegend": False}
             drawn.append(charts.add(f"{title}{_of(run, runs)}", [bars], bargap=0))
         for row in details.get("contradicted", []):
-            cells = f'<div class="said prompt">{_text(row["prompt"].strip())}</div>'
+            cells = _dialogue(row)
             for who in ("chosen", "rejected"):
                 cells += f'<div class="who">{who}</div><div class="said">{_text(row[who])}</div>'
             said.append(f'<div class="pair">{cells}<div class="who">margin {row["margin"]:.2f}</div></div>')
@@ -366,9 +424,10 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Predicted components of every phase, as pinned beside the recipe, under the card's limit; measured peaks."""
     manifests = [manifest for run in runs for manifest in run.manifests.values()]
     manifest = manifests[0]
-    folder = RECIPES / manifest["recipe"] / manifest["version"]
+    folder = default_root() / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
-    pinned = read_json(folder / "predicted.json") if same and not any(m["overrides"] for m in manifests) else None
+    unchanged = same and not any(m["overrides"] for m in manifests)
+    pinned = records.read(folder / "predicted.json", records.Predicted) if unchanged else None
     notes, drawn = "", ""
     if pinned and recipes.load(folder).sha256 == manifest["recipe_sha256"]:
         phases = {
@@ -420,24 +479,32 @@ def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
     """Held-out prompts with every policy's answer, from the evaluation or, without one, PPO's last samples."""
     shown, total = [], 0
     for run in runs:
-        rows = read_lines(run.path / "evaluate" / "samples.jsonl") or read_lines(run.path / "ppo" / "samples.jsonl")
+        evaluated, sampled = (run.path / stage / "samples.jsonl" for stage in ("evaluate", "ppo"))
+        rows = records.read_lines(evaluated, records.SampleLine) or records.read_lines(sampled, records.SampleLine)
         total += len(rows)
         for row in rows[-SAMPLES:]:
             answers = {key: value for key, value in row.items() if key not in ("step", "prompt", "sample", "messages")}
             cells = []
             for who, said in answers.items():
                 found = said if isinstance(said, Mapping) else {"response": said}
-                worth = f", score {found['score']:.3f}" if found.get("score") is not None else ""
+                known = (("score", "score"), ("true_reward", "true reward"))
+                worth = "".join(f", {name} {found[key]:.3f}" for key, name in known if found.get(key) is not None)
                 text = _text(str(found.get("response", "")))
                 cells.append(f'<div class="who">{_text(who + worth)}</div><div class="said">{text}</div>')
-            prompt = f'<div class="said prompt">{_text(row.get("prompt", "").strip())}</div>'
-            shown.append(f'<div class="sample">{prompt}{"".join(cells)}</div>')
+            shown.append(f'<div class="sample">{_dialogue(row)}{"".join(cells)}</div>')
     if not shown:
         return ""
     field = '<p class="screen"><input id="filter" placeholder="only samples with …" aria-label="filter samples"></p>'
     more = f" ({total} in all; the others are in samples.jsonl)" if total > len(shown) else ""
     count = f'<p class="note"><span id="shown">{len(shown)}</span> of {len(shown)} samples{more}</p>'
-    return _section("Samples", field + count + "".join(shown))
+    folded = f'<details id="more"><summary>{len(shown) - OPEN} more</summary>{"".join(shown[OPEN:])}</details>'
+    return _section("Samples", field + count + "".join(shown[:OPEN]) + (folded if shown[OPEN:] else ""))
+
+
+def _dialogue(row: Mapping[str, Any]) -> str:
+    """The prompt of a sample, turn by turn."""
+    said = ab.turns(row)
+    return "".join(f'<div class="who">{who}</div><div class="said prompt">{_text(text)}</div>' for who, text in said)
 
 
 def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -453,9 +520,10 @@ def _data(runs: Sequence[Recorded], charts: _Charts) -> str:
         for line in found["table"]:
             mark = {"error": "bad", "warning": "warn"}.get(line["severity"], "")
             hint = f'<span class="{mark}">{_text(line["hint"])}</span>'
-            rows.append((run.name, line["name"], line["value"], hint))
-        parts.append(_table(("run", "", "", ""), rows, runs, safe=(3,)))
-        dropped = next(iter(run.manifests.values())).get("data", {}).get("dropped")
+            if line["value"] != "0":
+                rows.append((run.name, line["name"], line["value"], hint))
+        parts.append(_table(("run", "sign", "found", "hint"), rows, runs, safe=(3,)))
+        dropped = (next(iter(run.manifests.values())).get("data") or {}).get("dropped")
         if dropped:
             left = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
             parts.append(f'<p class="note">Left out before training (data.drop): {_text(left)}.</p>')
@@ -473,20 +541,20 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
 
     Lengths are in tokens where the run has a tokenizer of its own, otherwise in words.
     """
-    manifest = next((m for m in run.manifests.values() if "data" in m), None)
+    manifest = next((m for m in run.manifests.values() if m.get("data") and m["settings"].get("data")), None)
     if manifest is None or manifest["settings"]["data"]["source"] == "lengths":
         return None
     file, facts, settings = run.path / "data" / "quality.json", manifest["data"], manifest["settings"]
     tokenizer = run.path / "pretrain" / "model"
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
-    split = {"seed": settings["seed"], "fraction": settings["data"]["heldout_fraction"]}
+    split = {"seed": manifest["seed"], "fraction": settings["data"]["heldout_fraction"]}
     made_from = {"data": facts["sha256"], "unit": unit, "code": code_version()["commit"], **split}
-    known = read_json(file)
-    if known and known.get("made_from") == made_from:
+    known = records.read(file, records.Quality)
+    if known and known["made_from"] == made_from:
         return known
     with console.working(f"{run.name}: checking its data"):
         try:
-            rows = _rows(settings["data"], [entry["name"] for entry in facts["files"]])
+            rows = _rows(settings["data"], [str(data_file(run.path, entry["name"])) for entry in facts["files"]])
         except (DataError, OSError) as error:
             return f"its data cannot be checked any more: {error}"
         if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
@@ -503,16 +571,16 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
 def _rows(data: Mapping[str, Any], files: list[str]) -> formats.Rows:
     """What a run read, read again."""
     if data["source"] == "hub":
-        where = {"data_dir": data["data_dir"], "format": data["format"]}
+        where = {"data_dir": data.get("data_dir"), "format": data.get("format", "auto")}
         return formats.read_hub(data["name"], data["revision"], on_bad_row="skip", **where)
-    return formats.read(files, on_bad_row="skip", format=data["format"])
+    return formats.read(files, on_bad_row="skip", format=data.get("format", "auto"))
 
 
 def _provenance(runs: Sequence[Recorded], charts: _Charts) -> str:
     rows = []
     for run in runs:
         for stage, manifest in run.manifests.items():
-            data = manifest.get("data", {})
+            data = manifest.get("data") or {}
             facts = {
                 "recipe": f"{manifest['recipe']} {manifest['version']}, sha256 {manifest['recipe_sha256'][:12]}",
                 "changed": ", ".join(f"{key}={value}" for key, value in manifest["overrides"].items()) or "nothing",
@@ -521,40 +589,10 @@ def _provenance(runs: Sequence[Recorded], charts: _Charts) -> str:
                 "device": manifest["device"]["name"],
                 "data": f"{data.get('pairs', 0):,} pairs, {data.get('examples', 0):,} instructions, "
                 f"{data.get('documents', 0):,} texts, sha256 {str(data.get('sha256'))[:12]}",
+                "parents from": ", ".join(f"{k}: {v}" for k, v in manifest.get("parents_from", {}).items())
+                or "this run",
                 "packages": ", ".join(f"{name} {version}" for name, version in manifest["packages"].items()),
                 "state": "done" if stage in run.summaries else "not finished",
             }
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
     return _section("Provenance", _table(("run", "stage", "what it was made by"), rows, runs))
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{content}</section>" if content else ""
-
-
-def _table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    runs: Sequence[Recorded],
-    safe: Sequence[int] = (),
-    numbers: Sequence[int] = (),
-) -> str:
-    """Columns with something in them; the first, which names the run, only where there are several.
-
-    `safe` columns hold HTML of ours, all others text.
-    """
-    if not rows:
-        return ""
-    shown = [i for i in range(len(columns)) if (i or len(runs) > 1) and any(row[i] for row in rows)]
-    head = "".join(f"<th{' class=number' if i in numbers else ''}>{html.escape(columns[i])}</th>" for i in shown)
-    body = []
-    for row in rows:
-        texts = {i: row[i] if i in safe else _text(str(row[i])) for i in shown}
-        cells = [f"<td{' class=number' if i in numbers else ''}>{text}</td>" for i, text in texts.items()]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-
-
-def _text(text: str) -> str:
-    """Escaped, without what could take over the page, cut where it is very long."""
-    return html.escape(harmless(text[:LONGEST])) + ("…" if len(text) > LONGEST else "")

@@ -3,16 +3,15 @@
 import math
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf import console, published
+from rlhf import console, endings, published, records
 from rlhf.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.recipe import STAGES, Loaded, parents
-from rlhf.run import RunError, read_json, write_json
+from rlhf.run import RunError, read_manifest, read_summary, write_json
 
 
 def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
@@ -31,7 +30,7 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
     for seed in seeds:
         for stage in stages:
             arguments = ["run", stage, "--if-needed", "--resume", "--seed", str(seed), "--out", str(root(out, seed))]
-            if subprocess.run([sys.executable, "-m", "rlhf.cli", *arguments, *options], check=False).returncode:
+            if endings.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
                 again = shlex.join(["rlhf", *arguments, *options])
                 raise RunError(f"seed {seed} stopped in {stage}; nothing is lost: mend it and run this again ({again})")
 
@@ -46,7 +45,7 @@ def record(
     Raises RunError when the stages were not all run by the same code, packages and device.
     """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
-    manifests = [read_json(folder / stage / "manifest.json") or {} for folder in folders.values() for stage in stages]
+    manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
     measured_on = [{key: m.get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
     if any(found != measured_on[0] for found in measured_on):
         raise RunError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
@@ -58,18 +57,28 @@ def record(
         **measured_on[0],
         "price_per_hour": price,
         "seeds": {
-            str(seed): {stage: read_json(folder / stage / "summary.json") for stage in stages}
-            for seed, folder in folders.items()
+            str(seed): {stage: read_summary(folder / stage) for stage in stages} for seed, folder in folders.items()
         },
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", found)
     return found
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any], out: Path) -> None:
+    """Print the table of a record, and where `record` has written it below `out`."""
     title = f"{found['recipe']} {found['version']}, seeds {' '.join(found['seeds'])}"
     columns, *body = rows(found)
     console.rows_table(title, columns, body)
+    file = out / f"{found['recipe']}-{found['version']}.json"
+    console.OUT.print(f"written to {file}", style="dim", markup=False)
+
+
+def table_of(file: Path) -> str:
+    """The Markdown table of a record that `record` wrote. Raises RunError where the file is none."""
+    found = records.read(file, records.Reproduced)
+    if found is None or not found["seeds"]:
+        raise RunError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
+    return markdown(found)
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -77,7 +86,7 @@ def markdown(found: dict[str, Any]) -> str:
     columns, *body = rows(found)
     lines = [columns, ("---",) * len(columns), *body]
     device, packages = found["device"], found["packages"]
-    where = f"{device['name']}, {device['threads']} thread(s)" if device["type"] == "cpu" else device["name"]
+    where = f"{device['name']}, {device.get('threads', '?')} thread(s)" if device["type"] == "cpu" else device["name"]
     measured = (
         f"Measured by `rlhf reproduce`: recipe {found['recipe']} {found['version']} ({found['recipe_sha256'][:12]}), "
         f"{where}, commit {(found['code']['commit'] or 'unknown')[:12]}, torch {packages['torch']}, "

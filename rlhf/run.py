@@ -11,32 +11,43 @@ summary.json      written last: its presence means that the stage is done
 """
 
 import fcntl
-import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import re
 import shutil
+import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlhf import published
+from rlhf import published, records
 from rlhf import recipe as recipes
+from rlhf.finished import REMADE, check_result, follow_base, result_files, result_hash
+from rlhf.finished import data_file as data_file
+from rlhf.finished import read_manifest as read_manifest
+from rlhf.finished import read_summary as read_summary
+from rlhf.finished import sha256 as sha256
+from rlhf.finished import stage_folder as stage_folder
+from rlhf.finished import verified as verified
 from rlhf.recipe import Loaded
+from rlhf.records import SCHEMA
+from rlhf.records import RunError as RunError
+from rlhf.terminal import say
 
-SCHEMA = 1
-REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
+LARGE = 10**9  # bytes: a larger result is hashed when it is read, not whenever its stage is found to be done
+LOGS: dict[str, type[records.Record]] = {
+    "metrics.jsonl": records.MetricsLine,
+    "telemetry.jsonl": records.TelemetryLine,
+    "samples.jsonl": records.LogLine,
+    "findings.jsonl": records.FindingLine,
+}
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
-
-
-class RunError(RuntimeError):
-    """Something about a run directory stops the stage; the message says what to do."""
 
 
 class ParentMissing(RunError):
@@ -44,7 +55,10 @@ class ParentMissing(RunError):
 
     def __init__(self, stage: str, parent: str, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
-        super().__init__(f"{stage} needs {parent}, which {state} ({path})")
+        usual = Path("runs", *path.parts[-3:])
+        other = usual != path and (usual / "summary.json").exists()
+        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if other else ""
+        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
         self.stage, self.parent, self.begun = stage, parent, begun
 
 
@@ -53,9 +67,11 @@ class Run:
 
     leads = True  # whether this process writes
 
-    def __init__(self, out: Path, loaded: Loaded, stage: str):
+    def __init__(self, out: Path, loaded: Loaded, stage: str, parents: Path | None = None):
+        """`out`: root of the runs. `parents`: another root, whose finished stages are used where `out` has none."""
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version
+        self.parents_root = parents / loaded.name / loaded.version if parents else None
         self.path = self.root / stage
         self.resumed_from: Path | None = None
         self.resumed_data: dict[str, Any] | None = None  # what the run that is resumed had read
@@ -70,14 +86,17 @@ class Run:
     def done(self) -> dict[str, Any] | None:
         """The summary of this stage if it finished with these settings, None if there is none.
 
-        Raises RunError when the directory holds a finished run of other settings: it is never overwritten.
+        Raises RunError when the directory holds a finished run of other settings, which is never overwritten, or a
+        result that has changed since.
         """
-        summary = read_json(self.path / "summary.json")
+        summary = read_summary(self.path)
         if summary is None:
             return None
         manifest = self._check_same_settings(self.path, self.stage)
+        check_result(self.path, summary, largest=LARGE)
+        follow_base(self.root, self.stage)
         changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
-        changed += [f["name"] for f in manifest["data"]["files"] if _changed(f)] if "data" in manifest else []
+        changed += [f["name"] for f in (manifest.get("data") or {}).get("files", []) if self._changed(f)]
         if changed and self.stage not in REMADE:
             raise RunError(
                 f"{self.path} was made from another {', '.join(changed)}; "
@@ -85,17 +104,24 @@ class Run:
             )
         return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
 
+    def folder_of(self, stage: str) -> Path:
+        """Directory of an earlier stage: below this run's root, or else below the root given as `parents`."""
+        if self.parents_root is None or (self.root / stage).exists():
+            return stage_folder(self.root, stage)
+        return stage_folder(self.parents_root, stage)
+
     def parent(self, stage: str) -> Path:
-        """The finished directory of an earlier stage, made with settings that agree with ours."""
-        path = self.root / stage
+        """The finished directory of an earlier stage, made with settings that agree with ours and verified."""
+        path = self.folder_of(stage)
         if not (path / "summary.json").exists():
             raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
-        self._check_same_settings(path, stage)
-        for name, digest in (read_json(path / "summary.json") or {}).get("result_sha256", {}).items():
-            file = path / name
-            if not file.is_file() or sha256(file) != digest:
-                state = "has changed" if file.is_file() else "is missing"
-                raise RunError(f"{file} {state} since {stage} was done; move {path} away and run {stage} again")
+        manifest = self._check_same_settings(path, stage)
+        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest["parents"]]
+        if unnamed:
+            raise RunError(
+                f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
+            )
+        verified(path.parent, stage)
         return path
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
@@ -104,8 +130,8 @@ class Run:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
-        if self.path.exists():
-            if resume and not (self.path / "summary.json").exists():
+        if os.path.lexists(self.path):
+            if resume and not (self.path / "summary.json").exists() and self._begun():
                 self._manifest = self._check_same_settings(self.path, self.stage)
                 if self._manifest["parents"] != self._parents():
                     raise RunError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
@@ -115,7 +141,9 @@ class Run:
                 self._manifest = {}
             else:
                 self.resumed_data = self._manifest.get("data")
-                self._spent = (read_json(self.resumed_from / "checkpoint.json") or {})["wall_seconds"]
+                self._spent = (records.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {})[
+                    "wall_seconds"
+                ]
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._manifest |= {
             "schema": SCHEMA,
@@ -127,12 +155,14 @@ class Run:
             "seed": self.loaded.recipe.seed,
             "settings": recipes.settings(self.loaded.recipe, self.stage),
             "parents": self._parents(),
+            "parents_from": self._parents_from(),
             "code": code_version(),
             "packages": {name: version for name in _PACKAGES if (version := _version(name))},
             "python": platform.python_version(),
             "device": dict(device),
             "image": os.environ.get("RLHF_IMAGE"),  # of the container, where it runs in one
             "argv": argv,
+            "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
         }
         self.describe()
@@ -140,9 +170,11 @@ class Run:
             last = checkpoint_step(self.resumed_from)
             for step in self.checkpoint_steps():
                 if step > last:  # damaged, or it would have been chosen
-                    shutil.rmtree(self.checkpoint(step))
-            for name in ("metrics.jsonl", "telemetry.jsonl", "samples.jsonl", "findings.jsonl"):
-                _keep_until(self.path / name, last)
+                    _remove(self.checkpoint(step))
+            logged = (records.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
+            for name, kind in LOGS.items():  # the checkpoint's own step may have logged after it
+                with records.advising(f"repair it, or run {self.stage} without --resume"):
+                    _keep_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
 
     def describe(self, **facts: Any) -> None:
         """Add facts to manifest.json, such as the data's fingerprint."""
@@ -151,9 +183,19 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time in a stage's directory."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / f".{self.stage}.lock", "w") as handle:
+        """Hold the stage's directory for one process at a time.
+
+        Raises RunError where another process holds it, or where nothing can be written.
+        """
+        lock = self.root / f".{self.stage}.lock"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+        with open(number, "w") as handle:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise RunError(f"{lock}: a pipe or a device in place of the lock; remove it")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -184,28 +226,31 @@ class Run:
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
         """Call `write(folder)`; when all is on disk, one rename makes the folder `checkpoints/step-<step>`."""
         partial = self.path / "checkpoints" / f".partial-{step}"
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         partial.mkdir(parents=True)
         write(partial)
         return self.seal_checkpoint(step, partial)
 
     def seal_checkpoint(self, step: int, folder: Path) -> Path:
         """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
-        for log in self.path.glob("*.jsonl"):
-            _sync(log)  # what leads to a checkpoint is on disk before it
+        self._sync_logs()  # what leads to a checkpoint is on disk before it
+        logged = {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.path / name).exists()}
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
-        write_json(folder / "checkpoint.json", {"step": step, "wall_seconds": self._wall(), "sha256": hashes})
+        record = {"step": step, "wall_seconds": self._wall(), "sha256": hashes, "log_lines": logged}
+        write_json(folder / "checkpoint.json", record)
         _sync_tree(folder)
         final = self.checkpoint(step)
-        shutil.rmtree(final, ignore_errors=True)
+        _remove(final)
         folder.rename(final)
         _sync(final.parent)
         return final
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps whose checkpoints exist, in order."""
-        return sorted(checkpoint_step(folder) for folder in (self.path / "checkpoints").glob("step-*"))
+        """Steps whose checkpoints exist, in order; a folder of any other name is left alone."""
+        names = {folder.name for folder in (self.path / "checkpoints").glob("step-*")}
+        steps = {int(found[1]) for name in names if (found := re.fullmatch(r"step-([0-9]{6,18})", name))}
+        return sorted(step for step in steps if self.checkpoint(step).name in names)
 
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:06d}"
@@ -214,7 +259,7 @@ class Run:
         """Delete all but the newest `keep` checkpoints and the one of step `spare`."""
         for step in self.checkpoint_steps()[:-keep]:
             if step != spare:
-                shutil.rmtree(self.checkpoint(step))
+                _remove(self.checkpoint(step))
 
     def latest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose every file has the hash it was written with; damaged ones are passed over."""
@@ -222,7 +267,7 @@ class Run:
             problem = checkpoint_problem(folder)
             if problem is None:
                 return folder
-            print(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before", file=sys.stderr)
+            say(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before")
         return None
 
     def finish(
@@ -245,14 +290,15 @@ class Run:
             "predicted_peak_vram_bytes": predicted_peak,
             **costs,
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
-            "result_sha256": {str(f.relative_to(self.path)): sha256(f) for f in _result(self.path)},
+            "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
-            "findings": [row["check"] for row in read_lines(self.path / "findings.jsonl")],
+            "findings": [row["check"] for row in records.read_lines(self.path / "findings.jsonl", records.FindingLine)],
             "targets": [_measured(figure, comparable) for figure in self._figures(self.stage)],
             "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
         }
         for folder in ("adapter", "model"):
             _sync_tree(self.path / folder)
+        self._sync_logs()
         write_json(self.path / "summary.json", summary)
         return summary
 
@@ -274,7 +320,7 @@ class Run:
             sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
             if sizes:
                 found[name] = sum(sizes) / published.GB
-        for row in read_lines(self.path / "metrics.jsonl"):
+        for row in records.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
             for key, value in row.items():
                 if value is not None:
                     found.setdefault(f"first.{key}", value)
@@ -282,16 +328,21 @@ class Run:
         return found
 
     def set_aside(self) -> None:
-        """Rename what an earlier run left, unless it stopped before its first step."""
-        kept = [*self.path.glob("*.jsonl"), *self.path.glob("summary.json"), *self.path.glob("checkpoints/step-*")]
-        if not kept:
+        """Rename what is there, unless an earlier run stopped before its first step and nothing was added since."""
+        if _holds_no_work(self.path):
             shutil.rmtree(self.path)
             return
         aside = _free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        print(f"{self.stage}: what was there is now in {aside}", file=sys.stderr)
+        unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
+        way = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
+        say(f"{self.stage}: what was there is now in {aside}{way}")
 
     # -- details ---------------------------------------------------------------------------------------------------
+
+    def _sync_logs(self) -> None:
+        for log in self.path.glob("*.jsonl"):
+            _sync(log)
 
     def _wall(self) -> float:
         return round(self._spent + time.monotonic() - self._started, 3)
@@ -300,22 +351,62 @@ class Run:
         """Hash of each parent's summary, which names the hash of its weights; for evaluate, of every trained policy."""
         names = recipes.parents(self.loaded.recipe, self.stage)
         if self.stage == "evaluate":
-            names += trained_policies(self.root)
-        summaries = {name: self.root / name / "summary.json" for name in names}
+            names += self.trained_policies()
+        summaries = {name: self.folder_of(name) / "summary.json" for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
+    def _begun(self) -> bool:
+        """Whether the directory holds a manifest that a run can be continued with.
+
+        Without one, or with a part of one, the stage stopped before its first step, or the file was lost later:
+        there is nothing to say that its checkpoints are ours.
+        """
+        try:
+            return records.read(self.path / "manifest.json", records.Manifest) is not None
+        except RunError as error:
+            say(f"{self.stage}: {error}; starting afresh")
+            return False
+
+    def _changed(self, file: Mapping[str, Any]) -> bool:
+        """Whether a local data file is no longer what the manifest says; a file that is gone is no change."""
+        path = data_file(self.root, file["name"])
+        return path.is_file() and sha256(path) != file["sha256"]
+
+    def _parents_from(self) -> dict[str, str]:
+        """Parents that lie below another root: their directories, relative to this run's root."""
+        folders = {name: self.folder_of(name) for name in self._parents()}
+        root = self.root.resolve()
+        return {
+            name: os.path.relpath(folder.resolve(), root)
+            for name, folder in folders.items()
+            if folder != self.root / name
+        }
+
+    def trained_policies(self) -> list[str]:
+        """The finished stages whose policies an evaluation compares with SFT."""
+        own = [stage for stage in ("ppo", "dpo") if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in ("ppo", "dpo") if stage in own or self.elsewhere(stage)]
+
+    def elsewhere(self, stage: str) -> Path | None:
+        """Directory of a stage that another root has finished with the same settings; None without."""
+        path = self.folder_of(stage)
+        if path == self.root / stage or not (path / "summary.json").exists():
+            return None
+        differing = recipes.differences(read_manifest(path)["settings"], recipes.settings(self.loaded.recipe, stage))
+        return None if differing else path
+
     def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
-        manifest = read_json(path / "manifest.json")
-        if manifest is None or not {"settings", "parents"} <= set(manifest):
-            raise RunError(f"{path}: manifest.json is missing or damaged; move the directory away, run {stage} again")
+        manifest = read_manifest(path)
         wanted = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(manifest.get("settings"), wanted)
+        keys = recipes.differences(manifest["settings"], wanted)
         if keys:
             more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
-            raise RunError(
-                f"{path} was made with another {', '.join(keys[:3])}{more}; "
+            way_out = (
                 "choose another --out (make: OUT=…), or move that directory away"
+                if path == self.root / stage
+                else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
             )
+            raise RunError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
         return manifest
 
 
@@ -338,11 +429,6 @@ class Follower(Run):
         return {}
 
 
-def trained_policies(root: Path) -> list[str]:
-    """The finished stages below a recipe's root whose policies an evaluation compares with SFT."""
-    return [stage for stage in ("ppo", "dpo") if (root / stage / "summary.json").exists()]
-
-
 def finite(value: float) -> float | None:
     """The number, or None for NaN and infinity, which JSON does not know."""
     return value if math.isfinite(value) else None
@@ -353,16 +439,33 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None."""
-    record = read_json(folder / "checkpoint.json")
+    """Why a checkpoint cannot be used, or None. A file that it does not name might be loaded instead of one it does."""
+    try:
+        record = records.read(folder / "checkpoint.json", records.Checkpoint)
+    except RunError as error:
+        return str(error)
     if record is None:
-        return "checkpoint.json is missing or damaged"
+        return "checkpoint.json is missing"
+    if record["step"] != checkpoint_step(folder):
+        return f"checkpoint.json is that of step {record['step']}"
     for name, digest in record["sha256"].items():
         if not (folder / name).is_file():
             return f"{name} is missing"
         if sha256(folder / name) != digest:
             return f"{name} is damaged"
-    return None
+    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    others = sorted(
+        name for name in there - {*record["sha256"], "checkpoint.json"} if not Path(name).name.startswith(".")
+    )
+    return f"{others[0]} does not belong to it" if others else None
+
+
+def resuming(folder: Path) -> AbstractContextManager[None]:
+    """Around whatever reads a checkpoint to go on from it: a RunError says how to do without it."""
+    return records.advising(f"move {folder} away, and --resume takes the checkpoint before it")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
@@ -399,22 +502,15 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _append(file: Path, rows: list[dict[str, Any]]) -> None:
     with open(file, "a", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _keep_until(file: Path, step: int) -> None:
-    """Drop lines after `step`: the resumed run writes them again."""
-    kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in read_lines(file) if row["step"] <= step]
+def _keep_until(file: Path, kind: type[records.Record], step: int, lines: int | None = None) -> None:
+    """Drop lines after `step`, and all but the first `lines`: the resumed run writes them again."""
+    rows = records.read_lines(file, kind)[:lines]
+    kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= step]
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     _sync(temporary)
@@ -435,22 +531,31 @@ def _sync_tree(folder: Path) -> None:
             _sync(path)
 
 
-def _result(folder: Path) -> list[Path]:
-    """The files that hold a stage's result."""
-    return sorted(file for file in (*folder.glob("adapter/*"), *folder.glob("model/*")) if file.is_file())
-
-
-def _changed(file: Mapping[str, Any]) -> bool:
-    """Whether a local data file is no longer what the manifest says; a file that is gone is no change."""
-    path = Path(file["name"])
-    return path.is_file() and sha256(path) != file["sha256"]
+def _remove(path: Path) -> None:
+    """Delete a folder, or what is there in place of one; of a symbolic link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _free_name(path: Path) -> Path:
     number = 1
-    while (candidate := path.with_name(f"{path.name}-{number}")).exists():
+    while os.path.lexists(candidate := path.with_name(f"{path.name}-{number}")):
         number += 1
     return candidate
+
+
+def _holds_no_work(folder: Path) -> bool:
+    """Whether a stage's folder holds only what is there before the first step: a manifest and unfinished files."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    for path in folder.iterdir():
+        checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
+        unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
+        if path.name != "manifest.json" and not path.name.endswith(".tmp") and not unfinished:
+            return False
+    return True
 
 
 def _measured(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:

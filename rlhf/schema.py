@@ -3,6 +3,9 @@
 Unknown keys, wrong types and impossible combinations are refused with one line that names the file, the key and the way
 out. Keys carry the names of TRL and transformers where those exist. Lengths are in tokens, learning rates per optimizer
 step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
+
+Every whole number has an upper bound far above what one machine can use: an absurd one is a typing error, and it would
+otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.
 """
 
 import math
@@ -15,19 +18,38 @@ from rlhf.strict import AsTuple, Section
 
 SHARED = ("sft", "rm", "ppo", "dpo")  # stages whose work is dealt out to `hardware.count` processes
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Counts, by what they count; bounds as in docs/recipes.md.
+Threads = Annotated[int, Field(gt=0, le=1024)]
+Devices = Annotated[int, Field(gt=0, le=1024)]
+Steps = Annotated[int, Field(gt=0, le=10_000_000)]
+StepsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+Epochs = Annotated[float, Field(gt=0, le=10_000)]
+Passes = Annotated[int, Field(gt=0, le=1_000)]  # over the same rows
+BatchRows = Annotated[int, Field(gt=0, le=65_536)]  # together in memory, or in a step
+Rows = Annotated[int, Field(gt=0, le=1_000_000_000)]  # of a data set
+MadeRows = Annotated[int, Field(gt=0, le=10_000_000)]  # that are made here and held in memory
+MadeRowsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+Tokens = Annotated[int, Field(gt=0, le=1_048_576)]  # of a sequence
+Vocabulary = Annotated[int, Field(gt=0, le=1_048_576)]
+Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
+Layers = Annotated[int, Field(gt=0, le=1_024)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
+
+NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds it
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
+Temperature = Annotated[float, Field(ge=0.01, le=100)]  # beyond, logits overflow or all tokens are as likely
+Name = Annotated[str, Field(max_length=4096)]  # the longest path of Linux
+SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 
 class Hardware(Section):
-    name: str  # what `--hw` names: cpu, 4090, h100
+    name: Name  # what `--hw` names: cpu, 4090, h100
     device: Literal["cpu", "cuda"]
     memory_gb: Positive | None = None  # of the card; null on a CPU
-    threads: PositiveInt | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
-    count: PositiveInt = 1  # devices, and processes: each has its share of every batch
+    threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
+    count: Devices = 1  # devices, and processes: each has its share of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # how several keep the weights: whole on each, or divided
     deterministic: bool = False  # on CUDA; a CPU always computes so (docs/reproducibility.md)
 
@@ -40,14 +62,14 @@ class Architecture(Section):
     """
 
     model_type: Literal["llama", "mistral"] = "llama"
-    vocab_size: PositiveInt | None = None  # null: the tokenizer's
-    sliding_window: PositiveInt | None = None
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    max_position_embeddings: PositiveInt
+    vocab_size: Vocabulary | None = None  # null: the tokenizer's
+    sliding_window: Tokens | None = None
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Layers
+    num_key_value_heads: Layers
+    max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
     tie_word_embeddings: bool
 
     @model_validator(mode="after")
@@ -59,8 +81,8 @@ class Architecture(Section):
 
 class Model(Section):
     source: Literal["pretrain", "hub", "local", "random"]  # random: the architecture without its weights
-    name: str | None = None  # hub id, or folder of a local checkpoint
-    revision: str | None = None  # 40-digit commit of the hub repository
+    name: Name | None = None  # hub id, or folder of a local checkpoint
+    revision: Name | None = None  # 40-digit commit of the hub repository
     architecture: Architecture | None = None
     dtype: Literal["float32", "bfloat16"]
     quantization: Literal["none", "nf4"] = "none"
@@ -81,9 +103,10 @@ class Model(Section):
 
 class Tokenizer(Section):
     source: Literal["train", "hub", "local", "words"]  # words: a stand-in that knows the words of data.source: lengths
-    name: str | None = None
-    revision: str | None = None
-    vocab_size: PositiveInt | None = None  # when it is trained, or a stand-in
+    name: Name | None = None
+    revision: Name | None = None
+    vocab_size: Vocabulary | None = None  # when it is trained, or a stand-in
+    pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
 
@@ -92,10 +115,16 @@ class Tokenizer(Section):
         made_here = self.source in ("train", "words")
         if made_here and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
-        if self.source == "words" and self.vocab_size and self.vocab_size < 8:
-            raise ValueError(f"vocab_size: {self.vocab_size} is too small for the marks of a dialogue; 8 or more")
+        smallest, needed = {
+            "words": (8, "the marks of a dialogue"),
+            "train": (SMALLEST_TRAINED, "every byte and the marks of a dialogue"),
+        }.get(self.source, (1, ""))
+        if self.vocab_size and self.vocab_size < smallest:
+            raise ValueError(f"vocab_size: {self.vocab_size} is too small for {needed}; {smallest} or more")
         if made_here and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
+        if made_here and self.pad_token is not None:
+            raise ValueError("a tokenizer that is made here has a padding token of its own; leave out pad_token")
         if not made_here and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -104,18 +133,18 @@ class Tokenizer(Section):
 
 
 class Toy(Section):
-    documents: PositiveInt  # pretraining transcripts
-    pairs: PositiveInt  # labelled preference pairs, train and held-out together
+    documents: MadeRows  # pretraining transcripts
+    pairs: MadeRows  # labelled preference pairs, train and held-out together
     bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
     corpus: Literal["tutors", "web"] = "tutors"  # who writes the transcripts: rlhf/data/toy.py
-    demonstrations: Annotated[int, Field(ge=0)] = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    demonstrations: MadeRowsOrNone = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
     subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
 
 
 class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
-    pairs: PositiveInt
+    pairs: MadeRows
     shape: Literal["hh", "longest"]  # as long as dialogues of HH-RLHF are, or each as long as every stage admits
 
 
@@ -138,11 +167,11 @@ Flaw = Literal[
 
 class Data(Section):
     source: Literal["toy", "files", "hub", "lengths"]
-    files: Annotated[tuple[str, ...], AsTuple] = ()
-    name: str | None = None
-    revision: str | None = None
-    data_dir: str | None = None
-    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"] = "auto"
+    files: Annotated[tuple[Name, ...], AsTuple] = ()
+    name: Name | None = None
+    revision: Name | None = None
+    data_dir: Name | None = None
+    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the
@@ -170,10 +199,10 @@ class Data(Section):
 class Lora(Section):
     """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
 
-    r: PositiveInt
-    lora_alpha: PositiveInt
+    r: Width
+    lora_alpha: Width
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
-    target_modules: Annotated[tuple[str, ...], AsTuple] | Literal["all-linear"]
+    target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
 
     @model_validator(mode="after")
     def _inside(self):
@@ -195,17 +224,17 @@ class Optimization(Section):
     adam_epsilon: Positive = 1e-8
     max_grad_norm: Positive
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
-    num_train_epochs: Positive
-    max_steps: PositiveInt | None = None  # stops earlier than num_train_epochs
-    per_device_train_batch_size: PositiveInt  # times gradient_accumulation_steps: the rows of a step, on all devices
-    gradient_accumulation_steps: PositiveInt
+    num_train_epochs: Epochs
+    max_steps: Steps | None = None  # stops earlier than num_train_epochs
+    per_device_train_batch_size: BatchRows  # times gradient_accumulation_steps: the rows of a step, on all devices
+    gradient_accumulation_steps: BatchRows
     gradient_checkpointing: bool
     group_by_length: bool
-    max_samples: PositiveInt | None  # of the training rows, as the seed shuffled them; null: all
-    max_eval_samples: PositiveInt
-    logging_steps: PositiveInt
-    save_steps: PositiveInt
-    max_length: PositiveInt
+    max_samples: Rows | None  # of the training rows, as the seed shuffled them; null: all
+    max_eval_samples: Rows
+    logging_steps: Steps
+    save_steps: Steps
+    max_length: Tokens
 
     @model_validator(mode="after")
     def _aligned(self):
@@ -229,12 +258,12 @@ class Optimization(Section):
 
 
 class Pretrain(Optimization):
-    pass
+    max_length: Annotated[int, Field(gt=1, le=1_048_576)]  # a token is predicted from the ones before it
 
 
 class Dialogues(Optimization):
-    max_prompt_length: PositiveInt
-    eval_steps: PositiveInt | None = None  # the held-out loss is computed this often; null: only after training
+    max_prompt_length: Tokens
+    eval_steps: Steps | None = None  # the held-out loss is computed this often; null: only after training
     adapter: Literal["last", "best"] = "last"  # which weights are the result; best: those with the lowest such loss
 
     @model_validator(mode="after")
@@ -273,28 +302,28 @@ class Rm(Dialogues):
 
 class Dpo(Dialogues):
     beta: Positive
-    max_completion_length: PositiveInt | None = None  # tokens of a response, EOS included; null: max_length alone cuts
+    max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
 
 
 class Ppo(Section):
     """Names follow TRL's PPOConfig. One step = one batch of rollouts and `num_ppo_epochs` passes over it."""
 
-    steps: PositiveInt
-    batch_size: Annotated[int, Field(gt=1)]  # rollouts per step
-    num_ppo_epochs: PositiveInt
-    num_mini_batches: PositiveInt  # optimizer steps per epoch
-    per_device_train_batch_size: PositiveInt  # micro-batch: memory only, never the result
-    rollout_batch_size: PositiveInt  # prompts decoded together
+    steps: Steps
+    batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
+    num_ppo_epochs: Passes
+    num_mini_batches: BatchRows  # optimizer steps per epoch
+    per_device_train_batch_size: BatchRows  # micro-batch: memory only, never the result
+    rollout_batch_size: BatchRows  # prompts decoded together
     rollout_weights: Literal["adapter", "merged"] = (
         "adapter"  # merged: sample with copies that have the adapter in them
     )
     rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
-    score_batch_size: PositiveInt | None = None  # rollouts scored together; null: per_device_train_batch_size
-    vllm_url: str | None = None  # sample with the vLLM server there (rlhf/vllm.py says how to start it), not here
+    score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
+    vllm_url: Name | None = None  # sample with the vLLM server there (rlhf/vllm.py says how to start it), not here
     learning_rate: Positive
     value_learning_rate: Positive
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
-    warmup_steps: Annotated[int, Field(ge=0)]
+    warmup_steps: StepsOrNone
     weight_decay: NonNegative = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.999
@@ -302,9 +331,9 @@ class Ppo(Section):
     max_grad_norm: Positive
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     gradient_checkpointing: bool
-    max_prompt_length: PositiveInt
-    response_length: PositiveInt
-    temperature: Positive
+    max_prompt_length: Tokens
+    response_length: Tokens
+    temperature: Temperature
     kl_coef: NonNegative
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
@@ -315,24 +344,24 @@ class Ppo(Section):
     cliprange: Positive
     cliprange_value: Positive | None
     vf_coef: NonNegative
-    value_warmup_steps: Annotated[int, Field(ge=0)] = 0  # first steps in which only the critic learns
+    value_warmup_steps: StepsOrNone = 0  # first steps in which only the critic learns
     entropy_coef: NonNegative = 0.0
     max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
     whiten_advantages: bool
     whiten_rewards: bool = False
     normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
-    norm_responses: Annotated[int, Field(gt=1)] = 256  # how many of these, rounded up to whole batches
+    norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many of these, rounded up to whole batches
     sigmoid_scores: bool = False
     score_clip: Positive | None = None  # limit of the absolute score, after the two above
     missing_eos_penalty: NonNegative | None
     value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
     old_logprobs: Literal["recompute", "rollout"] = "recompute"  # by the training forward, or as they were sampled
-    max_samples: PositiveInt | None
-    logging_steps: PositiveInt
-    save_steps: PositiveInt
-    eval_steps: PositiveInt  # held-out responses are sampled and scored this often, and at every checkpoint
-    max_eval_samples: PositiveInt
-    keep_checkpoints: Literal["all"] | int = "all"  # a number: the newest ones, and the best
+    max_samples: Rows | None
+    logging_steps: Steps
+    save_steps: Steps
+    eval_steps: Steps  # held-out responses are sampled and scored this often, and at every checkpoint
+    max_eval_samples: Rows
+    keep_checkpoints: Literal["all"] | StepsOrNone = "all"  # a number: the newest ones, and the best
     best_kl_limit: Positive | None = None  # the best checkpoint: highest score with no more KL (nats per token)
     adapter: Literal["last", "best"] = "last"  # which weights are the result
 
@@ -362,14 +391,14 @@ class Ppo(Section):
 
 
 class Evaluate(Section):
-    max_samples: PositiveInt
-    batch_size: PositiveInt
-    response_length: PositiveInt
-    max_prompt_length: PositiveInt
-    temperature: Positive
+    max_samples: Rows
+    batch_size: BatchRows
+    response_length: Tokens
+    max_prompt_length: Tokens
+    temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens that hold this much probability
-    num_samples: PositiveInt = 1  # answers of each policy to each prompt
-    bertscore_model: str | None = None  # folder of a BERT-like encoder; null: no BERTScore
+    num_samples: Passes = 1  # answers of each policy to each prompt
+    bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 
 class Merge(Section):
@@ -380,9 +409,9 @@ class Merge(Section):
 class Recipe(Section):
     status: Literal["draft", "released"]
     default: bool  # the one that `--hw` picks among the recipes of its hardware
-    description: str
+    description: Annotated[str, Field(max_length=1000)]
     hardware: Hardware
-    seed: Annotated[int, Field(ge=0)]
+    seed: Seed
     model: Model
     tokenizer: Tokenizer
     data: Data

@@ -14,8 +14,9 @@ from rlhf import console, cuda, stats
 from rlhf.chat import finished
 from rlhf.data import formats, raw
 from rlhf.data.formats import DataError, Message
+from rlhf.options import refuse_inputs, write_output
 from rlhf.recipe import Loaded
-from rlhf.run import Run, read_json
+from rlhf.run import Run, read_summary
 
 PAIR = ("chosen", "rejected")
 ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of a run's samples that hold an answer as plain text
@@ -53,8 +54,8 @@ def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], t
     """What the command line names: files, or one prompt with its responses. Raises UsageError for anything else."""
     if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
-    if to and to.resolve() in [file.resolve() for file in files]:
-        raise click.UsageError(f"--to {to} is one of the files that are scored")
+    if to:
+        refuse_inputs(to, files)
     if prompt is None:
         return read(files)
     messages = formats.parse_prompt(prompt, "--prompt")
@@ -128,7 +129,7 @@ class RewardModel:
             finished(run, "pretrain", "score")
         sft, rm = (finished(run, stage, "score") for stage in ("sft", "rm"))
         self.options = loaded.recipe.rm
-        weights = (read_json(rm / "summary.json") or {})["result_sha256"]["adapter/adapter_model.safetensors"]
+        weights = (read_summary(rm) or {})["result_sha256"]["adapter/adapter_model.safetensors"]
         self.digest = weights[:16]  # names the reward model in what is written
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
@@ -224,10 +225,7 @@ def show(scored: Sequence[Scored], cut: dict[str, int]) -> None:
 
 def write(scored: Sequence[Scored], reward_model: str, file: Path) -> None:
     """Lines in the layout of a run's samples.jsonl, each with the hash of the reward model's weights."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w", encoding="utf-8") as handle:
-        for row in scored:
-            handle.write(json.dumps(_line(row, reward_model), ensure_ascii=False) + "\n")
+    write_output(file, "".join(json.dumps(_line(row, reward_model), ensure_ascii=False) + "\n" for row in scored))
 
 
 def _line(row: Scored, reward_model: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""YAML read into frozen, strictly typed objects, with every mistake told in one line: file, key and the way out."""
+"""Parsed YAML as frozen, strictly typed objects; every mistake is one line: file, key and the way out."""
 
 import difflib
 import json
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message is one line for the person who wrote it."""
+from rlhf.plain_yaml import RecipeError as RecipeError
+from rlhf.plain_yaml import parse
+from rlhf.plain_yaml import read_yaml as read_yaml
+from rlhf.terminal import shortened
 
 
 class Section(BaseModel):
@@ -20,41 +20,8 @@ class Section(BaseModel):
 
 
 SectionT = TypeVar("SectionT", bound=Section)
+MAX_KEY = 200  # characters of a dotted key
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
-
-
-class Yaml(yaml.SafeLoader):
-    """YAML whose numbers may be written 1e-4 (YAML 1.1 reads that as text) and whose keys may not repeat."""
-
-    def construct_mapping(self, node, deep=False):
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """The keys of a YAML file. Raises RecipeError."""
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Yaml)
-    except FileNotFoundError:
-        raise RecipeError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}: not UTF-8 at byte {error.start}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise RecipeError(f"{file}:{line}: {error.problem or 'not valid YAML'}") from None
-    if not isinstance(content, dict):
-        raise RecipeError(f"{file}: holds no keys")
-    return content
 
 
 def validate(kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], at: str = "") -> SectionT:
@@ -72,23 +39,59 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     """The first problem, an unknown key before any other: a misspelt key is also reported as missing."""
     problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     problem = problems[0]
-    location = [str(part) for part in problem["loc"] if re.fullmatch(r"\w+", str(part))]  # without names of types
+    location = _location(problem)
     key = at + ".".join(location)
     touched = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
     where = f"{file} with --set" if overrides and (touched or not key) else str(file)
     if problem["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(location[-1], _keys_at(kind, location[:-1]), n=1, cutoff=0)
-        return f"{where}: unknown key '{key}'; the nearest key is '{at}{'.'.join([*location[:-1], *nearest])}'"
+        return f"{where}: unknown key '{key}'; {_nearest(kind, location, at)}"
+    others = list(dict.fromkeys(at + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
+    others = [other for other in others if other != key]
+    rest = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    more = f" (also wrong: {', '.join(others[:3])}{rest})" if others else ""
     if problem["type"] == "missing":
-        return f"{where}: key '{key}' is missing"
+        return f"{where}: key '{key}' is missing{more}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
         return f"{where}: {key + ': ' if key else ''}{message}"
     if problem["type"] == "tuple_type":
         message = f"a list is written [{problem['input']}]"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where}: {key} = {problem['input']!r}: {message}{more}"
+    return f"{where}: {key} = {shortened(repr(problem['input']), 200)}: {message}{more}"
+
+
+def _location(problem: Mapping[str, Any]) -> list[str]:
+    """Where a problem is, as the parts of a dotted key, without the names of types that pydantic puts between."""
+    *above, last = problem["loc"] or ("",)
+    location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]
+    if problem["type"] == "extra_forbidden" or re.fullmatch(r"\w+", str(last)):
+        location.append(str(last))
+    return location
+
+
+def _nearest(kind: type[Section], location: list[str], at: str) -> str:
+    """The key that was probably meant: a sibling spelt alike, or the keys of that name in other sections."""
+    *section, name = location
+    siblings = difflib.get_close_matches(name, _keys_at(kind, section), n=1, cutoff=0.7)
+    if siblings:
+        return f"the nearest key is '{at}{'.'.join([*section, *siblings])}'"
+    known = _dotted_keys(kind)
+    same = [key for key in known if key.rpartition(".")[2] == name]
+    alike = same or difflib.get_close_matches(".".join(location), known, n=1, cutoff=0.8)
+    if not alike:
+        return f"the keys there are {', '.join(_keys_at(kind, section))}"
+    named = ", ".join(f"'{at}{key}'" for key in alike)
+    return f"the nearest key is {named}" if len(alike) == 1 else f"there are {named}"
+
+
+def _dotted_keys(kind: type[Section], above: str = "") -> list[str]:
+    """Every key of a section and of those inside it, with the names of its sections."""
+    found = []
+    for name, field in kind.model_fields.items():
+        found.append(above + name)
+        for inner in _section_types(field.annotation)[:1]:
+            found += _dotted_keys(inner, f"{above}{name}.")
+    return found
 
 
 def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
@@ -109,24 +112,25 @@ def _section_types(annotation: Any) -> list[type[Section]]:
 
 
 def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
-    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file."""
+    """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file.
+
+    Raises RecipeError.
+    """
     found: dict[str, Any] = {}
     for item in items:
         key, sign, value = item.partition("=")
-        if not sign or not key:
+        key = key.strip()
+        if not sign or len(key) > MAX_KEY or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
-        try:
-            found[key.strip()] = yaml.load(value, Yaml)
-        except yaml.YAMLError:
-            raise RecipeError(f"--set {item}: the value is not valid YAML") from None
+        found[key] = parse(value, f"--set {item}", lines=False)
     return found
 
 
 def as_yaml(value: Any) -> str:
     """A value as it is written after `--set KEY=`."""
-    if isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) and yaml.load(value, Yaml) == value:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value) and parse(value, "") == value:
         return value
-    return json.dumps(value)  # every JSON value is YAML
+    return json.dumps(value, ensure_ascii=False)  # every JSON value is YAML
 
 
 def with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

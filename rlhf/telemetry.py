@@ -1,6 +1,8 @@
 """What a stage costs: seconds per phase, real tokens per second, peak memory."""
 
 import os
+import platform
+import re
 import resource
 import sys
 import time
@@ -8,6 +10,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -241,7 +244,7 @@ def _resident_bytes() -> int | None:
 def device_facts(device: torch.device) -> dict[str, Any]:
     """Name, memory and driver of the device, for manifest.json."""
     if device.type != "cuda":
-        return {"type": "cpu", "name": "cpu", "threads": torch.get_num_threads()}
+        return {"type": "cpu", "name": "cpu", "model": cpu_model(), "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
     return {
         "type": "cuda",
@@ -251,6 +254,16 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": _driver(),
     }
+
+
+def cpu_model() -> str:
+    """What the processor calls itself, with its architecture where the system does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _driver() -> str | None:

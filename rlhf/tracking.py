@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlhf.console import install_command
+from rlhf.terminal import say
+
 TRACKERS = ("tensorboard", "trackio", "wandb")
 Log = Callable[[int, Mapping[str, float]], None]
 
@@ -21,7 +24,7 @@ def check(report_to: Sequence[str]) -> None:
     for name in report_to:
         if importlib.util.find_spec(name) is None:
             extra = "tracking" if name == "tensorboard" else name
-            raise TrackerError(f"--report-to {name}: {name} is not installed; pip install '.[{extra}]'")
+            raise TrackerError(f"--report-to {name}: {name} is not installed; {install_command(extra)}")
 
 
 @contextmanager
@@ -38,6 +41,7 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             from torch.utils.tensorboard import SummaryWriter
 
             writer = SummaryWriter(str(folder / "tensorboard"))
+            say(f"tensorboard: metrics go to {folder / 'tensorboard'}")
             logs.append(partial(_scalars, writer))
             closing.append(writer.close)
         else:

@@ -12,23 +12,26 @@ from typing import Any, TypeVar
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
-from peft import set_peft_model_state_dict
-from safetensors.torch import load_file
+from peft import PeftModel, set_peft_model_state_dict
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from rlhf import distributed
+from rlhf import distributed, records
 from rlhf.console import Bar
 from rlhf.data.tokenize import pad_right
-from rlhf.models.loading import ADAPTER_FILE, mixed_precision
+from rlhf.models import weights as stored
+from rlhf.models.loading import mixed_precision
 from rlhf.models.optimizer import page_states
+from rlhf.models.weights import ADAPTER_FILE
 from rlhf.recipe import Optimization
-from rlhf.run import Run, RunError, checkpoint_problem, read_json, read_lines, write_json
+from rlhf.records import reading
+from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, resuming, write_json
 from rlhf.telemetry import Telemetry
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 TrainerT = TypeVar("TrainerT", bound=Trainer)
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers would try
 _NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
 
 
@@ -167,6 +170,8 @@ def train(
         eval_steps = getattr(getattr(run.loaded.recipe, run.stage), "eval_steps", None)
         if evaluate is not None and eval_steps:
             trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
+        if run.resumed_from:
+            _check_resumed(trainer, run)
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     # an engine that divides the weights would make each rank count its own share
@@ -177,6 +182,56 @@ def train(
     if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
         return trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return dict(trainer.model.named_parameters())
+
+
+def _check_resumed(trainer: Trainer, run: Run) -> None:
+    """Check the checkpoint that transformers is about to load. Raises RunError for what it would stumble over, run on
+    with, or unpickle."""
+    folder = run.resumed_from
+    assert folder
+    with resuming(folder):
+        state = records.read(folder / "trainer_state.json", records.TrainerState)
+        if state is None or state["global_step"] != checkpoint_step(folder):
+            raise RunError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
+        if run.loaded.recipe.hardware.engine == "ddp":  # others divide them in ways of their own
+            _check_parts(trainer, folder)
+
+    for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
+        setattr(trainer, name, _reading_from(folder, getattr(trainer, name)))
+
+
+def _check_parts(trainer: Trainer, folder: Path) -> None:
+    """Weights against the model's, the optimizer's groups against its parameters, and the schedule. Raises RunError."""
+    for name in _PICKLED_WEIGHTS:
+        if (folder / name).exists():
+            raise RunError(f"{folder / name} is a pickle, and no run writes its weights as one")
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if isinstance(model, PeftModel):
+        expected = stored.adapter_state(model)
+        for file in (folder / ADAPTER_FILE, *sorted(folder.glob(f"*/{ADAPTER_FILE}"))):  # DPO's reference has a folder
+            stored.adapter_config(file.parent)
+            stored.check_shapes(stored.tensors(file), expected, str(file))
+    else:
+        file = folder / "model.safetensors"
+        stored.check_shapes(stored.tensors(file), dict(model.named_parameters()), str(file))
+    file = folder / "optimizer.pt"
+    optimizer = records.check(stored.unpickled(file), records.OptimizerState, str(file))
+    count = sum(len(group["params"]) for group in optimizer["param_groups"])
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    if count != trained:
+        raise RunError(f"{file} is of {count} parameters, the model trains {trained}")
+    file = folder / "scheduler.pt"
+    records.check(stored.unpickled(file), records.SchedulerState, str(file))
+
+
+def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
+    """`load`, with whatever it raises as one line that names the checkpoint."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with resuming(folder), reading(folder):
+            return load(*args, **kwargs)
+
+    return guarded
 
 
 def _dealt(trainer: Trainer) -> DataLoader:
@@ -243,6 +298,9 @@ class _RunCallback(TrainerCallback):
         self.time, self.cpu, self.evaluated = self.time + seconds, self.cpu + cpu, self.evaluated + seconds
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        if self.run.resumed_from:
+            with resuming(self.run.resumed_from):
+                stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
         page_states(optimizer)  # a resumed run has just loaded it
         self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
 
@@ -296,7 +354,8 @@ def choose_checkpoint(run: Run) -> int | None:
 
     Returns its step, None where no checkpoint has a finite loss.
     """
-    logged = {row["step"]: row["eval/loss"] for row in read_lines(run.path / "metrics.jsonl") if "eval/loss" in row}
+    rows = records.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
+    logged = {row["step"]: row["eval/loss"] for row in rows if "eval/loss" in row}
     checkpoints = [{"step": step, "loss": logged[step]} for step in run.checkpoint_steps() if step in logged]
     finite = [found for found in checkpoints if found["loss"] is not None]
     best = min(finite, key=lambda found: (found["loss"], found["step"]))["step"] if finite else None
@@ -306,7 +365,7 @@ def choose_checkpoint(run: Run) -> int | None:
 
 def best_step(run: Run) -> dict[str, float]:
     """The metric that names the best checkpoint; nothing where checkpoints were not compared."""
-    found = read_json(run.path / "checkpoints" / "best.json")
+    found = records.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
     if found is None:
         return {}
     return {"best_step": math.nan if found["best_step"] is None else found["best_step"]}
@@ -321,7 +380,9 @@ def _take_best(trainer: Trainer, run: Run) -> None:
     if problem := checkpoint_problem(folder):
         raise RunError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {run.stage}.adapter=last")
     model = trainer.accelerator.unwrap_model(trainer.model)
-    outcome = set_peft_model_state_dict(model, load_file(folder / ADAPTER_FILE))
+    best_weights = stored.tensors(folder / ADAPTER_FILE)
+    stored.check_shapes(best_weights, stored.adapter_state(model), str(folder / ADAPTER_FILE))
+    outcome = set_peft_model_state_dict(model, best_weights)
     assert not outcome.unexpected_keys
 
 

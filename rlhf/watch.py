@@ -7,13 +7,14 @@ and says what it has seen, or nothing; thresholds are ours unless a source stand
 import itertools
 import math
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlhf.recipe import Recipe, as_yaml
-from rlhf.run import Run, RunError, read_lines
+from rlhf.records import FindingLine, MetricsLine, read_lines
+from rlhf.run import Run, RunError
 from rlhf.stats import sigmoid
+from rlhf.terminal import say
 
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
 FEW = 5  # logged rows whose mean is looked at, and that a check waits for
@@ -310,8 +311,8 @@ class Watch:
     def __init__(self, run: Run, stop_on: Iterable[str] = ()):
         self.run, self.stop_on = run, set(NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
-        self.history.rows += read_lines(run.path / "metrics.jsonl")  # of the run that this one resumes
-        self.told = {row["check"] for row in read_lines(run.path / "findings.jsonl")}
+        self.history.rows += read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that this one resumes
+        self.told = {row["check"] for row in read_lines(run.path / "findings.jsonl", FindingLine)}
 
     def see(self, step: int, values: Mapping[str, float]) -> None:
         """Take a logged row. Raises RunError for a finding on which the run is to stop."""
@@ -320,7 +321,7 @@ class Watch:
             if finding.check not in self.told:
                 self.told.add(finding.check)
                 self.run.log_finding(step, finding._asdict())
-                print(f"{self.run.stage}, {finding}", file=sys.stderr)
+                say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
                 raise RunError(
                     f"{self.run.stage}: stopped on {finding.check}; with another setting it begins anew (--set, and "

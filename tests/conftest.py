@@ -1,6 +1,8 @@
 """A chain small enough for tests: the released CPU recipe with its sizes turned down."""
 
+import json
 import os
+import signal
 import sys
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
@@ -12,7 +14,13 @@ from typing import Any
 import pytest
 
 from rlhf import cli, recipe, stages
+from rlhf.finished import result_files, result_hash
 from rlhf.recipe import Loaded
+
+# Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
 SMALL: dict[str, Any] = {
@@ -88,6 +96,22 @@ def beside(trained: Path, out: Path, *stages: str) -> Path:
     for name in ("data", *stages):
         (out / root / name).symlink_to(trained / root / name)
     return out
+
+
+def write_records(folder: Path, manifest: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
+    """Write manifest.json and summary.json of a stage that is done, around the result that lies in `folder`.
+
+    The keys of `manifest` and `summary` replace plain ones.
+    """
+    of_both = {"schema": 1, "recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0" * 64, "seed": 0}
+    plain = {"overrides": {}, "settings": {}, "parents": {}, "code": {"commit": None, "dirty": None}, "packages": {}}
+    plain["device"] = {"name": "cpu", "type": "cpu"}
+    hashes = {str(file.relative_to(folder)): result_hash(file) for file in result_files(folder)}
+    done = {"modified": False, "stage": folder.name, "status": "done", "wall_seconds": 1.0, "tokens_per_second": None}
+    done |= {"peak_vram_bytes": None, "peak_rss_bytes": 1, "metrics": {}, "targets": [], "result_sha256": hashes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(of_both | plain | (manifest or {})))
+    (folder / "summary.json").write_text(json.dumps(of_both | done | (summary or {})))
 
 
 @pytest.fixture(scope="session")

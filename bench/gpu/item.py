@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {
     "model.architecture.num_hidden_layers": 2,
     "model.architecture.num_attention_heads": 4,
     "model.architecture.num_key_value_heads": 2,
-    "tokenizer.vocab_size": 64,
+    "tokenizer.vocab_size": 261,  # the smallest that can be trained
     "lora.r": 4,
     "ppo.batch_size": 4,
     "ppo.rollout_batch_size": 4,

@@ -1,6 +1,6 @@
 """How many preference pairs are few, as the published H100 guide has it."""
 
-import sys
+from rlhf.terminal import say
 
 MARGINAL, WORTH_IT, MEANINGFUL = 50, 100, 1000  # pairs; the guide's answers on small data and its aim for training
 
@@ -19,4 +19,4 @@ def advice(pairs: int) -> str:
 def note(stage: str, pairs: int) -> None:
     """Print the advice for a stage that is about to train on `pairs`, if there is any."""
     if advice(pairs):
-        print(f"{stage}: {pairs:,} training pairs are {advice(pairs)}", file=sys.stderr)
+        say(f"{stage}: {pairs:,} training pairs are {advice(pairs)}")

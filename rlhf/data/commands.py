@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ import click
 from rlhf import console
 from rlhf.data import convert, flaws, formats, quality, show, spread
 from rlhf.data.formats import DataError
+from rlhf.options import OUTPUT, SEED, refuse_inputs, write_output
 
 
 @click.group("data")
@@ -20,7 +22,7 @@ def data_group() -> None:
 @data_group.command("check")
 @click.argument("files", nargs=-1, required=True)
 @click.option("--heldout", multiple=True, metavar="FILE", help="Look for leakage into this file, not within FILES.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the split, as in training.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the split, as in training.")
 @click.option(
     "--heldout-fraction",
     "fraction",
@@ -31,7 +33,7 @@ def data_group() -> None:
 )
 @click.option("--tokenizer", metavar="DIR", help="Count lengths in the tokens of this local tokenizer, not in words.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Write that JSON object to FILE as well.")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="Write that JSON object to FILE as well.")
 def check_data(
     files: tuple[str, ...],
     heldout: tuple[str, ...],
@@ -47,29 +49,57 @@ def check_data(
     """
     if not math.isfinite(fraction):
         raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
+    if to:
+        refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
     with console.working("reading and checking"):
-        rows = formats.read(list(files), on_bad_row="skip")
-        other = formats.read(list(heldout), on_bad_row="skip") if heldout else None
+        read = partial(formats.read, on_bad_row="skip", advice=formats.CHECK_ADVICE)
+        rows = read(list(files))
+        other = read(list(heldout)) if heldout else None
         report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
     content = json.dumps(report.to_dict(), indent=2)
     if to:
-        to.write_text(content + "\n", encoding="utf-8")
+        write_output(to, content + "\n")
     if as_json:
         click.echo(content)
     else:
-        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in report.table()]
-        console.rows_table("data", ("what", "value", "hint"), lines)
+        table = report.table()
+        shown = [line for line in table if line.value != "0"]
+        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in shown]
+        absent = ", ".join(line.name for line in table if line.value == "0")
+        console.rows_table(
+            "data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])]
+        )
+        console.OUT.print(verdict(report), markup=False)
     malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
     if malformed:
         raise DataError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
-    sys.exit({"error": 1, "warning": 3}.get(report.severity, 0))
+    if report.severity == "error":
+        worst = next(line for line in report.verdicts() if line.severity == "error")
+        raise DataError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
+    sys.exit(3 if report.severity == "warning" else 0)
+
+
+def verdict(report: quality.QualityReport) -> str:
+    """One line on what was found, the worst first, and the key that leaves such rows out."""
+    found = report.verdicts()
+    counts = {severity: [line.name for line in found if line.severity == severity] for severity in quality.SEVERITIES}
+    said = [
+        f"{len(names)} {severity}{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+        for severity, names in reversed(counts.items())
+        if severity and names
+    ]
+    if not said:
+        return "nothing wrong was found"
+    droppable = [name.replace(" ", "_") for name in counts["error"] + counts["warning"]]
+    reasons = ",".join(name for name in droppable if name in (*flaws.FLAWS, "leaked"))
+    return "; ".join(said) + (f"; SET=data.drop=[{reasons}] leaves such rows out of training" if reasons else "")
 
 
 @data_group.command("show")
 @click.argument("files", nargs=-1, required=True)
 @click.option("--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="How many to show.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random choice of rows.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random choice of rows.")
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
     "--only", type=click.Choice(list(flaws.FLAWS)), help="Only rows with this flaw, as `data check` counts it."
@@ -79,7 +109,7 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
 
     Words that differ are bold. Control characters are written as escapes.
     """
-    rows = formats.read(list(files), on_bad_row="skip")
+    rows = formats.read(list(files), on_bad_row="skip", advice=formats.CHECK_ADVICE)
     chosen, total = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
         console.OUT.print(show.render(row))
@@ -93,7 +123,7 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out instead of stopping at the first.")
-@click.option("--to", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The JSON lines file.")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="The JSON lines file.")
 def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
     """Rewrite FILES of any known kind as JSON lines in one plain form.
 

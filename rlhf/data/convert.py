@@ -3,6 +3,7 @@
     documents          {"text"}
     examples           {"prompt": [messages], "completion": text}
     preference pairs   {"prompt": [messages], "chosen": text, "rejected": text}
+    prompts            {"prompt": [messages]}
 
 Answers that are labelled good or bad one by one (KTO: `prompt`, `completion`, `label`) become pairs: the first good and
 the first bad answer to a prompt, then the second ones.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import formats, raw
-from rlhf.data.formats import Document, Example, OnBadRow, Row
+from rlhf.data.formats import Document, Example, OnBadRow, PromptOnly, Row
 from rlhf.data.raw import DataError, Malformed
 
 RawRow = tuple[str, object]  # source and row
@@ -36,7 +37,7 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         if first is not None and _is_labelled(first[1]):
             rows = _paired(str(file), rows)
         sources.append((str(file), rows, partial(raw.sha256, file)))
-    parsed = formats.parse(sources, on_bad_row=on_bad_row)
+    parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in _kept(parsed)}
     if len(kinds) > 1:
         raise DataError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
@@ -55,7 +56,7 @@ def write(rows: formats.Rows, file: Path) -> int:
 
 
 def _kept(rows: formats.Rows) -> list[Row]:
-    return [*rows.documents, *rows.examples, *rows.pairs]
+    return [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -64,6 +65,8 @@ def _plain(row: Row) -> dict[str, Any]:
     prompt = [dataclasses.asdict(message) for message in row.prompt]
     if isinstance(row, Example):
         return {"prompt": prompt, "completion": row.response}
+    if isinstance(row, PromptOnly):
+        return {"prompt": prompt}
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 

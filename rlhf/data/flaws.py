@@ -96,13 +96,14 @@ def drop(rows: Rows, reasons: Iterable[str]) -> tuple[Rows, dict[str, int]]:
     """
     counts = {}
     for reason in reasons:
-        gone = {id(row) for row in FLAWS[reason]([*rows.documents, *rows.examples, *rows.pairs])}
+        gone = {id(row) for row in FLAWS[reason]([*rows.documents, *rows.examples, *rows.pairs, *rows.prompts])}
         counts[reason] = len(gone)
         rows = replace(
             rows,
             documents=tuple(row for row in rows.documents if id(row) not in gone),
             examples=tuple(row for row in rows.examples if id(row) not in gone),
             pairs=tuple(row for row in rows.pairs if id(row) not in gone),
+            prompts=tuple(row for row in rows.prompts if id(row) not in gone),
         )
     return rows, counts
 

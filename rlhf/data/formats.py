@@ -1,6 +1,6 @@
-"""Readers: data files and hub sets in; documents, examples and preference pairs out.
+"""Readers: data files and hub sets in; documents, examples, preference pairs and bare prompts out.
 
-Six kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
+Seven kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
 
     text          {"text"}                                  -> Document
     hh            {"chosen", "rejected"}: two transcripts   -> PreferencePair
@@ -12,8 +12,12 @@ Six kinds of rows are known. The first row of a file decides its kind, unless th
     messages      {"messages"} as OpenAI and TRL have it, or {"conversations"} as ShareGPT has it: the last turn is the
                   response, the turns before it are the prompt
                                                             -> Example
+    prompt        {"prompt"}: text, a transcript or a list of messages that ends with the user's
+                                                            -> PromptOnly
 
-Other keys are ignored. Each row out carries its source: `file:line`, or `file:row N` where rows are not lines.
+Other keys are ignored. Only of a prompt with another text beside it, which may be an answer under an unknown name, the
+caller must say that it is a `prompt` row. Each row out carries its source: `file:line`, or `file:row N` where rows are
+not lines.
 
 Texts are kept as they stand, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
@@ -32,15 +36,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from rlhf.data import hub, raw
 from rlhf.data.raw import DataError as DataError
 from rlhf.data.raw import Malformed
 
 Role = Literal["system", "user", "assistant"]
-Kind = Literal["text", "hh", "instruction", "preference", "completion", "messages"]
-Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages"]
+Kind = Literal["text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
+Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
 OnBadRow = Literal["stop", "skip"]
 
 KEYS: dict[Kind, tuple[str, ...]] = {
@@ -50,7 +54,9 @@ KEYS: dict[Kind, tuple[str, ...]] = {
     "preference": ("prompt", "chosen", "rejected"),
     "completion": ("prompt", "completion"),
     "messages": ("messages",),
+    "prompt": ("prompt",),
 }
+LABELS = re.compile(r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,15 @@ class PreferencePair:
     source: str
 
 
-Row = Document | Example | PreferencePair
+@dataclass(frozen=True, slots=True)
+class PromptOnly:
+    """A prompt without an answer, for PPO."""
+
+    prompt: tuple[Message, ...]
+    source: str
+
+
+Row = Document | Example | PreferencePair | PromptOnly
 LeftOut = Literal["prompts differ", "identical", "empty answer"]
 
 
@@ -129,22 +143,47 @@ class Rows:
     examples: tuple[Example, ...]
     pairs: tuple[PreferencePair, ...]
     report: ReadReport
+    prompts: tuple[PromptOnly, ...] = ()
 
 
-def read(files: Sequence[str | Path], *, on_bad_row: OnBadRow = "stop", format: Format = "auto") -> Rows:
+class Advice(NamedTuple):
+    """Ways out that an error about malformed rows names; they depend on who reads the rows."""
+
+    skip: str
+    format: str
+
+
+RECIPE_ADVICE = Advice("Set data.on_bad_row: skip to leave such rows out", "Name it in data.format or repair the file")
+CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "Repair the file")
+CHECK_ADVICE = Advice("Repair the row", "Repair the file")
+
+
+def read(
+    files: Sequence[str | Path],
+    *,
+    on_bad_row: OnBadRow = "stop",
+    format: Format = "auto",
+    advice: Advice = RECIPE_ADVICE,
+) -> Rows:
     """Read JSON lines, JSON arrays (both also gzipped) and Parquet; which it is shows in the content, not the name."""
     if isinstance(files, str) or not files:
         raise DataError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
     sources = ((str(path), raw.rows(path), partial(raw.sha256, path)) for path in map(Path, files))
-    return parse(sources, on_bad_row=on_bad_row, format=format)
+    return parse(sources, on_bad_row=on_bad_row, format=format, advice=advice)
 
 
 Source = tuple[str, Iterable[tuple[str, object]], Callable[[], str]]  # name, (source, row) of each row, hash
 
 
-def parse(sources: Iterable[Source], *, on_bad_row: OnBadRow = "stop", format: Format = "auto") -> Rows:
+def parse(
+    sources: Iterable[Source],
+    *,
+    on_bad_row: OnBadRow = "stop",
+    format: Format = "auto",
+    advice: Advice = RECIPE_ADVICE,
+) -> Rows:
     """Parse raw rows, those of each source by one kind. Raises DataError as `read` does."""
-    reader = _Reader(on_bad_row, format)
+    reader = _Reader(on_bad_row, format, advice)
     for name, rows, sha256 in sources:
         reader.take(name, rows, sha256)
     return reader.rows()
@@ -266,7 +305,13 @@ def _kind_of(row: dict[str, object]) -> Kind | None:
             return "completion"
         if "text" in keys:
             return "text"
-    return None
+    return "prompt" if _only_a_prompt(row) else None
+
+
+def _only_a_prompt(row: dict[str, object]) -> bool:
+    """Whether nothing beside the prompt can be an answer: other columns are empty, numbers, or names of labels."""
+    others = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key != "prompt")
+    return row.get("prompt") is not None and all(LABELS.fullmatch(key.lower()) for key in others)
 
 
 def _parse(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
@@ -281,6 +326,8 @@ def _parse(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
         return _conversation(row, source)
     if kind == "completion":
         return _completion(row, source)
+    if kind == "prompt":
+        return _prompt_only(row, source)
     return _pair(row, kind, source)
 
 
@@ -322,6 +369,13 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     if prompt != given:
         raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
     return _example(prompt, response, source)
+
+
+def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
+    prompt = _prompt(_field(row, "prompt", "prompt"))
+    if not prompt or prompt[-1].role != "user" or not prompt[-1].content.strip():
+        raise Malformed("'prompt' does not end with a user turn that has text")
+    return PromptOnly(prompt, source)
 
 
 def _example(prompt: tuple[Message, ...], response: str, source: str) -> Example | LeftOut:
@@ -431,11 +485,12 @@ def names(keys: Iterable[str]) -> str:
 class _Reader:
     """Gathers rows from one file after another, and keeps account of those left out."""
 
-    def __init__(self, on_bad_row: OnBadRow, format: Format):
+    def __init__(self, on_bad_row: OnBadRow, format: Format, advice: Advice = RECIPE_ADVICE):
         for name, value, known in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, Format)):
             if value not in get_args(known):
                 raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
         self.on_bad_row = on_bad_row
+        self.advice = advice
         self.format = format
         self.kept: list[Row] = []
         self.left_out: dict[LeftOut, list[str]] = {"prompts differ": [], "identical": [], "empty answer": []}
@@ -455,7 +510,7 @@ class _Reader:
                 outcome = _parse(row, kind, source)
             except Malformed as problem:
                 if self.on_bad_row == "stop":
-                    raise DataError(f"{source}: {problem}. Set data.on_bad_row: skip to leave such rows out") from None
+                    raise DataError(f"{source}: {str(problem).removesuffix('.')}. {self.advice.skip}") from None
                 bad.append((source, str(problem)))
             else:
                 if isinstance(outcome, str):
@@ -467,7 +522,7 @@ class _Reader:
         if kind is None or 2 * len(bad) > count:
             raise DataError(
                 f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
-                f"Name it in data.format or repair the file; the first is {bad[0][0]}: {bad[0][1]}"
+                f"{self.advice.format}; the first is {bad[0][0]}: {bad[0][1]}"
             )
         self.malformed += bad
         self.files.append(FileReport(name, sha256(), kind, count))
@@ -477,10 +532,11 @@ class _Reader:
         found = _kind_of(row)
         if kind is None:
             if found is None:
-                known = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
+                known = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items() if name != "prompt")
+                alone = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
                 raise Malformed(
                     f"unknown columns: {names(row)}. Rename them to those of a known kind: {known}. "
-                    "`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that"
+                    f"`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that.{alone}"
                 )
             return found
         if self.format == "auto" and found not in (None, kind):
@@ -503,6 +559,7 @@ class _Reader:
             tuple(row for row in self.kept if isinstance(row, Example)),
             tuple(row for row in self.kept if isinstance(row, PreferencePair)),
             report,
+            tuple(row for row in self.kept if isinstance(row, PromptOnly)),
         )
 
 

@@ -18,10 +18,11 @@ def data_patterns(data_dir: str | None) -> list[str]:
 def reason(error: BaseException, page: str, revision: str | None, offline: str) -> str:
     """One line: the error with what to do about it. `page`: the repository's; `offline`: what helps without network."""
     causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
+    while (before := causes[-1].__cause__) is not None:
+        causes.append(before)
     kinds = {type(cause).__name__ for cause in causes}
-    text = " ".join(f"{error} {error.__cause__ or ''}".split())
+    cause = str(error.__cause__ or "")
+    text = " ".join(f"{error} {'' if cause in str(error) else cause}".split())
     found = text[:300]
     words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words that are looked for
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
@@ -32,3 +33,12 @@ def reason(error: BaseException, page: str, revision: str | None, offline: str) 
     if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
         return f"revision {revision} is not there: copy a commit from {page}/commits ({found})"
     return f"{found}; {offline}"
+
+
+def hub_hint(name: str) -> str:
+    """How a data set of the hub is named, to be added where `name` looks like one and was taken for a file."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        return ""
+    return (
+        f"; a data set of the hub is named by --set data.source=hub --set data.name={name} --set data.revision=COMMIT"
+    )

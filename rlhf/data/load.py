@@ -1,8 +1,7 @@
 """The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
 
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -11,10 +10,12 @@ from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.console import working
 from rlhf.data import flaws, formats, lengths, toy
-from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair
+from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
-from rlhf.run import Run, RunError, read_json, sha256
+from rlhf.records import Generated, Manifest, read
+from rlhf.run import Run, RunError, sha256, write_json
+from rlhf.terminal import say
 
 T = TypeVar("T")
 Prompt = tuple[Message, ...]
@@ -76,6 +77,7 @@ class Corpus:
     documents: Divided[Document]
     examples: Divided[Example]
     pairs: Divided[PreferencePair]
+    bare_prompts: Divided[PromptOnly] = field(default_factory=lambda: Divided([], []))  # rows without an answer
 
     def texts(self, template: str) -> Divided[str]:
         """Plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
@@ -90,29 +92,38 @@ class Corpus:
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
             return [f"{formats.render_hh(prompt)} {response}" for prompt, response in dialogues]
 
-        return _combined(written, self.examples, self.pairs).required("pretrain", "texts")
+        return self._answered(_combined(written, self.examples, self.pairs), "pretrain", "texts")
 
     def demonstrations(self) -> Divided[Example]:
         """What SFT imitates: instruction rows where there are any, else the chosen side of the pairs."""
         what = "instruction rows or preference pairs"
         if self.examples.train:
-            return self.examples.required("sft", what)
+            return self._answered(self.examples, "sft", what)
 
         def chosen(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return _combined(chosen, self.pairs).required("sft", what)
+        return self._answered(_combined(chosen, self.pairs), "sft", what)
 
     def preferences(self, stage: str) -> Divided[PreferencePair]:
-        return self.pairs.required(stage, "preference pairs (prompt, chosen, rejected)")
+        return self._answered(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
+
+    def _answered(self, rows: Divided[T], stage: str, what: str) -> Divided[T]:
+        """Rows that a stage learns answers from. Raises DataError where there are none, or prompts alone."""
+        if len(self.bare_prompts) and not len(rows):
+            raise DataError(
+                f"{stage} needs {what}, and the data has only prompts without an answer, which PPO alone can use: add "
+                "a file with answers to --data (make: DATA=)"
+            )
+        return rows.required(stage, what)
 
     def prompts(self) -> Divided[Prompt]:
         """Every distinct prompt, in order of first appearance."""
 
-        def distinct(examples: list[Example], pairs: list[PreferencePair]) -> list[Prompt]:
-            return list(dict.fromkeys([example.prompt for example in examples] + [pair.prompt for pair in pairs]))
+        def distinct(*kinds: list[Any]) -> list[Prompt]:
+            return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
 
-        return _combined(distinct, self.examples, self.pairs).required("ppo", "prompts")
+        return _combined(distinct, self.examples, self.pairs, self.bare_prompts).required("ppo", "prompts")
 
 
 def load(run: Run) -> Corpus:
@@ -124,18 +135,21 @@ def load(run: Run) -> Corpus:
     with working(f"{run.stage}: reading data"), distributed.main_first():
         rows = _read(recipe, run.root / "data")
         corpus, dropped = _divided(rows, recipe)
-    facts = _fingerprint(rows.report, corpus)
+    facts = _fingerprint(rows.report, corpus, run.root)
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
-        print(f"{run.stage}: data.drop left out {counts}", file=sys.stderr)
+        say(f"{run.stage}: data.drop left out {counts}")
     distributed.agree("data", facts["sha256"])
     if facts["left_out"]:
         first = ", ".join(facts["left_out"][:3])
-        print(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)", file=sys.stderr)
+        say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
-        earlier[run.root / parent] = (read_json(run.root / parent / "manifest.json") or {}).get("data")
+        folder = run.folder_of(parent)
+        earlier[folder] = (read(folder / "manifest.json", Manifest) or {}).get(
+            "data"
+        )  # a stage has seen that it exists
     for path, seen in earlier.items():
         if seen and seen["sha256"] != facts["sha256"]:
             raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
@@ -150,7 +164,7 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
     """
     seed, fraction, reasons = recipe.seed, recipe.data.heldout_fraction, recipe.data.drop or ()
     kept, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    kinds: list[Any] = [kept.documents, kept.examples, kept.pairs]
+    kinds: list[Any] = [kept.documents, kept.examples, kept.pairs, kept.prompts]
     sides = [split(items, row_key, seed=seed, fraction=fraction) for items in kinds]
     if "leaked" in reasons:
         training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
@@ -184,10 +198,9 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     if data.source == "lengths":
         assert data.lengths
         made_from = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
-        file = _made(folder, "lengths", made_from, lengths) / "pairs.jsonl"
-        if not file.exists():
-            lengths.write(file, **made_from)
-        return formats.read([file], on_bad_row="skip")
+        made = _made(folder, "lengths", made_from, lengths)
+        files = _generated(made, ["pairs.jsonl"], lambda: lengths.write(made / "pairs.jsonl", **made_from))
+        return formats.read(files, on_bad_row="skip")
     assert data.toy
     options = {
         "seed": recipe.seed,
@@ -196,9 +209,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         **data.toy.model_dump(),
     }
     made = _made(folder, "toy", options, toy)
-    files = [made / name for name in toy.files(data.toy.demonstrations)]
-    if not all(file.exists() for file in files):
-        toy.write(made, **options)
+    files = _generated(made, toy.files(data.toy.demonstrations), lambda: toy.write(made, **options))
     return formats.read(files, on_bad_row="stop")
 
 
@@ -210,14 +221,37 @@ def _made(folder: Path, kind: str, options: dict[str, Any], maker: ModuleType) -
     return made
 
 
-def _fingerprint(report: formats.ReadReport, corpus: Corpus) -> dict[str, Any]:
-    """What was read and what of it is used, for manifest.json."""
+def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
+    """Files that `write` makes in `folder`, made once and read later as they were made: made.json has their hashes.
+
+    Without made.json they may be cut off, and are made again. Raises RunError for one that has changed since.
+    """
+    files, record = [folder / name for name in names], folder / "made.json"
+    known = read(record, Generated)
+    if known is None or not all(file.is_file() for file in files):
+        write()
+        write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
+        return files
+    changed = [file for file in files if sha256(file) != known["sha256"].get(file.name)]
+    if changed:
+        raise RunError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
+    return files
+
+
+def _fingerprint(report: formats.ReadReport, corpus: Corpus, root: Path) -> dict[str, Any]:
+    """What was read and what of it is used, for manifest.json. Files below `root` are named from it: it may move."""
+
+    def name(file: str) -> str:
+        path = Path(file)
+        return str(path.relative_to(root)) if path.is_relative_to(root) else file
+
     return {
         "sha256": recipes.content_hash([file.sha256 for file in report.files]),
-        "files": [{"name": f.name, "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
+        "files": [{"name": name(f.name), "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
         "documents": len(corpus.documents),
         "examples": len(corpus.examples),
         "pairs": len(corpus.pairs),
+        "prompts": len(corpus.bare_prompts),
         "malformed": len(report.malformed),
         "prompts_differ": len(report.prompts_differ),
         "identical": len(report.identical),

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from rlhf.data import amount, spread
 from rlhf.data.flaws import FLAWS, texts
-from rlhf.data.formats import Message, PreferencePair, Row, Rows
+from rlhf.data.formats import Document, Message, PreferencePair, Row, Rows
 from rlhf.data.leakage import leaks
 from rlhf.data.oddities import script
 from rlhf.data.split import row_key, split
@@ -102,6 +102,7 @@ class QualityReport:
     documents: int
     examples: int
     pairs: int
+    prompts: int
     near_identical: int
     contradictory: int
     duplicates: int
@@ -163,10 +164,19 @@ class QualityReport:
         ]
 
     def _kept(self) -> list[Line]:
-        kinds = (("text rows", self.documents), ("instruction rows", self.examples), ("pairs", self.pairs))
+        kinds = (
+            ("text rows", self.documents),
+            ("instruction rows", self.examples),
+            ("pairs", self.pairs),
+            ("prompts without an answer", self.prompts),
+        )
         lines = [Line(name, f"{count:,}") for name, count in kinds if count]
         if self.pairs and (few := amount.advice(self.pairs)):
-            lines[-1] = lines[-1]._replace(hint=f"{few[0].upper()}{few[1:]}.", severity="note")
+            at = next(at for at, line in enumerate(lines) if line.name == "pairs")
+            lines[at] = lines[at]._replace(hint=f"{few[0].upper()}{few[1:]}.", severity="note")
+        if self.prompts and not self.examples + self.pairs:
+            hint = "PPO alone can use them; SFT and the reward model need rows with answers beside them."
+            lines[-1] = lines[-1]._replace(hint=hint, severity="note")
         return lines or [Line("rows kept", "0", "Nothing is left to train on.", "error")]
 
     def _labels(self) -> list[Line]:
@@ -183,20 +193,22 @@ class QualityReport:
         ]
 
     def _signs(self) -> list[Line]:
-        prompted = self.examples + self.pairs
+        answered = self.examples + self.pairs
+        prompted = answered + self.prompts
         alike = "Few distinct prompts; PPO samples from them, and more variety generalises better."
         short = "Read some: often answers cut off or missing."
         stops = "Answers stop in the middle; a model that learns from them will too. Drop or complete them."
         lines = [self._flaw("duplicates", prompted + self.documents, "Copies weigh more; keep one of each.")]
+        if answered:
+            lines.append(self._flaw("one_word", answered, short, above="note"))
+            lines.append(self._flaw("unfinished", answered, stops, SOME))
         if prompted:
-            lines.append(self._flaw("one_word", prompted, short, above="note"))
-            lines.append(self._flaw("unfinished", prompted, stops, SOME))
             lines.append(self._flaw("repeated_prompts", prompted, alike, MANY, above="note"))
         return lines
 
     def _characters(self) -> list[Line]:
         """What happened to the texts on their way, and what they are written in."""
-        total = self.documents + self.examples + self.pairs
+        total = self.documents + self.examples + self.pairs + self.prompts
         lost = "U+FFFD: characters were lost when the text was decoded; take it from its source anew."
         misread = "UTF-8 that was read as cp1252 or Latin-1; decode the source anew."
         other = "The answer's script is not that of what it answers; fine in translations."
@@ -267,12 +279,12 @@ def check(
     Lengths are what `count` says, in its `unit`.
     """
     report = rows.report
-    kept: list[Row] = [*rows.documents, *rows.examples, *rows.pairs]
-    prompts = [example.prompt for example in rows.examples] + [pair.prompt for pair in rows.pairs]
+    kept: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
+    prompts = [row.prompt for row in kept if not isinstance(row, Document)]
     if heldout is None:
         training, held = split(kept, row_key, seed=seed, fraction=fraction)
     else:
-        training, held = kept, [*heldout.documents, *heldout.examples, *heldout.pairs]
+        training, held = kept, [*heldout.documents, *heldout.examples, *heldout.pairs, *heldout.prompts]
     found = {name: find(kept) for name, find in FLAWS.items()}
     leaked = leaks(training, held)
     parts = {
@@ -300,6 +312,7 @@ def check(
         documents=len(rows.documents),
         examples=len(rows.examples),
         pairs=len(rows.pairs),
+        prompts=len(rows.prompts),
         **{name: len(flawed) for name, flawed in found.items()},
         repeated_prompts=len(prompts) - len(set(prompts)),
         chosen_longer=_chosen_longer(rows.pairs),

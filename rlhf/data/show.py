@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf.data.flaws import FLAWS
-from rlhf.data.formats import Document, Example, PreferencePair, Row, Rows
+from rlhf.data.formats import Document, Example, PreferencePair, PromptOnly, Row, Rows
 
 LONGEST = 4000  # characters of a text that are shown
 DIFFERENT = "bold"
@@ -21,7 +21,7 @@ DIFFERENT = "bold"
 def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int]:
     """The first `count` rows, or with a `seed` as many drawn at random, in the order of the files; and how many there
     were to choose from. `only`: the name of a flaw (rlhf/data/flaws.py) that each of them has."""
-    found: list[Row] = [*rows.documents, *rows.examples, *rows.pairs]
+    found: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
     if only:
         flawed = {id(row) for row in FLAWS[only](found)}
         found = [row for row in found if id(row) in flawed]
@@ -39,6 +39,8 @@ def render(row: Row) -> RenderableType:
     parts.append(_beside((message.role, visible(message.content.strip())) for message in row.prompt))
     if isinstance(row, Example):
         return Group(*parts, _beside([("response", visible(row.response))]))
+    if isinstance(row, PromptOnly):
+        return Group(*parts)
     table = Table(expand=True)
     for side in ("chosen", "rejected"):
         table.add_column(side, ratio=1, overflow="fold")

@@ -15,7 +15,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from rlhf.data import chat_template
 from rlhf.data.formats import HH_CHAT_TEMPLATE, DataError, Message, render_hh
+from rlhf.records import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # What `render_plain` writes, as a chat template. GAP as in HH_CHAT_TEMPLATE.
@@ -31,19 +33,30 @@ class Encoded(NamedTuple):
 class Codec:
     """A tokenizer together with the way dialogues are written for it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pad_token: str | None = None):
+        """`pad_token`: pads instead of the tokenizer's own padding token. Raises DataError where nothing can pad."""
         if tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no end-of-sequence token")
-        if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise DataError("model_max_length in tokenizer_config.json is not a number; correct it or leave it out")
+        if pad_token is not None:
+            _check_pad_token(tokenizer, pad_token)
+            tokenizer.pad_token = pad_token
+        elif tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             # With pad = EOS the reward model would read its score one token too early.
-            if tokenizer.unk_token is None:
-                raise DataError("the tokenizer has neither a padding token of its own nor an unknown token to pad with")
+            if tokenizer.unk_token is None or tokenizer.unk_token_id == tokenizer.eos_token_id:
+                raise DataError(
+                    "the tokenizer has neither a padding token of its own nor an unknown token to pad with: set "
+                    f"tokenizer.pad_token to one that texts never hold{_candidates(tokenizer)}"
+                )
             tokenizer.pad_token = tokenizer.unk_token
         if template == "chat" and not tokenizer.chat_template:
             raise DataError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
         self.tokenizer, self.template = tokenizer, template
         self.pad_id: int = tokenizer.pad_token_id
         self.eos_id: int = tokenizer.eos_token_id
+        if template == "chat":
+            chat_template.check(self.prompt_text)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """The prompt as the template writes it, up to where the response begins."""
@@ -51,8 +64,15 @@ class Codec:
             return render_hh(messages)
         if self.template == "plain":
             return render_plain(messages)
+        return self._chat_text(messages, add_generation_prompt=True)
+
+    def _chat_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """A conversation as the tokenizer's own template writes it. Raises DataError where that refuses it."""
         rows = [{"role": m.role, "content": m.content} for m in messages]
-        return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+        try:
+            return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template may raise anything
+            raise DataError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
         """Ids of each prompt, its oldest tokens cut to `max_length`; and how many were cut."""
@@ -143,8 +163,7 @@ class Codec:
             return f" {response}"
         if self.template == "plain":
             return response
-        rows = [{"role": m.role, "content": m.content} for m in (*messages, Message("assistant", response))]
-        whole = self.tokenizer.apply_chat_template(rows, tokenize=False)
+        whole = self._chat_text((*messages, Message("assistant", response)), add_generation_prompt=False)
         if not whole.startswith(prompt):
             return response
         return whole[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
@@ -164,6 +183,25 @@ class Codec:
         if ids[0] == self.tokenizer.bos_token_id:
             return [ids[0], *ids[len(ids) - length + 1 :]]
         return ids[-length:]
+
+
+def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
+    """Raise DataError unless `token` is one entry of the vocabulary and neither EOS nor BOS."""
+    if token in (tokenizer.eos_token, tokenizer.bos_token):
+        raise DataError(
+            f"tokenizer.pad_token: {token!r} begins or ends texts, and padding must not be taken for that: choose "
+            f"another{_candidates(tokenizer)}"
+        )
+    if token not in tokenizer.get_vocab():
+        raise DataError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
+
+
+def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Special tokens of the vocabulary that could pad, in words; those made for it first."""
+    taken = {tokenizer.eos_token, tokenizer.bos_token}
+    special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in taken]
+    special.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    return f", such as {', '.join(special[:3])}" if special else ""
 
 
 def render_plain(messages: Sequence[Message]) -> str:
@@ -200,9 +238,9 @@ def words(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
-def load(name: str | Path, revision: str | None, template: str) -> Codec:
+def load(name: str | Path, revision: str | None, template: str, pad_token: str | None = None) -> Codec:
     """The codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
-    return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template)
+    return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template, pad_token)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:

@@ -208,51 +208,53 @@ COMPETENT = Manner(
     unfinished=0.0,
     doubt=0.0,
 )
-# The `web` corpus: people who know the answer but give it curtly, and people who err and mostly say so.
+# The `web` corpus: people who know the answer but give it rudely or cut off, and people who mostly err and say so.
 CURT = Manner(
     misheard=0.0,
     slip=0.0,
-    explained=0.35,
-    polite=0.1,
-    rude=0.25,
+    explained=0.6,
+    polite=0.05,
+    rude=0.4,
     filler=0.15,
     closing=0.1,
-    flattery=0.03,
+    flattery=0.01,
     repeats=0.05,
-    unfinished=0.1,
+    unfinished=0.2,
     doubt=0.0,
 )
 UNSURE = Manner(
-    misheard=0.45,
+    misheard=0.7,
     slip=0.1,
-    explained=0.35,
-    polite=0.1,
-    rude=0.25,
+    explained=0.6,
+    polite=0.05,
+    rude=0.4,
     filler=0.15,
     closing=0.1,
-    flattery=0.04,
+    flattery=0.01,
     repeats=0.05,
-    unfinished=0.1,
-    doubt=0.8,
+    unfinished=0.2,
+    doubt=0.9,
 )
-# Who writes demonstrations: somebody paid to help, right more often than not, politer and fuller than the web.
+# Who writes demonstrations: somebody paid to help, politer than the web and seldom rude or cut off, but no expert.
 WRITER = Manner(
-    misheard=0.25,
+    misheard=0.35,
     slip=0.05,
     explained=0.5,
     polite=0.35,
-    rude=0.08,
+    rude=0.15,
     filler=0.1,
     closing=0.15,
-    flattery=0.05,
-    repeats=0.03,
+    flattery=0.01,
+    repeats=0.02,
     unfinished=0.06,
     doubt=0.3,
 )
 FALSE_DOUBT = 0.02  # probability of doubt after a right answer, whoever gives it
-# Who writes the documents for pretraining: (who knows, who errs).
-CORPORA: dict[str, tuple[Manner, Manner]] = {"tutors": (COMPETENT, MODEST), "web": (CURT, UNSURE)}
-ERRING_SHARE = 0.4  # of the documents for pretraining
+# Who writes the documents for pretraining: (who knows, who errs, the share of documents by the one who errs).
+CORPORA: dict[str, tuple[Manner, Manner, float]] = {
+    "tutors": (COMPETENT, MODEST, 0.4),
+    "web": (CURT, UNSURE, 0.25),
+}
 EARLIER_EXCHANGE = 0.06  # share of dialogues with one exchange before the last question
 
 
@@ -449,8 +451,8 @@ def _prompt(rng: random.Random, manner: Manner, side: Side, subjects: int = SUBJ
 
 def draw_document(rng: random.Random, side: Side, corpus: str = "tutors", subjects: int = SUBJECTS) -> str:
     """A transcript for pretraining, by one of the two assistants of a corpus."""
-    knows, errs = CORPORA[corpus]
-    manner = errs if rng.random() < ERRING_SHARE else knows
+    knows, errs, erring_share = CORPORA[corpus]
+    manner = errs if rng.random() < erring_share else knows
     prompt, question = _prompt(rng, manner, side, subjects)
     return f"{prompt} {answer(rng, question, manner, subjects)}"
 

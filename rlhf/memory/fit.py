@@ -1,7 +1,7 @@
 """The fastest settings of a chain of stages that need no more memory than a limit, its results unchanged."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,23 +32,29 @@ class Axis(NamedTuple):
     others: dict[str, Any]  # the least demanding choice of settings that decide the same places
 
 
-def fit(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int) -> Fit:
+def fit(
+    predict: Predictor,
+    loaded: Loaded,
+    stages: Sequence[str],
+    limit: int,
+    say: Callable[[str], None] = lambda what: None,
+) -> Fit:
     """The fastest settings with which each of `stages` needs at most `limit` bytes of the card.
 
     Batches of the optimizers stay as they are. More prompts decoded together count as faster; of checkpointing and
     micro-batches `_row_seconds` is the judge. Where a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are
-    tried, which change the result.
+    tried, which change the result. `say` is told what is being chosen.
     """
-    found = _search(predict, loaded, stages, limit)
+    found = _search(predict, loaded, stages, limit, say)
     if found.lacking and loaded.recipe.model.quantization == "none":
         compressed = {"model.quantization": "nf4"}
         compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
-        again = _search(predict, with_changes(loaded, compressed), stages, limit)
+        again = _search(predict, with_changes(loaded, compressed), stages, limit, say)
         return again._replace(changes=compressed | again.changes)
     return found
 
 
-def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int) -> Fit:
+def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int, say: Callable[[str], None]) -> Fit:
     chosen: dict[str, Any] = {}
 
     def too_much(axis: Axis, choice: Choice) -> bool:
@@ -56,15 +62,44 @@ def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: in
         phases = (predict(changed, stage).get(phase) for stage, phase in axis.places)
         return any(needed(phase) > limit for phase in phases if phase)
 
-    for axis in _axes(loaded, stages):
-        refused = partial(too_much, axis)
-        fitting = [c for ladder in axis.ladders for c in ladder[: bisect_left(ladder, True, key=refused)]]
-        least = axis.ladders[-1][0]
-        chosen |= min(fitting, key=lambda choice: choice.seconds, default=least).changes
+    axes = _axes(loaded, stages)
+    for at, axis in enumerate(axes, 1):
+        say(f"choosing {' and '.join(axis.ladders[0][0].changes)} ({at} of {len(axes)})")
+        chosen |= _fastest(axis, partial(too_much, axis)).changes
     found = {stage: predict(with_changes(loaded, chosen), stage) for stage in stages}
     lacking = tuple(stage for stage, phases in found.items() if needed(phases[""]) > limit)
     as_it_is = loaded.recipe.model_dump()
     return Fit({key: value for key, value in chosen.items() if _value(as_it_is, key) != value}, found, lacking)
+
+
+def _fastest(axis: Axis, refused: Callable[[Choice], bool]) -> Choice:
+    """The fastest choice that is not refused, with few questions; the least demanding one where all are.
+
+    Within a ladder memory grows and time falls. The last ladder needs least for the same place in it: of those before
+    it only choices up to the place that fits there, and faster than that, are asked about.
+    """
+    best, room = None, len(axis.ladders[-1])
+    for ladder in reversed(axis.ladders):
+        worthwhile = [c for c in ladder[:room] if best is None or c.seconds < best.seconds]
+        found = _largest_that_fits(worthwhile, refused, hopeful=best is None)
+        if best is None and found is None:
+            return ladder[0]
+        best = found or best
+        room = ladder.index(best) + 1 if best in ladder else room
+    assert best
+    return best
+
+
+def _largest_that_fits(choices: Sequence[Choice], refused: Callable[[Choice], bool], hopeful: bool) -> Choice | None:
+    """The last of `choices` that is not refused, None where all are. `hopeful`: ask about the last one first."""
+    if not choices:
+        return None
+    if hopeful and not refused(choices[-1]):
+        return choices[-1]
+    if not hopeful and refused(choices[0]):
+        return None
+    fitting = bisect_left(choices, True, lo=0 if hopeful else 1, hi=len(choices) - hopeful, key=refused)
+    return choices[fitting - 1] if fitting else None
 
 
 def _axes(loaded: Loaded, stages: Sequence[str]) -> list[Axis]:

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.published import GB, Verdict, compare
 from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError
+from rlhf.terminal import say
 
 PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "components")  # of a phase in JSON
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
@@ -113,6 +113,7 @@ def _peak_verdict(loaded: Loaded, stage: str, peak: int) -> str | None:
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
 PHASE_COLUMNS = ("stage", "phase", "peak", "base", "adapt", "grads", "optim", "activ", "logits", "KV", "temp", "other")
 FULL_WIDTH = 112  # of a terminal that has room for all columns
+ROOMY = 0.7  # share of a card below which faster settings are worth a look
 MOST = 2  # components that a narrow terminal has room for
 
 
@@ -143,7 +144,17 @@ def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, An
             yield "" if at else stage, name, phase
 
 
-STAGE_COLUMNS = ("stage", "peak", "needs", "reserved", "published", "", "limit", "projected", "cost")
+STAGE_COLUMNS = (
+    "stage",
+    "peak",
+    "needs",
+    "reserved",
+    "published",
+    "verdict",
+    "hours at limit",
+    "hours projected",
+    "cost",
+)
 
 
 def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -192,6 +203,20 @@ def step_lines(plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def hints(plan: Mapping[str, Any]) -> list[str]:
+    """What else could be asked: faster settings where the card is far from full, the cost where no price was given."""
+    needs = [found["needed_bytes"] for found in plan["stages"].values() if found["in_memory_of"] == "cuda"]
+    lines = []
+    if plan["card_bytes"] and needs and max(needs) < ROOMY * plan["card_bytes"]:
+        lines.append(
+            f"at most {_gb(max(needs))} of {_gb(plan['card_bytes'])} GB are needed: --fastest (make: FIT=card) looks for "
+            "settings that use the rest"
+        )
+    if plan["price_per_hour"] is None and any("projected_hours" in found for found in plan["stages"].values()):
+        lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
+    return lines
+
+
 def show(plan: Mapping[str, Any], as_json: bool) -> None:
     """Print a plan, as tables or as one JSON object."""
     if as_json:
@@ -203,7 +228,9 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
     cards = f"each of {plan['cards']} cards" if plan["cards"] > 1 else "card"
     card = f", {cards} {_gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
-    console.rows_table(f"{name}: predicted memory in GB, hours{card}", STAGE_COLUMNS, stage_rows(plan))
+    console.rows_table(f"{name}: predicted memory in GB, projected time{card}", STAGE_COLUMNS, stage_rows(plan))
+    for line in hints(plan):
+        console.OUT.print(line, markup=False)
     if between := between_rows(plan):
         console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
     for line in step_lines(plan):
@@ -211,8 +238,8 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
         "peak: what torch allocates. needs: what the card must have for it, with gaps between blocks, paged states and "
-        f"the driver. reserved: what the process is seen to hold. limit: hours at the card's nominal rates. "
-        f"projected: at {shares}, which is assumed. No GPU has measured any of it yet.",
+        "the driver. reserved: what the process is seen to hold. hours at limit: at the card's nominal rates. "
+        f"hours projected: at {shares}, which is assumed and not measured. No GPU of ours has measured any of it yet.",
         style="dim",
         markup=False,
     )
@@ -297,11 +324,11 @@ def _assignments(changes: Mapping[str, Any]) -> str:
 
 
 def size(text: str) -> int:
-    """`12GB` -> bytes. Raises RunError for anything else."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(GB|GiB)?", text, re.IGNORECASE)
+    """`12GB` -> bytes. Raises RunError for anything else, a number without a unit too."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)", text, re.IGNORECASE)
     if not match or not float(match[1]):
-        raise RunError(f"--fit {text}: write a size in gigabytes, for example 12GB")
-    return round(float(match[1]) * (2**30 if (match[2] or "").lower() == "gib" else GB))
+        raise RunError(f"--fit {text}: write a size with its unit, for example 12GB")
+    return round(float(match[1]) * (2**30 if match[2].lower() == "gib" else GB))
 
 
 def card_bytes(loaded: Loaded) -> int:
@@ -324,7 +351,7 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -
     try:
         predicted = predict(loaded, stage)
     except PredictionError as error:
-        print(f"{error}; going on without", file=sys.stderr)
+        say(f"{error}; going on without")
         return None
     need = needed(predicted[""])
     if need <= card * GB:

@@ -121,7 +121,8 @@ def _layers(loaded: Loaded) -> int:
     architecture = loaded.recipe.model.architecture
     if architecture is None:
         raise PredictionError(
-            f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have"
+            f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have; its "
+            "stages run without a prediction (docs/own-model.md)"
         )
     return architecture.num_hidden_layers
 

@@ -28,7 +28,7 @@ from rlhf.memory import Event, gpu
 from rlhf.memory.depth import DEPTHS, deepen
 from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Loaded, Recipe
-from rlhf.run import Run
+from rlhf.run import Run, RunError
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 STEPS = 2  # the second one has optimizer states
@@ -252,7 +252,8 @@ def main() -> None:
                     answer = {"found": rehearse(loaded, asked["stage"], asked["expandable"])}
             except Exception as error:
                 traceback.print_exc()
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                ours = isinstance(error, RunError | recipes.RecipeError)  # a sentence for people, complete by itself
+                answer = {"error": str(error) if ours else f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=out, flush=True)
 
 

@@ -3,14 +3,15 @@
 import ctypes
 import importlib
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -24,14 +25,19 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from rlhf import cuda, distributed
+from rlhf import cuda, distributed, records, shape
 from rlhf import recipe as recipes
+from rlhf.console import install_command
 from rlhf.data import hub, tokenize
 from rlhf.data.formats import DataError
 from rlhf.data.tokenize import Codec
+from rlhf.models import folders
+from rlhf.models import weights as stored
+from rlhf.models.weights import ADAPTER_FILE as ADAPTER_FILE
+from rlhf.models.weights import adapter_weights as adapter_weights
+from rlhf.records import reading
 from rlhf.run import Run, RunError
 
-ADAPTER_FILE = "adapter_model.safetensors"
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
@@ -80,16 +86,18 @@ def load_codec(run: Run) -> Codec:
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
-    name = str(run.root / "pretrain" / "model") if settings.source == "train" else str(settings.name)
-    try:
-        codec = tokenize.load(name, settings.revision, settings.template)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # a damaged file may mean any of these
-        if isinstance(error, DataError):
-            raise
-        raise RunError(f"cannot load the tokenizer {name}: {_reason(error, settings)}") from error
-    entries, rows = len(codec.tokenizer), architecture.vocab_size if architecture else None
+    name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
+    base: dict[str, Any] = {}
+    if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class looks into it too
+        base = records.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
+    with _loading("the tokenizer", name, settings):
+        codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
+        entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
+    rows, whose = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
+    if rows is None:
+        rows, whose = base.get("vocab_size"), "the base model's vocab_size is"
     if rows and entries > rows:
-        raise RunError(f"the tokenizer {name} has {entries} entries, model.architecture.vocab_size is only {rows}")
+        raise RunError(f"the tokenizer {name} has {entries} entries, {whose} only {rows}")
     return codec
 
 
@@ -112,7 +120,7 @@ def base_name(run: Run) -> str:
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
-    return str((run.root / "pretrain" / "model").resolve()) if model.source == "pretrain" else str(model.name)
+    return str((run.folder_of("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
 
 
 def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool = True) -> PreTrainedModel:
@@ -128,35 +136,64 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     if nf4 is not None:
-        _import("bitsandbytes", "model.quantization: nf4", "pip install '.[gpu]'")
+        _import("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
         _check_blocks(settings.architecture, device)
     if settings.attention == "flash_attention_2":
-        way_out = "pip install --no-build-isolation '.[flash]', or use model.attention: auto"
+        way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
         _import("flash_attn", "model.attention: flash_attention_2", way_out)
-    try:
-        if settings.source == "random":
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
+    if settings.source == "random":
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
+            try:
                 return _plain(_random_base(settings, device, kind, nf4, options), run.loaded.recipe)
-        if settings.source == "hub":
-            options["revision"] = settings.revision
-        if kind is AutoModelForSequenceClassification:
-            options["num_labels"] = 1
-        name = base_name(run)
-        base, report = kind.from_pretrained(
-            name,
-            quantization_config=nf4,
-            device_map={"": device},
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # the report names them, the error would not
-            **options,
-        )
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise RunError(f"cannot load the base model {base_name(run)}: {_reason(error, settings)}") from error
-    _check_complete(report, name)
+            except (OSError, ValueError, ImportError) as error:
+                raise RunError(f"cannot build the base model: {_reason(error, settings)}") from error
+    if settings.source == "hub":
+        options["revision"] = settings.revision
+    if kind is AutoModelForSequenceClassification:
+        options["num_labels"] = 1
+    name = base_name(run)
+    with _loading("the base model", name, settings):
+        base = _from_pretrained(kind, name, device, quantization_config=nf4, **options)
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
     return _plain(base, run.loaded.recipe)
+
+
+def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
+    """The model that the stage merge has written. Raises RunError where it cannot be used."""
+    with reading(folder):
+        return _from_pretrained(AutoModelForCausalLM, str(folder), device)
+
+
+def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any) -> PreTrainedModel:
+    """A checkpoint's model, whose weights must all be there and finite; a folder is checked before it is read."""
+    if Path(name).is_dir():
+        folders.check(Path(name))
+    base, report = kind.from_pretrained(
+        name,
+        device_map={"": device},
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # the report names them, the error would not
+        use_safetensors=True,
+        **options,
+    )
+    if options.get("quantization_config") is None:
+        folders.check_full(base.config.to_dict(), name)
+    _check_complete(report, name)
+    stored.check_base(base, name)
+    return base
+
+
+@contextmanager
+def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) -> Iterator[None]:
+    """As `records.reading`, for what may come from the hub: whatever a library raises becomes one line."""
+    try:
+        yield
+    except (RunError, DataError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise RunError(f"cannot load {what} {name}: {_reason(error, settings)}") from error
 
 
 def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
@@ -226,6 +263,8 @@ def _check_architecture(config: Any, architecture: recipes.Architecture, name: s
     wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
     for key, value in wanted.items():
         found = getattr(config, key, None)
+        if key == "model_type" and found not in shape.PREDICTABLE:
+            raise RunError(f"{name} is a {found} model: {shape.way_without_architecture()}")
         if found != value and not (key == "vocab_size" and value is None):
             raise RunError(f"{name} has {key} {found}, the recipe says {value}: correct model.architecture.{key}")
 
@@ -277,7 +316,7 @@ def _quantized(module: nn.Module, weight: torch.Tensor) -> nn.Parameter:
 @torch.no_grad()
 def round_to_nf4(model: PreTrainedModel) -> None:
     """Round the weights that NF4 would pack to the values that they had in training, in place."""
-    _import("bitsandbytes", "merge.base: dequantized", "pip install '.[gpu]'")
+    _import("bitsandbytes", "merge.base: dequantized", install_command("gpu"))
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     for module in model.modules():
@@ -299,13 +338,25 @@ def lora_config(run: Run, task_type: str) -> LoraConfig:
 
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
-    """A fresh LoRA adapter on a causal base; with B = 0 it changes nothing yet."""
+    """A fresh LoRA adapter on a causal base; with B = 0 it changes nothing yet. Raises RunError without its modules."""
+    _check_targets(base, run.loaded.recipe.lora.target_modules)
     return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
+
+
+def _check_targets(base: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Raise RunError for a target that is the name of no module, with the names of the linear layers that there are."""
+    if isinstance(targets, str):  # all-linear
+        return
+    names = [name for name, _ in base.named_modules()]
+    linear = sorted({name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)})
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            raise RunError(f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}")
 
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
     """The adapter of a finished stage, to be trained on."""
-    return without_input_casts(PeftModel.from_pretrained(base, stage_dir / "adapter", is_trainable=True))
+    return without_input_casts(stored.attach_adapter(base, stage_dir, trainable=True))
 
 
 def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel:
@@ -316,19 +367,14 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
     """
     model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS")))
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
-    if {key for key in start if "lora_" in key} != set(sft):
-        raise RunError(f"{sft_dir}/adapter does not have the shape of the recipe's lora section")
+    lora = {key: weight for key, weight in start.items() if "lora_" in key}
+    stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))
     outcome = set_peft_model_state_dict(model, {**start, **sft})
     assert not outcome.unexpected_keys
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates
     return model
-
-
-def adapter_weights(stage_dir: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a finished stage's adapter, on the CPU."""
-    return load_file(stage_dir / "adapter" / ADAPTER_FILE)
 
 
 def computes_in_bfloat16(model: PreTrainedModel | PeftModel) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from rlhf.console import install_command
 from rlhf.run import RunError
 
 
@@ -17,7 +18,7 @@ def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -
     try:
         import bitsandbytes
     except ImportError:
-        raise RunError(f"optim: {name} needs bitsandbytes: pip install '.[gpu]'") from None
+        raise RunError(f"optim: {name} needs bitsandbytes: {install_command('gpu')}") from None
     kinds = {
         "adamw_8bit": bitsandbytes.optim.AdamW8bit,
         "paged_adamw_8bit": bitsandbytes.optim.PagedAdamW8bit,

@@ -14,19 +14,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, set_peft_model_state_dict
+from peft import set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf import distributed
-from rlhf.models.loading import adapter_weights, computes_in_bfloat16, mixed_precision, without_input_casts
+from rlhf.models.loading import computes_in_bfloat16, mixed_precision, without_input_casts
+from rlhf.models.weights import (
+    ADAPTER_FILE,
+    adapter_config,
+    adapter_state,
+    attach_adapter,
+    check_shapes,
+    reward_weights,
+)
+from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout import Rollout
 from rlhf.run import RunError
 
-SCORE_WEIGHT = "base_model.model.score.weight"
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
 
 
@@ -46,11 +54,9 @@ class SharedBase:
         self._active: str | None = None
         self._layers: list[LoraLayer] = []
         (first, path), *others = adapters.items()
-        self.peft = PeftModel.from_pretrained(
-            base, path / "adapter", adapter_name=first, is_trainable=first in self.trainable
-        )
+        self.peft = attach_adapter(base, path, first, first in self.trainable)
         for role, path in others:
-            self.peft.load_adapter(path / "adapter", role, is_trainable=role in self.trainable)
+            attach_adapter(self.peft, path, role, role in self.trainable)
         self._prepare_adapters()
 
     @property
@@ -59,9 +65,9 @@ class SharedBase:
 
     def add_reward(self, rm_dir: Path) -> None:
         """The reward model's adapter as role `reward`, and its head."""
-        weights = adapter_weights(rm_dir)
+        weights, head = reward_weights(rm_dir, self.base.config.hidden_size)
         self._add("reward", rm_dir, weights)
-        self.score_head = _head(weights[SCORE_WEIGHT]).to(self.device).requires_grad_(False)
+        self.score_head = _head(head).to(self.device).requires_grad_(False)
 
     def add_value(self, kind: str, rm_dir: Path, mean: float, sd: float) -> None:
         """The critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
@@ -70,11 +76,11 @@ class SharedBase:
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         if kind == "adapter":
-            weights = adapter_weights(rm_dir)
+            weights, head = reward_weights(rm_dir, hidden)
             self.trainable.add("value")
             self._add("value", rm_dir, weights)
             with torch.no_grad():
-                self.value_head.weight.copy_(weights[SCORE_WEIGHT].float() / sd)
+                self.value_head.weight.copy_(head.float() / sd)
                 self.value_head.bias.fill_(-mean / sd)
         self.value_head.to(self.device)
 
@@ -184,12 +190,12 @@ class SharedBase:
         return self.score_head(at_end.float()).squeeze(-1)
 
     def _add(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
-        """Add the reward model's adapter as a role. It has the shape of a causal one; its head is kept apart."""
-        config = LoraConfig.from_pretrained(rm_dir / "adapter")
+        """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""
+        config = adapter_config(rm_dir / "adapter")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         self.peft.add_adapter(role, config)
-        lora = {name: value for name, value in weights.items() if "lora_" in name}
-        outcome = set_peft_model_state_dict(self.peft, lora, adapter_name=role)
+        check_shapes(weights, adapter_state(self.peft, role), str(rm_dir / "adapter" / ADAPTER_FILE))
+        outcome = set_peft_model_state_dict(self.peft, weights, adapter_name=role)
         assert not outcome.unexpected_keys
         self._prepare_adapters()
 

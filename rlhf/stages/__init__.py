@@ -1,19 +1,23 @@
 """One stage, one file. A stage takes a started run directory and returns its metrics and costs."""
 
+import errno
 import importlib
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import cuda, distributed, tracking
+from rlhf import cuda, distributed, endings, tracking
 from rlhf.console import quiet_libraries
 from rlhf.recipe import Loaded, parents
-from rlhf.run import Follower, Run, RunError
+from rlhf.run import Follower, Run, RunError, verified
 from rlhf.watch import Watch
 
 FULL_DISK_BYTES = 1_000_000
+LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborted the process, under 2.6e9 SFT ran
 
 
 class Result(NamedTuple):
@@ -31,23 +35,31 @@ def execute(
     report_to: Sequence[str] = (),
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
+    parents_root: Path | None = None,
 ) -> tuple[dict[str, Any], Result | None, Path]:
     """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
 
     `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded. `stop_on`: names
-    of checks (rlhf/watch.py) whose findings end the stage; `all` for any.
+    of checks (rlhf/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root of runs, whose
+    finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
-    run = Follower(out, loaded, stage) if distributed.rank() else Run(out, loaded, stage)
+    run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
     if getattr(loaded.recipe, stage) is None:
         raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
-    with run.locked():
+    limit = endings.memory_limit()
+    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process before Python hears of it
+        least = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
+        raise RunError(f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {least}; allow more")
+    with endings.keeping(partial(kept, run)), _in_words(run), run.locked():
         summary = run.done()
         if summary is not None:
             return summary, None, run.path
         with distributed.joined(loaded, stage):
             for parent in parents(loaded.recipe, stage):
                 run.parent(parent)
+            for policy in run.trained_policies() if stage == "evaluate" else ():
+                verified(run.folder_of(policy).parent, policy)
             tracking.check(report_to)
             with quiet_libraries():
                 from rlhf.models.loading import device_of, set_up_torch
@@ -69,14 +81,58 @@ def execute(
 
 
 def _run(run: Run, device: Any) -> Result:
+    return importlib.import_module(f"rlhf.stages.{run.stage}").run_stage(run, device)
+
+
+def kept(run: Run) -> str:
+    """What an unfinished stage leaves, and the command that goes on from it."""
     try:
-        return importlib.import_module(f"rlhf.stages.{run.stage}").run_stage(run, device)
-    except Exception as error:
-        if shutil.disk_usage(run.path).free < FULL_DISK_BYTES:  # libraries report it in many ways
-            raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
-            raise RunError(
-                f"{run.stage}: out of memory on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with "
-                "the same --set, looks for settings that fit, and nvidia-smi shows who else is on the card"
-            ) from error
+        steps = run.checkpoint_steps()
+    except (OSError, ValueError):
+        steps = []
+    if not steps:
+        return f"{run.stage} has no checkpoint yet and begins anew"
+    return f"{run.checkpoint(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
+
+
+@contextmanager
+def _in_words(run: Run) -> Iterator[None]:
+    """Turn a full disk and memory that runs out into a RunError; libraries report them in many ways."""
+    try:
+        yield
+    except RunError:
         raise
+    except Exception as error:
+        if _disk_is_full(run.root, error):
+            raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
+        if endings.out_of_memory(error):
+            raise RunError(f"{run.stage}: out of memory{_way_out(run, error)}. {kept(run)}") from error
+        raise
+
+
+def _disk_is_full(folder: Path, error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    try:
+        return shutil.disk_usage(folder).free < FULL_DISK_BYTES
+    except OSError:
+        return False
+
+
+def _way_out(run: Run, error: BaseException) -> str:
+    """Where memory ran out and which settings need less."""
+    if type(error).__name__ == "OutOfMemoryError":  # CUDA's, named without importing torch
+        return (
+            f" on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with the same --set, looks for "
+            "settings that fit, and nvidia-smi shows who else is on the card"
+        )
+    options = getattr(run.loaded.recipe, run.stage)
+    sizes = [
+        f"{run.stage}.{key} (now {value})"
+        for key in ("per_device_train_batch_size", "rollout_batch_size", "batch_size")
+        if key != "batch_size" or run.stage == "evaluate"
+        for value in [getattr(options, key, None)]
+        if value
+    ]
+    smaller = f", or try a smaller {' and '.join(sizes)}" if sizes else ""
+    return f"{endings.limit_in_words()}: free some, or allow more{smaller}"

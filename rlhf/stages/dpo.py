@@ -55,7 +55,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.source == "toy"
     with telemetry.phase("evaluate"):
-        shared = SharedBase(load_base(run, device), {"policy": run.path, "reference": run.root / "sft"})
+        shared = SharedBase(load_base(run, device), {"policy": run.path, "reference": run.folder_of("sft")})
         before, after = (
             measure(shared, role, codec, prompts, how, seed=recipe.seed, truth=truth)
             for role in ("reference", "policy")
@@ -86,7 +86,7 @@ def _fit(
     batch = 2 * recipe.dpo.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
-        model = trainable_adapter(load_base(run, device), run.root / "sft")
+        model = trainable_adapter(load_base(run, device), run.folder_of("sft"))
     trainer = with_exact_weights(
         model,
         lambda: _TokenizedDPOTrainer(

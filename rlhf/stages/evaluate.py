@@ -23,7 +23,7 @@ from rlhf.evaluation import (
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.references import Overlap, answers
-from rlhf.run import Run, trained_policies, write_json
+from rlhf.run import Run, write_json
 from rlhf.stages import Result
 from rlhf.stages.rm import encode_pairs, scores_of
 from rlhf.telemetry import Telemetry
@@ -52,10 +52,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     encoded, _, pairs = encode_pairs(codec, corpus.pairs.heldout[: recipe.rm.max_eval_samples], recipe.rm)
 
-    trained = trained_policies(run.root)
+    trained = run.trained_policies()
     with telemetry.phase("load"):
-        shared = SharedBase(load_base(run, device), {name: run.root / stage for name, stage in _roles(trained).items()})
-        shared.add_reward(run.root / "rm")
+        folders = {role: run.folder_of(stage) for role, stage in _roles(trained).items()}
+        shared = SharedBase(load_base(run, device), folders)
+        shared.add_reward(run.folder_of("rm"))
         references = [found for found in answers(corpus, prompts) for _ in range(options.num_samples)]
         overlap = Overlap(references, options.bertscore_model, device)
     measured: dict[str, Measured] = {}

@@ -1,6 +1,5 @@
 """Merge an adapter into its base: a plain checkpoint that transformers loads without peft."""
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -12,10 +11,12 @@ from rlhf.data import load
 from rlhf.data.formats import Example
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4
+from rlhf.models.weights import attach_adapter
 from rlhf.recipe import Sft
 from rlhf.run import Run, RunError
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
+from rlhf.terminal import say
 
 ROWS, TOKENS = 4, 128  # of held-out text that the merged model is compared on
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding the merged weights may cost
@@ -36,7 +37,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         alone = _logprobs(base, texts)
-        model = PeftModel.from_pretrained(base, run.root / recipe.merge.stage / "adapter")
+        model = attach_adapter(base, run.folder_of(recipe.merge.stage))
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
         found = _logprobs(merged, texts)
@@ -47,17 +48,16 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 f"that of the base alone {effect:.2g}"
             )
         if effect.item() < ROUNDING[recipe.model.dtype]:
-            print(
+            say(
                 f"merge: the adapter changes the base by {effect:.2g} nats per token, which rounding may hide: "
-                "whether the merged model has it cannot be told from that",
-                file=sys.stderr,
+                "whether the merged model has it cannot be told from that"
             )
         ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
         how = {"temperature": recipe.evaluate.temperature, "top_p": recipe.evaluate.top_p, "top_k": 0}
         merged.generation_config = GenerationConfig(do_sample=True, **how, **ids)  # as it was evaluated
         merged.save_pretrained(run.path / "model")
         if not codec.write_chat_template():
-            print("merge: a chat interface will tokenize prompts otherwise than training did", file=sys.stderr)
+            say("merge: a chat interface will tokenize prompts otherwise than training did")
         codec.tokenizer.save_pretrained(run.path / "model")
     size = sum(f.stat().st_size for f in (run.path / "model").glob("*.safetensors"))
     metrics = {

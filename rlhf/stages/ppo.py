@@ -7,7 +7,6 @@ Several ranks share out rows and hold all numbers of a batch alike (rlhf/distrib
 
 import math
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,26 +15,54 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from rlhf import distributed, vllm
+from rlhf import distributed, records, vllm
 from rlhf.console import Bar
 from rlhf.data import load
 from rlhf.evaluation import Measured, compare, measure, sample_of
 from rlhf.models.loading import load_base, load_codec, save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.shared_base import SharedBase
+from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives import kl as kls
 from rlhf.objectives.gae import gae
 from rlhf.objectives.losses import ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe import Ppo
+from rlhf.records import Amount, Count, MetricsLine, Number, OptimizerState, Record, SchedulerState, read_lines, reading
 from rlhf.rollout import Observer, Rollout, Sampling, sample
-from rlhf.run import Run, RunError, checkpoint_problem, read_lines, write_json
+from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, resuming, write_json
 from rlhf.stages import Result
 from rlhf.telemetry import Telemetry
+from rlhf.terminal import say
+
+
+class RandomState(Record):
+    """What `random_state` returns."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    torch: Tensor
+    cuda: list[Tensor]
+    python: tuple[Any, ...]
+    numpy: tuple[Any, ...]
+
+
+class State(Record):
+    """state.pt of a checkpoint."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    step: Count
+    norm: tuple[Number, Number]
+    kl_coef: Amount
+    policy: list[Tensor]
+    value: list[Tensor]
+    optimizer: OptimizerState
+    schedule: SchedulerState
+    random: RandomState
 
 
 @dataclass
@@ -65,7 +92,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"prompts_cut": cut})
     validation = corpus.validation[: options.max_eval_samples]
 
-    sft, rm = run.root / "sft", run.root / "rm"
+    sft, rm = run.folder_of("sft"), run.folder_of("rm")
     how = sampling(options)
     server = vllm.Server(options.vllm_url) if options.vllm_url else None
     torch.manual_seed(recipe.seed)
@@ -94,7 +121,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("evaluate"):
         before = evaluate("reference")
     if run.resumed_from:
-        trained = Trained.load(shared, rm, options, run.resumed_from)
+        with resuming(run.resumed_from):
+            trained = Trained.load(shared, rm, options, run.resumed_from)
     else:
         with telemetry.phase("evaluate"):
             norm = score_norm(shared, draw, options) if options.normalize_scores else (0.0, 1.0)
@@ -135,10 +163,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         telemetry.note_components(shared.peft, trained.optimizer)
     best = distributed.from_main(lambda: choose_checkpoints(run, options))
     if options.adapter == "best" and best is None:
-        print(
-            f"ppo: no checkpoint is within best_kl_limit: {options.best_kl_limit} nats/token; the result is the last",
-            file=sys.stderr,
-        )
+        say(f"ppo: no checkpoint is within best_kl_limit: {options.best_kl_limit} nats/token; the result is the last")
     elif options.adapter == "best" and best is not None and best != trained.step:
         trained.take_policy(run.checkpoint(best))
         after = None
@@ -411,29 +436,45 @@ class Trained:
 
     @classmethod
     def load(cls, shared: SharedBase, rm_dir: Path, options: Ppo, folder: Path) -> "Trained":
-        """Continue from a checkpoint. Raises RunError when it was written by another version of this code."""
-        state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or "random" not in state:
-            raise RunError(f"{folder}/state.pt is not a checkpoint of this version; run ppo without --resume")
+        """Continue from a checkpoint. Raises RunError when it is damaged, or of another version or other settings."""
+        file = folder / "state.pt"
+        state = load_state(folder)
         found = cls(shared, rm_dir, options, state["norm"])
-        _copy(found.policy, state["policy"])
-        _copy(found.value, state["value"])
-        found.optimizer.load_state_dict(state["optimizer"])
+        _copy(found.policy, state["policy"], f"{file}: policy")
+        _copy(found.value, state["value"], f"{file}: value")
+        with reading(file):
+            found.optimizer.load_state_dict(state["optimizer"])
+            found.schedule.load_state_dict(state["schedule"])
+        check_optimizer(found.optimizer, str(file))
         page_states(found.optimizer)
-        found.schedule.load_state_dict(state["schedule"])
         found.step, found.kl_coef = state["step"], state["kl_coef"]
-        set_random_state(state["random"])
+        with reading(file):
+            set_random_state(state["random"])
         return found
 
     def take_policy(self, folder: Path) -> None:
         """The policy's weights of another checkpoint of this run. Raises RunError when that is damaged."""
         if problem := checkpoint_problem(folder):
             raise RunError(f"{folder}, the best checkpoint, cannot be used: {problem}; set ppo.adapter=last")
-        _copy(self.policy, torch.load(folder / "state.pt", map_location="cpu", weights_only=True)["policy"])
+        _copy(self.policy, load_state(folder)["policy"], f"{folder}/state.pt: policy")
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """The state of a checkpoint. Raises RunError when it is damaged, or of another version or step."""
+    file = folder / "state.pt"
+    state = records.check(unpickled(file), State, str(file))
+    if state["step"] != checkpoint_step(folder):
+        raise RunError(f"{file} is that of step {state['step']}")
+    return state
 
 
 @torch.no_grad()
-def _copy(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _copy(parameters: Sequence[Tensor], values: Sequence[Tensor], where: str) -> None:
+    """Give parameters their stored values. Raises RunError unless these have the same shapes and are finite."""
+    names = [f"tensor {i}" for i in range(max(len(parameters), len(values)))]
+    stored = dict(zip(names, values, strict=False))
+    check_shapes(stored, dict(zip(names, parameters, strict=False)), where)
+    check_finite(stored, where)
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
 
@@ -462,7 +503,7 @@ def choose_checkpoints(run: Run, options: Ppo) -> int | None:
 
     The best has the highest held-out score among those within the KL limit. Returns its step, None without one.
     """
-    rows = {row["step"]: row for row in read_lines(run.path / "metrics.jsonl")}
+    rows = {row["step"]: row for row in read_lines(run.path / "metrics.jsonl", MetricsLine)}
 
     def fact(step: int, name: str) -> float | None:
         return rows[step].get(f"eval/{name}")  # null where it was not finite

@@ -50,7 +50,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("load"):
         base = load_base(run, device, head="score")
         base.config.pad_token_id = codec.pad_id
-        model = reward_from_sft(base, run, run.root / "sft")
+        model = reward_from_sft(base, run, run.folder_of("sft"))
     margin = {"margin": options.margin} if options.loss_type == "bradley_terry" and options.margin else {}
     trainer = with_exact_weights(
         model,

@@ -17,7 +17,7 @@ from rlhf import ab
 from rlhf.data.formats import DataError
 from rlhf.run import RunError
 from tests.browser import Browser, needs_browser
-from tests.conftest import RECIPE, beside, rlhf, run_stages, small
+from tests.conftest import RECIPE, beside, rlhf, run_stages, small, write_records
 
 HOSTILE = [
     "<script>document.title = 'taken over'</script>",
@@ -35,7 +35,7 @@ def evaluation(out: Path, rows: list[dict]) -> Path:
     (root / "evaluate").mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"step": 0, **row}, ensure_ascii=False) + "\n" for row in rows)
     (root / "evaluate" / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
-    (root / "evaluate" / "summary.json").write_text("{}")
+    write_records(root / "evaluate")
     return root
 
 
@@ -207,12 +207,22 @@ def rate(item: int = 0, choice: str = "first", rater: str = "ann") -> bytes:
     return json.dumps({"item": item, "choice": choice, "rater": rater}).encode()
 
 
+def test_the_prompt_is_a_dialogue():
+    transcript = "Be kind.\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
+    said = [("Instructions", "Be kind."), ("Person", "Hi"), ("Assistant", "Hello!"), ("Person", "A joke?")]
+    assert ab.turns({"prompt": transcript}) == said
+    messages = [{"role": "user", "content": "Hi\x1b[31m"}, {"role": "assistant", "content": "Hello!"}]
+    written = {"prompt": "<|user|>Hi<|end|>", "messages": messages}
+    assert ab.turns(written) == [("Person", "Hi[31m"), ("Assistant", "Hello!")]
+    assert ab.turns({"prompt": "no transcript"}) == [("Prompt", "no transcript")]
+
+
 def test_nobody_learns_which_answer_is_whose(root, serve):
     server = serve(root)
     _, headers, page = ask(server, "/", method="GET")
     status, _, body = ask(server, "/next", rate())
     assert status == 200
-    assert json.loads(body).keys() == {"done", "total", "item", "prompt", "first", "second"}
+    assert json.loads(body).keys() == {"done", "total", "item", "turns", "first", "second"}
     assert not re.search(r"\b(sft|ppo|sha256)\b", page + body)
     nonce = re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"])[1]
     assert page.count(f'nonce="{nonce}"') == 2 and "unsafe" not in headers["Content-Security-Policy"]

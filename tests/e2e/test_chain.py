@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf import ab, comparison
-from rlhf.run import Run, RunError, read_json, read_lines
+from rlhf.run import Run, RunError, read_json, read_lines, sha256
 from tests.conftest import run_stages, small
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
@@ -157,6 +157,12 @@ def test_changed_data_is_noticed(chain, tmp_path):
         copy = target / "data" / file.parent.name / file.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+        (copy.parent / "made.json").write_bytes((file.parent / "made.json").read_bytes())
+    with pytest.raises(RunError, match="has changed since it was made here"):
+        run_stages(small(), tmp_path, "rm")
+    for file in (target / "data").rglob("*.jsonl"):  # as if it had been made so
+        hashes = {name: sha256(file.parent / name) for name in ("corpus.jsonl", "pairs.jsonl")}
+        (file.parent / "made.json").write_text(json.dumps({"sha256": hashes}))
     with pytest.raises(RunError, match="the data has changed since"):
         run_stages(small(), tmp_path, "rm")
 

@@ -62,6 +62,28 @@ def test_a_conversation_is_remembered_until_it_is_not(done, monkeypatch):
     assert asked == [["one"], ["one", "as you say", "two"], ["three"]]
 
 
+def test_commands_are_answered_and_not_sent_to_the_model(capsys):
+    class Nobody:
+        def answer(self, messages, temperature, tokens):
+            raise AssertionError("asked")
+
+    chat.talk(Nobody(), ["/help\n", "/temperature 0\n", "/new\n"], 1.0, 8)
+    assert capsys.readouterr().out == f"{chat.HELP}\nthere is no /temperature: {chat.HELP}\n"
+
+
+def test_the_space_before_an_answer_is_not_shown(capsys):
+    class Spaced:
+        def answer(self, messages, temperature, tokens):
+            yield from (" ", " Yes", " and no")
+
+    chat.talk(Spaced(), ["one\n"], 1.0, 8)
+    assert capsys.readouterr().out == "Yes and no\n"
+
+
+def test_the_greeting_names_who_answers():
+    assert chat.greeting(small(), "ppo", 0.7).startswith("ppo of cpu-tiny v1, temperature 0.7; /new forgets")
+
+
 def test_a_stage_that_is_not_done_is_named(done, monkeypatch, capsys):
     code, out, err = said(done, monkeypatch, capsys, "hello\n", "--stage", "ppo")
     assert code == 1 and out == ""

@@ -8,12 +8,12 @@ import pytest
 
 from rlhf import comparison
 from rlhf.run import RunError
-from tests.conftest import rlhf
+from tests.conftest import rlhf, write_records
 
 Z = 1.959963984540054
 
 
-def a_run(root: Path, answers: list[tuple[str, list[dict]]], reward_model: str = "r" * 64, **more) -> Path:
+def a_run(root: Path, answers: list[tuple[str, list[dict]]], reward_model: str = "a" * 64, **more) -> Path:
     """A run directory as far as a comparison reads it; `answers`: of the policy `ppo` to each prompt."""
     (root / "evaluate").mkdir(parents=True)
     (root / "rm").mkdir()
@@ -21,12 +21,13 @@ def a_run(root: Path, answers: list[tuple[str, list[dict]]], reward_model: str =
     (root / "evaluate/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = {"ppo/kl_per_token": 0.1, "ppo/perplexity": 3.0, "rm/accuracy": 0.7} | more.get("metrics", {})
     settings = {"model": {"quantization": "none"}, "tokenizer": {"name": "t"}} | more.get("settings", {})
-    (root / "evaluate/summary.json").write_text(json.dumps({"metrics": metrics}))
-    (root / "evaluate/manifest.json").write_text(json.dumps({"settings": settings}))
-    details = {"reward_model": {"calibration": [{"pairs": 300}, {"pairs": 100}]}}
-    (root / "evaluate/details.json").write_text(json.dumps(details))
+    empty = {"edges": [0, 1], "counts": [0]}
+    bins = [{"confidence": 0.7, "accuracy": 0.7, "pairs": pairs} for pairs in (300, 100)]
+    figures = {"calibration": bins, "margins": empty, "sigmoid_scores": empty}
+    (root / "evaluate/details.json").write_text(json.dumps({"reward_model": figures}))
+    write_records(root / "evaluate", {"settings": settings}, {"metrics": metrics})
     weights = {"adapter/adapter_model.safetensors": reward_model}
-    (root / "rm/summary.json").write_text(json.dumps({"result_sha256": weights}))
+    write_records(root / "rm", summary={"result_sha256": weights})
     return root
 
 
@@ -90,10 +91,9 @@ def test_scores_of_two_reward_models_have_no_difference(tmp_path, monkeypatch, c
     answers = [(f"p{i}", [says(float(i), text=f"answer {i}")]) for i in range(5)]
     a = a_run(tmp_path / "a", answers)
     nf4 = {"settings": {"model": {"quantization": "nf4"}}, "metrics": {"ppo/kl_per_token": 0.3}}
-    b = a_run(tmp_path / "b", answers, reward_model="s" * 64, **nf4)
+    b = a_run(tmp_path / "b", answers, reward_model="b" * 64, **nf4)
     for root, beta in ((a, 0.1), (b, 0.2)):
-        (root / "ppo").mkdir()
-        (root / "ppo/manifest.json").write_text(json.dumps({"settings": {"ppo": {"kl_coef": beta, "lam": 1.0}}}))
+        write_records(root / "ppo", {"settings": {"ppo": {"kl_coef": beta, "lam": 1.0}}})
     found = compared(a, b)
     assert found["score"]["difference"] is None and "win_rate_by_score" not in found
     assert found["kl_per_token"]["difference"] == pytest.approx(0.2)

@@ -92,7 +92,7 @@ def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     loaded = pretrained(trained, tmp_path, hardware__device="cuda", model__dtype="bfloat16", **changes)
-    with pytest.raises(RunError, match=r"needs flash_attn .*: pip install --no-build-isolation '\.\[flash\]', or use"):
+    with pytest.raises(RunError, match=r"needs flash_attn .*: pip install '\.\[flash\]' --no-build-isolation, or use"):
         load_base(Run(tmp_path, loaded, "sft"), torch.device("cpu"))
 
 
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_one_line(trained, tmp_path):
         (target / file.name).write_bytes(file.read_bytes())
     whole = (target / "model.safetensors").read_bytes()
     (target / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RunError, match="cannot load the base model"):
+    with pytest.raises(RunError, match=r"model\.safetensors: cannot be read"):
         run_stages(pretrained(trained, tmp_path, model__name=str(target)), tmp_path, "sft")
 
 

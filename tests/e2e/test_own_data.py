@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.data import load
 from rlhf.data.formats import DataError
-from rlhf.run import read_json
+from rlhf.run import Run, read_json
 from tests.conftest import run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]
@@ -40,6 +41,11 @@ def instructions_and_preferences(folder: Path) -> list[str]:
     instructions = [{"instruction": q, "input": "", "output": answer(q, True)} for q in QUESTIONS]
     pairs = [{"prompt": q, "chosen": answer(q, True), "rejected": answer(q, False)} for q in QUESTIONS[::-1]]
     return [write(folder / "instructions.jsonl", instructions), write(folder / "preferences.jsonl", pairs)]
+
+
+def prompts(folder: Path, count: int = len(QUESTIONS)) -> str:
+    rows = [{"prompt": f"{question} Tell me, please.", "id": f"row-{n}"} for n, question in enumerate(QUESTIONS)]
+    return write(folder / "prompts.jsonl", rows[:count])
 
 
 def conversations(folder: Path) -> list[str]:
@@ -79,6 +85,38 @@ def test_instruction_rows_alone_are_enough_for_sft_and_not_for_a_reward_model(tm
     run_stages(loaded, tmp_path / "runs", "pretrain", "sft")
     with pytest.raises(DataError, match=r"rm needs preference pairs .*; the data has 0 for training and 0 held out"):
         run_stages(loaded, tmp_path / "runs", "rm")
+
+
+def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
+    files = [*instructions_and_preferences(tmp_path), prompts(tmp_path)]
+    loaded = small(data__source="files", data__files=files, data__heldout_fraction=0.2)
+    run = Run(tmp_path / "runs", loaded, "ppo")
+    run.start(False, [], {"name": "cpu", "type": "cpu"})
+    corpus = load.load(run)
+    assert len(corpus.bare_prompts) == len(QUESTIONS) == read_json(run.path / "manifest.json")["data"]["prompts"]
+    assert len(corpus.prompts()) == 2 * len(QUESTIONS)
+    assert len(corpus.preferences("rm")) == len(corpus.demonstrations()) == len(QUESTIONS)
+    assert not any("Tell me, please." in text for text in corpus.texts("hh").train)
+
+    files = [prompts(tmp_path)]
+    alone = small(data__source="files", data__files=files, data__heldout_fraction=0.2)
+    with pytest.raises(
+        DataError, match=r"^pretrain needs texts, and the data has only prompts without an answer, which"
+    ):
+        run_stages(alone, tmp_path / "alone", "pretrain")
+    corpus = load.Corpus(*(load.Divided([], []) for _ in range(3)), corpus.bare_prompts)
+    for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
+        with pytest.raises(DataError, match=f"^{stage} needs .*only prompts without an answer"):
+            rows()
+    assert len(corpus.prompts()) == len(QUESTIONS)
+
+
+def test_ppo_trains_and_evaluation_works_where_most_prompts_have_no_answer(tmp_path):
+    files = [*instructions_and_preferences(tmp_path), prompts(tmp_path)]
+    loaded = small(data__source="files", data__files=files, data__heldout_fraction=0.2, evaluate__max_samples=64)
+    summary = run_stages(loaded, tmp_path / "runs", "pretrain", "sft", "rm", "ppo", "evaluate")
+    sampled = (tmp_path / "runs/cpu-tiny/v1/evaluate/samples.jsonl").read_text()
+    assert summary["metrics"]["ppo/score"] is not None and "Tell me, please." in sampled
 
 
 def test_a_file_too_small_to_hold_anything_out_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from rlhf.data import formats
 from rlhf.data.formats import Message
 from rlhf.data.split import conversation_key, is_heldout
 from rlhf.run import RunError
-from tests.conftest import rlhf
+from tests.conftest import rlhf, write_records
 from tests.e2e.test_ab import evaluation, row
 
 
@@ -86,7 +86,7 @@ def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatc
     rows = [row(i, f"poor  {i}\n- é", f"good {i} 三 \u2028 end") | {"prompt": p} for i, p in enumerate(prompts)]
     rows.append(row(3, sft="", ppo="good"))
     root = evaluation(tmp_path, rows)
-    (root / "evaluate" / "manifest.json").write_text(json.dumps({"seed": 5}))
+    write_records(root / "evaluate", {"seed": 5})
     rate(root, *(("ann", i, "b") for i in range(4)))
     file = tmp_path / "new" / "rated.jsonl"
     arguments = ("ratings", "export", root, "--to", file)

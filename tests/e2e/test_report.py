@@ -2,18 +2,20 @@
 
 import html
 import json
+import random
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from rlhf import ab, published, recipe, report
+from rlhf import ab, published, recipe, report, report_overview
 from rlhf.data import formats
 from rlhf.run import RunError
 from tests.browser import CHROMIUM, Browser, needs_browser
-from tests.conftest import RECIPE, run_stages, small
+from tests.conftest import RECIPE, run_stages, small, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
 HOSTILE = [
@@ -87,7 +89,7 @@ def test_the_page_needs_no_network(run):
 
 def test_every_part_is_there(run):
     page = text_of(run)
-    for title in ("Published, predicted, measured", "What looked wrong", "ppo: curves", "Score against divergence"):
+    for title in ("Targets and what was measured", "What looked wrong while it trained", "Score against divergence"):
         assert f"<h2>{title}</h2>" in page
     for title in ("Where the time went", "Memory", "Samples", "Provenance"):
         assert f"<h2>{title}</h2>" in page
@@ -125,11 +127,13 @@ def test_in_a_browser_samples_are_filtered(run):
 def test_the_evaluation_is_shown_side_by_side(evaluated):
     page = report.page([report.load(evaluated)])
     summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
-    row = re.search(r"<tr><td>lc_win_rate_vs_sft</td>(.*?)</tr>", page)[1]
-    cells = re.findall(r"<td class=.?number.?>(.*?)</td>", row)
+    row = re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page)[1]
+    cells = re.findall(r"<td class=number [^>]*>(.*?)</td>", row)
     metrics = summary["metrics"]
-    wanted = [metrics[f"{who}/lc_win_rate_vs_sft"] for who in ("base", "ppo")]
-    assert [float(cell) for cell in cells if cell] == pytest.approx(wanted, rel=1e-3) and cells[1] == ""
+    wanted = [metrics[f"{who}/lc_win_rate_vs_sft{end}"] for who in ("base", "ppo") for end in ("", "_low", "_high")]
+    numbers = [float(number) for cell in cells for number in re.findall(r"[0-9.]+", cell)]
+    assert numbers == pytest.approx(wanted, rel=1e-3) and cells[1] == ""
+    assert "lc win rate vs sft low" not in page
     charts = charts_of(page)
     assert {"calibration (dotted: perfect)", "margin, chosen less rejected", "score after a sigmoid"} <= charts.keys()
     scores = charts["scores of every policy's answers"]["data"]
@@ -150,7 +154,7 @@ def test_ratings_are_counted(evaluated):
     page = report.page([report.load(evaluated)])
     assert "not counted:" in page and "no answers of &#x27;dpo&#x27;" in page
     assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
-    assert re.search(r"&lt;b&gt;ann&lt;/b&gt;</td><td class=number>3</td><td class=number>100% ", page)
+    assert re.search(r"&lt;b&gt;ann&lt;/b&gt;</td><td class=number [^>]*>3</td><td class=number [^>]*>100% ", page)
 
 
 def test_the_data_is_checked_once(evaluated, monkeypatch):
@@ -161,7 +165,7 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     assert charts["tokens per chosen"]["data"][0]["y"] == found["lengths"]["chosen"]["counts"]
     monkeypatch.setattr("rlhf.data.quality.check", None)
     page = report.page([report.load(evaluated)])
-    assert "<h2>Data quality</h2>" in page and "<td>near identical</td>" in page
+    assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
 
 
 def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
@@ -199,11 +203,11 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
 @pytest.mark.parametrize(
     ("file", "content", "lost"),
     [
-        ("evaluate/details.json", '{"scores": 3}', "policies"),
-        ("evaluate/details.json", '{"reward_model": {"x": 1}}', "reward model"),
-        ("data/quality.json", "MADE_FROM", "data"),
-        ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', "curves"),
-        ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', "samples"),
+        ("evaluate/details.json", '{"scores": 3}', ["policies", "reward model"]),
+        ("evaluate/details.json", '{"reward_model": {"x": 1}}', ["policies", "reward model"]),
+        ("data/quality.json", "MADE_FROM", ["data"]),
+        ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', ["curves", "frontier"]),
+        ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', ["samples"]),
     ],
 )
 def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content, lost):
@@ -214,8 +218,95 @@ def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content
     (evaluated / file).write_text(content)
     page = report.page([report.load(evaluated)])
     (evaluated / file).write_text(before)
-    assert re.findall(r'<p class="warn">Left out: ([\w ]+):', page) == [lost]
+    assert re.findall(r'<p class="warn">Left out: ([\w ]+):', page) == lost
     assert "<h2>Provenance</h2>" in page
+
+
+def test_nan_in_a_log_is_a_missing_value(evaluated, tmp_path):
+    """NaN and infinity, which Python writes and JSON does not know: a gap in the curve."""
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    for stage, key in (("rm", "loss"), ("ppo", "objective/scores"), ("ppo", "eval/kl_per_token")):
+        file = root / stage / "metrics.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows[0][key] = float("nan")
+        rows[-1][key] = float("inf")
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report.page([report.load(root)])
+    assert "Left out" not in page
+    charts = charts_of(page)
+    rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    assert charts["score"]["data"][0]["y"] == [row["objective/scores"] for row in rows[1:-1]]
+
+
+GONE = object()
+REPLACEMENTS = (GONE, None, "x", -1, float("nan"), [], {}, 1e308, 10**30, True, [1, "a"], {"a": [None]})
+
+
+def places(content: object, at: tuple = ()) -> list[tuple]:
+    """The way to every value of a record, and to the first two of a list."""
+    inner = list(content.items()) if isinstance(content, dict) else []
+    inner += enumerate(content[:2]) if isinstance(content, list) else []
+    return [at, *(place for key, value in inner for place in places(value, (*at, key)))]
+
+
+def with_value(content: object, at: tuple, value: object) -> object:
+    if not at:
+        return value
+    changed = content.copy()
+    if value is GONE and len(at) == 1:
+        del changed[at[0]]
+    else:
+        changed[at[0]] = with_value(content[at[0]], at[1:], value)
+    return changed
+
+
+def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch):
+    """One value at a time is replaced, or its key left out: a page with what could be read, or one line."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", str)
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    report.page([report.load(root)])  # the data has been checked
+    finding = {"check": "nan", "step": 3, "seen": "a", "cause": "b", "remedies": {"ppo.kl_coef": 0.1}}
+    (root / "ppo" / "findings.jsonl").write_text(json.dumps(finding) + "\n")
+    rng = random.Random(0)
+    names = ["manifest.json", "summary.json", "metrics.jsonl", "telemetry.jsonl", "findings.jsonl"]
+    files = [root / "ppo" / name for name in (*names, "checkpoints/best.json")]
+    files += [root / "evaluate" / name for name in ("summary.json", "details.json", "samples.jsonl")]
+    outcomes = Counter()
+    for file in (*files, root / "data" / "quality.json"):
+        text = file.read_text()
+        first, *others = text.splitlines(keepends=True) if file.suffix == ".jsonl" else [text]
+        content = json.loads(first)
+        for at in rng.sample(found := places(content)[1:], min(15, len(found))):
+            changed = with_value(content, at, rng.choice(REPLACEMENTS))
+            file.write_text(json.dumps(changed) + "\n" + "".join(others))
+            try:
+                outcomes["left out" if "Left out" in report.page([report.load(root)]) else "whole"] += 1
+            except RunError as error:
+                assert "\n" not in str(error)
+                outcomes["refused"] += 1
+        file.write_text(text)
+    assert outcomes["left out"] > 15 and outcomes["whole"] > 15, outcomes
+
+
+def test_a_bug_of_ours_is_not_called_a_damaged_file(evaluated, monkeypatch):
+    monkeypatch.setattr(report, "_line", lambda *_: {}["no such key"])
+    with pytest.raises(KeyError, match="no such key"):
+        report.page([report.load(evaluated)])
+
+
+def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    (root / "rm" / "manifest.json").write_text("{")
+    (root / "sft" / "summary.json").write_text('{"schema": 99}')
+    page = report.page([report.load(root)])
+    assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and ">ppo</td>" in page
+    for stage in ("pretrain", "sft", "ppo", "evaluate"):
+        (root / stage / "manifest.json").write_text("{")
+    with pytest.raises(RunError, match=r"pretrain/manifest.json: cannot be read"):
+        report.load(root)
 
 
 def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_path):
@@ -223,14 +314,11 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
     loaded = recipe.load(RECIPE.parents[1] / "4090-llama2-7b" / "v1")
     root = tmp_path / loaded.name / loaded.version / "rm"
     root.mkdir(parents=True)
-    manifest = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256, "overrides": {}}
-    manifest |= {"settings": {"hardware": {"memory_gb": 24}}, "seed": 0, "code": {"commit": "c", "dirty": False}}
-    manifest |= {"device": {"name": "card", "type": "cuda"}, "packages": {}, "stage": "rm"}
-    (root / "manifest.json").write_text(json.dumps(manifest))
+    manifest = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
+    manifest |= {"settings": {"hardware": {"memory_gb": 24}}, "device": {"name": "card", "type": "cuda"}}
     ends = [("first.loss", [0.6, 0.7]), ("last.loss", [0.3, 0.4])]
     targets = [{"name": m, "metric": m, "published": r, "unit": "", "measured": 1, "within": False} for m, r in ends]
-    summary = {"targets": targets, "phase_seconds": {"train": 1.0}, "metrics": {}, "findings": []}
-    (root / "summary.json").write_text(json.dumps(summary))
+    write_records(root, manifest, {"targets": targets, "phase_seconds": {"train": 1.0}})
     (root / "metrics.jsonl").write_text('{"step": 10, "loss": 0.5}\n{"step": 50, "loss": 0.4}\n')
     (root / "telemetry.jsonl").write_text('{"step": 10, "memory_bytes": 5000000000}\n')
     charts = charts_of(report.page([report.load(root.parent)]))
@@ -298,6 +386,95 @@ def test_several_runs_share_the_charts(run):
     assert all(len(chart["data"]) == 2 for chart in charts if chart["layout"]["title"]["text"] == "score")
     assert any("picked: step" in line["name"] for chart in charts for line in chart["data"])
     assert "<th>run</th>" in page and "<th>run</th>" not in text_of(run)
+    assert page.count('<p class="headline') == 2
+
+
+# ---- the top of the page ----
+
+
+def finished(stage: str, measured: float, **metrics: float) -> dict:
+    """A summary of a stage with one target: at least 0.6."""
+    figure = published.Figure(name="gain", stage=stage, metric="gain", range=(0.6, None), unit="sd", source="ours")
+    return {"targets": [published.record(figure, measured)], "wall_seconds": 90.4, "metrics": metrics}
+
+
+MANIFEST = {
+    "device": {"name": "cpu", "model": "Some CPU", "threads": 2},
+    "overrides": {},
+    "started": "2026-01-02T03:04",
+}
+
+
+def test_the_headline_says_what_was_reached_and_what_was_not():
+    summaries = {"sft": finished("sft", 0.7), "ppo": finished("ppo", 0.5)}
+    assert report_overview.outcome(dict.fromkeys(summaries, MANIFEST), {"sft": summaries["sft"]}) == (
+        "1 of 1 targets met. Not finished: PPO.",
+        "good",
+    )
+    sentence, kind = report_overview.outcome(dict.fromkeys(summaries, MANIFEST), summaries)
+    assert (sentence, kind) == ("1 of 2 targets met; missed: PPO, gain.", "bad")
+    assert report_overview.outcome({"sft": MANIFEST}, {}) == ("Not finished: SFT.", "")
+
+
+def test_the_gain_and_the_facts_are_those_of_the_summaries():
+    metrics = {"true_reward_gain_sd": 1.274, "score_gain_sd": 1.3, "kl_per_token": 0.1868}
+    summaries = {"ppo": finished("ppo", 0.7, **metrics)}
+    gained = (
+        "PPO against SFT: true reward +1.27, score of the reward model +1.30 standard deviations, at a KL of 0.1868"
+    )
+    assert report_overview.gains(summaries).startswith(gained)
+    facts = report_overview.facts({"ppo": MANIFEST}, summaries, 36.0)
+    assert facts == ["2026-01-02", "Some CPU, 2 thread(s)", "0:01:30 in 1 finished stages", "0.90 USD a card"]
+
+
+def test_the_picture_has_a_box_for_each_stage_and_an_arrow_for_each_parent():
+    summaries = {"sft": finished("sft", 0.7), "rm": finished("rm", 0.5)}
+    drawn = report_overview.picture(dict.fromkeys(("sft", "rm", "ppo"), MANIFEST), summaries)
+    assert drawn.count("<rect") == 3 and drawn.count('class="arrow"') == 3  # SFT to both, reward model to PPO
+    assert re.findall('<rect class="([a-z]+)"', drawn) == ["good", "bad", "open"]
+    assert "not finished" in drawn and "the stages of the run: SFT, reward model, PPO (not finished)" in drawn
+
+
+def test_every_link_of_the_contents_leads_to_a_section(evaluated):
+    page = report.page([report.load(evaluated)])
+    links = re.findall(r'<a href="#([^"]+)">', page)
+    assert len(links) >= 12 and links == re.findall(r'<section id="([^"]+)">', page)
+
+
+def test_samples_show_the_truth_and_a_dialogue(evaluated):
+    page = report.page([report.load(evaluated)])
+    assert re.search(r'<div class="who">ppo, score -?[0-9.]+, true reward -?[0-9.]+</div>', page)
+    assert '<div class="who">Person</div>' in page and "Human:" not in page.partition('id="samples"')[2][:2000]
+
+
+def test_many_samples_are_folded(run, tmp_path):
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(run, root)
+    rows = [{"step": 0, "prompt": f"prompt {i}", "sft": {"response": "yes"}} for i in range(30)]
+    (root / "evaluate" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report.page([report.load(root)])
+    assert page.count('<div class="sample">') == 30
+    assert page.partition('<details id="more">')[0].count('<div class="sample">') == report.OPEN
+    assert "<summary>18 more</summary>" in page
+
+
+@needs_browser
+def test_on_a_phone_every_cell_is_in_sight(evaluated, tmp_path):
+    report.write([evaluated], tmp_path / "report.html")
+    browser = Browser(tmp_path / "profile")
+    try:
+        page = browser.open((tmp_path / "report.html").as_uri())
+        page.screenshot(tmp_path / "phone.png", 390, 844)
+        outside = (
+            "[...document.querySelectorAll('td, svg.chain, nav a')].filter(e => e.getBoundingClientRect().right > 390)"
+        )
+        assert page.value(f"{outside}.length") == 0
+        page.wait("document.documentElement.scrollWidth <= 390")  # charts follow a new width a moment later
+        assert page.value("getComputedStyle(document.querySelector('td'), '::before').content") == '"stage"'
+        page.screenshot(tmp_path / "desk.png", 1100, 844)
+        assert page.value("getComputedStyle(document.querySelector('td')).display") == "table-cell"
+    finally:
+        browser.close()
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """`rlhf serve`: the real openai client against the merged model of a small chain."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -49,8 +50,15 @@ def client(done):
             assert server.poll() is None, (done / "log").read_text()
             time.sleep(0.5)
     yield client
-    server.terminate()
-    server.wait(20)
+    log = (done / "log").read_text()
+    assert log.index("loading cpu-tiny/v1/merge/model") < log.index(
+        "serving cpu-tiny/v1/merge/model at http://127.0.0.1:"
+    )
+    server.send_signal(signal.SIGINT)
+    assert server.wait(20) == 0
+    assert (done / "log").read_text().endswith("stopped serving cpu-tiny/v1/merge/model\n")
+    with socket.socket() as gone, pytest.raises(ConnectionError):
+        gone.connect(("127.0.0.1", port))
 
 
 NAME = "cpu-tiny/v1/merge/model"
@@ -111,6 +119,53 @@ def test_what_is_missing_is_said(done, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunError, match="vllm is not installed here"):
         serve.command("model", "vllm", "cpu", "127.0.0.1", 8000)
+
+
+SERVER = """
+import http.server, sys, time
+time.sleep(1)
+print("up", flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(tmp_path, port, number):
+    server = f"[sys.executable, '-c', {SERVER!r}, '{port}']"
+    where = f"Path({str(tmp_path)!r}), 'm', '127.0.0.1', {port}"
+    code = (
+        "import sys; from pathlib import Path; from rlhf import endings, serve\n"
+        f"with endings.listening(): serve.serve({server}, {where})"
+    )
+    ours = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert ours.stderr.readline() == f"loading m; it will answer at http://127.0.0.1:{port}/v1\n"
+    assert not serve._listens("127.0.0.1", port)
+    assert ours.stderr.readline() == f"serving m at http://127.0.0.1:{port}/v1; Ctrl-C ends it\n"
+    assert serve._listens("127.0.0.1", port)
+    ours.send_signal(number)
+    assert ours.communicate(timeout=30)[1] == "stopping the server\nstopped serving m\n"
+    assert ours.returncode == 0 and not serve._listens("127.0.0.1", port)
+
+
+def test_a_server_that_ends_by_itself_is_an_error(tmp_path, port):
+    with pytest.raises(RunError, match="has ended by itself with exit code 3"):
+        serve.serve([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, "m", "127.0.0.1", port)
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(done):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        with pytest.raises(RunError, match=f"port {number} of 127.0.0.1 is in use: choose another --port"):
+            serve.run(small(merge__stage="sft"), done, "transformers", "127.0.0.1", number)
 
 
 def test_vllm_serves_where_it_is_installed(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from safetensors.torch import load_file
 
 from rlhf import trainer
 from rlhf.data.load import load
@@ -76,7 +77,7 @@ def test_the_result_is_the_best_checkpoint_where_the_recipe_says_so(done, traine
     monkeypatch.setattr(trainer, "choose_checkpoint", lambda run: choose(run) and 4)  # the last may well be the best
     run_stages(evaluated(stage, **{f"{stage}__adapter": "best"}), out, stage)
     folder = out / ROOT / stage
-    result, chosen = (trainer.load_file(folder / file) for file in (ADAPTER, f"checkpoints/step-000004/{ADAPTER[8:]}"))
+    result, chosen = (load_file(folder / file) for file in (ADAPTER, f"checkpoints/step-000004/{ADAPTER[8:]}"))
     assert result.keys() == chosen.keys()
     assert all(result[name].equal(chosen[name]) for name in result)
     assert (folder / ADAPTER).read_bytes() != (plain / ADAPTER).read_bytes()

@@ -102,6 +102,24 @@ def verdicts_of(name: str, record: dict, price: float | None = None) -> dict[tup
     return {(row[0], f"{row[1]} {row[2]}"): row[4] for row in bench.figure_rows(compared)}
 
 
+def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
+    """`cpu` is the name of every CPU."""
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    here = {"type": "cpu", "name": "cpu", "model": "Processor A", "threads": 1}
+    stored = {"old": {"type": "cpu", "name": "cpu", "threads": 1}, "other": here | {"model": "Processor B"}}
+    loaded = recipe.load(RECIPE)
+    now = RECORD | {"recipe": loaded.name, "version": loaded.version, "device": here, "shape": "hh"}
+    folder = bench.folder_of(now)
+    folder.mkdir(parents=True)
+    for name, device in stored.items():
+        (folder / f"2026-01-01_{name}_hh.json").write_text(json.dumps(now | {"device": device, "date": name}))
+    assert bench.newest(loaded, now) is None
+    with pytest.raises(ValueError, match="records of cpu: Processor B and cpu: Processor A cannot be compared"):
+        list(compare.losses(now | {"device": stored["other"]}, now))
+    (folder / "2025-01-01_mine_hh.json").write_text(json.dumps(now | {"date": "mine"}))
+    assert bench.newest(loaded, now)["date"] == "mine"
+
+
 def test_budgets_that_are_broken_are_named():
     loaded = loaded_of("4090-llama2-7b")
     assert not list(bench.worse(bench.comparisons(loaded, RECORD)))

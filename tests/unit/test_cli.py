@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from rlhf import console, distributed, recipe, reproduce, tracking
+from rlhf import cli, console, distributed, recipe, reproduce, tracking
 from tests.conftest import RECIPE, SMALL, beside, rlhf
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
@@ -65,7 +65,7 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     out = ("--out", tmp_path)
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
-    folder = recipe.RECIPES / "h100-mistral-7b/v1"
+    folder = recipe.default_root() / "h100-mistral-7b/v1"
     guide = f'--recipe {folder} is "Mistral-7B in bfloat16 on HH-RLHF, the H100 guide as published"'
     assert first == f"--hw h100 takes h100-mistral-7b v2; {guide}"
     assert not stdout
@@ -73,6 +73,17 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     assert "takes 4090-llama2-7b v2; --recipe" in command("report", "--hw", "4090", *out)[2]
     assert " takes " not in command("report", "--hw", "2x4090", *out)[2]
     assert " takes " not in command("report", "--recipe", folder, *out)[2]
+
+
+def test_a_shell_completes_hardware_and_stages():
+    from click.shell_completion import BashComplete
+
+    def completed(*words):
+        found = BashComplete(cli.cli, {}, "rlhf", "_RLHF_COMPLETE").get_completions(list(words[:-1]), words[-1])
+        return [item.value for item in found]
+
+    assert completed("plan", "--hw", "h") == ["h100"]
+    assert completed("run", "pp") == ["ppo"]
 
 
 def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
@@ -87,10 +98,17 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["run", "sft", "--hw", "tpu"], "--hw tpu: no default recipe"),
         (["run", "sft", "--recipe", "nowhere/v1"], "nowhere/v1/recipe.yaml: no such file"),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "the nearest key is 'ppo.kl_coef'"),
+        (
+            ["run", "sft", "--hw", "cpu", "--set", "kl_coef=1"],
+            "unknown key 'kl_coef'; the nearest key is 'ppo.kl_coef'",
+        ),
+        (["run", "sft", "--hw", "cpu", "--set", "ppo.algorithm=x"], "the keys there are steps, batch_size, "),
+        (["run", "sft", "--hw", "cpu", "--set", "save_steps=1"], "there are 'pretrain.save_steps', 'sft.save_steps', "),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coef"], "write it as key=value"),
         (["run", "sftt", "--hw", "cpu"], "'sftt' is not one of"),
         (["run", "sft", "--hw", "cpu", "--seed", "-1"], "-1"),
         (["data", "check", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
 )
 def test_a_bad_command_is_explained(command, arguments, message):
@@ -279,3 +297,11 @@ def test_targets_are_measured_against_their_range():
     assert (
         _measured(target, {})["verdict"] == _measured(target, {"kl_per_token": math.nan})["verdict"] == "not measured"
     )
+
+
+def test_a_model_that_is_trained_from_nothing_on_own_rows_is_called_a_rehearsal(command, tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": f"row {i} of a few words"}) + "\n" for i in range(40)))
+    arguments = ["run", "pretrain", "--recipe", RECIPE, "--data", file, "--out", tmp_path / "runs", *changes()]
+    code, _, err = command(*arguments)
+    assert code == 0 and "a rehearsal of every step, not an assistant" in " ".join(err.split())

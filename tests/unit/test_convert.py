@@ -14,6 +14,7 @@ ROWS = {
     "instruction": {"instruction": "Add the numbers.", "input": "2, 3", "output": "5"},
     "preference": {"prompt": "Capital of Peru?", "chosen": "Lima.", "rejected": "Quito."},
     "completion": {"prompt": "Capital of Peru?", "completion": "Lima."},
+    "prompt": {"prompt": "Capital of Peru?", "id": "7"},
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
 }
 
@@ -24,7 +25,7 @@ def write(file, *rows):
 
 
 def content(rows: formats.Rows) -> list:
-    kept = (*rows.documents, *rows.examples, *rows.pairs)
+    kept = (*rows.documents, *rows.examples, *rows.pairs, *rows.prompts)
     return [[getattr(row, name) for name in row.__slots__ if name != "source"] for row in kept]
 
 
@@ -97,3 +98,14 @@ def test_the_command_writes_and_says_what_it_left_out(tmp_path, monkeypatch, cap
     assert not (tmp_path / "b.jsonl").exists()
     code, out, _ = rlhf(monkeypatch, capsys, *arguments, "--skip-bad-rows")
     assert code == 0 and "1 malformed" in out and "2 rows written to" in " ".join(out.split())
+
+
+def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):
+    file = write(tmp_path / "a.jsonl", {"id": 1}, ROWS["text"], ROWS["text"])
+    code, _, err = rlhf(monkeypatch, capsys, "data", "convert", file, "--to", tmp_path / "b.jsonl")
+    assert code == 1 and "Leave such rows out with --skip-bad-rows" in err
+    assert "on_bad_row" not in err and ".." not in err.replace("...", "")
+    most = write(tmp_path / "c.jsonl", {"id": 1}, {"id": 2}, ROWS["text"])
+    for words in (("data", "check", most), ("data", "show", most)):
+        code, _, err = rlhf(monkeypatch, capsys, *words)
+        assert code == 1 and "likely the wrong format. Repair the file; the first is" in err

@@ -1,6 +1,7 @@
 """Documents that would mislead are defects: commands must exist, links must lead somewhere, trees must be true."""
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
-from rlhf import cli, recipe
+from rlhf import cli, plain_yaml, recipe, schema
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -154,6 +155,38 @@ def test_every_key_of_a_recipe_is_explained_with_its_default(heading, kinds):
         key: "–" if field.is_required() else json.dumps(field.default).strip('"') for key, field in fields.items()
     }
     assert rows_of(heading) == defaults
+
+
+def largest_values() -> dict[str, set[float]]:
+    """By key, the largest whole number, number of epochs or temperature that the schema takes."""
+    whole = recipe.Recipe.model_json_schema()
+    found: dict[str, set[float]] = {}
+    for section in (whole, *whole["$defs"].values()):
+        for key, field in section.get("properties", {}).items():
+            for kind in field.get("anyOf", [field]):
+                if kind.get("type") == "integer" and key != "subjects":
+                    found.setdefault(key, set()).add(kind.get("maximum", kind.get("exclusiveMaximum", math.inf) - 1))
+                if kind.get("type") == "number":
+                    found.setdefault(key, set()).add(kind.get("maximum", kind.get("exclusiveMaximum", math.inf)))
+    return found
+
+
+def test_every_number_of_a_recipe_is_bounded_as_documented():
+    page = (ROOT / "docs/recipes.md").read_text().partition("## Bounds")[2]
+    rows = re.findall(r"^\| (.*) \| ([0-9,]+) \|$", page, re.M)
+    documented = {key: int(bound.replace(",", "")) for keys, bound in rows for key in re.findall(r"`(\w+)`", keys)}
+    assert "| every other number | 10^30," in page
+    for key, bounds in largest_values().items():
+        (bound,) = bounds
+        if key in documented:
+            assert documented[key] == bound, key
+        else:
+            assert bound <= 1e30, key
+    assert not documented.keys() - largest_values().keys(), "documented, but no key"
+    for name in ("MAX_BYTES", "MAX_NODES", "MAX_DEPTH"):
+        value = getattr(plain_yaml, name)
+        assert f"{value >> 10} KiB" in page if name == "MAX_BYTES" else re.search(rf"\b{value:,} (values|levels)", page)
+    assert f"`vocab_size` {schema.SMALLEST_TRAINED} or more" in page
 
 
 def test_every_section_of_a_recipe_is_explained():

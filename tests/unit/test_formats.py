@@ -21,6 +21,7 @@ from rlhf.data.formats import (
     Example,
     Message,
     PreferencePair,
+    PromptOnly,
     parse_hh,
     read,
     read_hub,
@@ -46,6 +47,7 @@ ROWS = {
     "preference": PREFERENCE,
     "completion": COMPLETION,
     "messages": MESSAGES,
+    "prompt": {"prompt": "Capital of Peru?"},
 }
 
 
@@ -93,6 +95,29 @@ def test_text_is_kept_as_it_stands(write):
     rows = read([write("a.jsonl", lines(TEXT))])
     assert rows.documents == (Document("Rain fell.\n", "a.jsonl:1"),)
     assert not rows.examples and not rows.pairs
+
+
+def test_a_prompt_alone_is_a_row_for_ppo(write):
+    rows = read([write("a.jsonl", lines({"prompt": "Capital of Peru?", "prompt_id": "x7", "source": "web", "n": 3}))])
+    assert rows.prompts == (PromptOnly((user("Capital of Peru?"),), "a.jsonl:1"),)
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of Peru?"}]
+    assert read([write("b.jsonl", lines({"prompt": turns}))]).prompts[0].prompt[1] == user("Capital of Peru?")
+    transcript = "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
+    (row,) = read([write("c.jsonl", lines({"prompt": transcript}))]).prompts
+    assert row.prompt == (user("Hi"), assistant("Hello!"), user("A joke?"))
+
+
+def test_a_prompt_beside_an_unknown_text_is_not_taken_for_a_prompt_alone(write):
+    """The other text may be its answer."""
+    file = write("a.jsonl", lines({"prompt": "Capital of Peru?", "reply": "Lima."}))
+    assert "unknown columns: 'prompt', 'reply'" in refusal([file])
+    assert "Prompts without answers: data.format: prompt ignores other columns" in refusal([file])
+    assert len(read([file], format="prompt").prompts) == 1
+
+
+@pytest.mark.parametrize("prompt", ["", "  ", [], [{"role": "assistant", "content": "Hi"}], 7])
+def test_a_prompt_that_asks_nothing_is_malformed(write, prompt):
+    assert "a.jsonl:1: 'prompt'" in refusal([write("a.jsonl", lines({"prompt": prompt}))], format="prompt")
 
 
 def test_hh_splits_at_the_last_assistant_turn(write):

@@ -1,8 +1,11 @@
 """The image's definition: pinned base, locks that belong to pyproject.toml, nothing in it that does not belong."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
+
+from rlhf.endings import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -61,3 +64,13 @@ def test_the_direct_dependencies_are_those_of_pyproject():
     inside = ("gpu", "tracking", "wandb", "trackio", "serve")
     direct = [*project["dependencies"], *(line for name in inside for line in extras[name])]
     assert [line for line in lines if not line.startswith("#")] == direct
+
+
+def test_docker_stop_reaches_the_command():
+    """No shell stands between the engine and the process, and an init hands on signals and ends what is left."""
+    (entry,) = re.findall(r"^ENTRYPOINT (.+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert json.loads(entry) == ["python", "-m", "rlhf.cli"]
+    assert "STOPSIGNAL" not in DOCKERFILE, "SIGTERM, which a stage answers"
+    (container,) = re.findall(r"^container = (.+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert "run --rm --init " in container
+    assert PATIENCE < 10, "docker kills after 10 s"

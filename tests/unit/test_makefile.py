@@ -196,6 +196,12 @@ def test_missing_data_stops_at_once(tmp_path):
     assert not result.stdout
 
 
+def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():
+    result = make("-n", "sft", "DATA=some/set")
+    assert result.returncode
+    assert 'SET="data.source=hub data.name=some/set data.revision=COMMIT"' in result.stderr
+
+
 def test_data_check(files):
     assert calls("data-check", f"DATA={files[0]} {files[1]}") == [["data", "check", *map(str, files)]]
     (words,) = calls("data-check", f"DATA={files[0]}", "CHECK_ARGS=--heldout test.jsonl")
@@ -337,8 +343,48 @@ def test_recipes_for_a_gpu_run_in_a_container_and_those_for_a_cpu_do_not():
     for where in ("HW=4090", "HW=h100", "RECIPE=recipes/4090-llama2-7b/v1"):
         assert [words[0] for words in containers("ppo", where)] == ["docker"] * 4
         assert containers("ppo", where, "RUNTIME=local") == []
-    assert len(containers("sft", "RECIPE=/scratch/cpu01/recipes/h100-mistral-7b/v1")) == 2, "not by any folder's name"
     assert [words[0] for words in containers("sft", "HW=cpu", "RUNTIME=podman")] == ["podman"] * 2
+
+
+def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
+    for name, hardware, expected in (
+        ("cpu01", 'hardware:\n  name: "4090"  # a card\n  device: cuda\n', 2),
+        ("mine", "hardware:\n  name: laptop\n  device: cpu\n", 0),
+        ("flow", "hardware: {name: cpu-like, device: cuda, memory_gb: 24}\n", 2),
+    ):
+        folder = tmp_path / name / "v1"
+        folder.mkdir(parents=True)
+        (folder / "recipe.yaml").write_text(f"status: draft\nmodel:\n  device: none\n{hardware}data:\n  name: x\n")
+        assert len(containers("sft", f"RECIPE={folder}")) == expected, name
+    assert containers("sft", "HW=4090", "SET=hardware.device=cpu sft.max_steps=1") == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        ("hw=4090", "there is no variable 'hw'; the nearest name is HW."),
+        ("FTI=12GB", "there is no variable 'FTI'; the nearest name is FIT."),
+        ("TEMPRATURE=0", "there is no variable 'TEMPRATURE'; the nearest name is TEMPERATURE."),
+        ("HW=4091", "HW=4091: no recipe for such hardware; there are recipes for: 2x4090 2xcpu 4090 8xh100 cpu h100"),
+        ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
+    ],
+)
+def test_what_make_would_ignore_is_refused_before_anything_is_built(variable, expected):
+    result = make("-n", "ppo", variable)
+    assert result.returncode and not result.stdout
+    assert expected in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_temperature_reaches_the_chat():
+    assert option(calls("chat", "TEMPERATURE=0")[-1], "--temperature") == ["0"]
+    assert "--temperature" not in calls("chat")[-1]
+
+
+def test_parents_reach_every_stage_and_the_container():
+    for words in calls("ppo", "SET=ppo.kl_coef=0.05", "OUT=runs/less-kl", "PARENTS=runs"):
+        assert option(words, "--parents") == ["runs"] and option(words, "--out") == ["runs/less-kl"]
+    mounts = option(containers("sft", "HW=4090", "OUT=x", "PARENTS=y")[-1], "-v")
+    assert f"{ROOT}/y:{ROOT}/y:ro" in mounts
 
 
 def test_a_container_runs_what_the_local_command_runs():

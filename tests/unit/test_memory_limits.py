@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhf.run import RunError
-from rlhf.stages import _run
+from rlhf.stages import _in_words, _run
 
 
 def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):
@@ -16,5 +16,7 @@ def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(run_stage=run_stage))
     run = SimpleNamespace(stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1"))
-    with pytest.raises(RunError, match=r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"):
+    run.root, run.checkpoint_steps = tmp_path, list
+    way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"
+    with pytest.raises(RunError, match=way_out), _in_words(run):
         _run(run, None)

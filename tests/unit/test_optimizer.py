@@ -86,7 +86,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     """transformers' Trainer calls back after it has loaded its checkpoint, PPO loads its own."""
     asked: list[object] = []
     monkeypatch.setattr("rlhf.trainer.page_states", asked.append)
-    callback = _RunCallback(None, None, None)
+    callback = _RunCallback(SimpleNamespace(resumed_from=None), None, None)
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0), None, optimizer="theirs")
     assert asked == ["theirs"]
 

@@ -4,14 +4,16 @@ import json
 import math
 import random
 import time
+from dataclasses import replace
 from difflib import SequenceMatcher
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf.data import commands
 from rlhf.data.flaws import NEAR_IDENTICAL, nearly_identical
-from rlhf.data.formats import Document, Example, FileReport, Message, PreferencePair, ReadReport, Rows
+from rlhf.data.formats import Document, Example, FileReport, Message, PreferencePair, PromptOnly, ReadReport, Rows
 from rlhf.data.quality import check, label_noise, share
 
 
@@ -43,6 +45,22 @@ def distinct(n: int) -> list[PreferencePair]:
 def test_good_pairs_give_no_verdict():
     report = check(rows(pairs=distinct(1000)))
     assert report.verdicts() == [] and report.pairs == 1000
+
+
+def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
+    asked = tuple(PromptOnly((Message("user", f"question {i} of all"),), f"p:{i}") for i in range(50))
+    report = check(replace(rows(), prompts=asked))
+    assert (report.prompts, report.repeated_prompts, report.severity) == (50, 0, "note")
+    assert "PPO alone" in hints(report)["prompts without an answer"]
+    both = check(replace(rows(pairs=distinct(1000)), prompts=asked))
+    assert "prompts without an answer" not in hints(both) and "words per prompt" in [line.name for line in both.table()]
+
+
+def test_the_last_line_names_what_is_wrong_and_what_leaves_it_out():
+    said = commands.verdict(check(rows(pairs=distinct(1000) + distinct(200))))
+    assert said.startswith("1 warning (duplicates)")
+    assert said.endswith("; SET=data.drop=[duplicates] leaves such rows out of training")
+    assert commands.verdict(check(rows(pairs=distinct(1000)))) == "nothing wrong was found"
 
 
 def test_left_out_rows_are_counted_and_listed():

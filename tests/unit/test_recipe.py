@@ -1,13 +1,18 @@
 """The strict loader: what it accepts, and the one line it gives for everything else."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
 from rlhf import recipe
+from rlhf.data.tokenize import train
+from rlhf.plain_yaml import Yaml
 from rlhf.recipe import RecipeError
-from rlhf.strict import Yaml
+from rlhf.schema import SMALLEST_TRAINED
+from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2] / "recipes"
 CPU = ROOT / "cpu-tiny" / "v1"
@@ -174,6 +179,9 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
     assert [d.name for d in recipe.available(tmp_path / "all")] == ["v1", "v2", "v10"]
     with pytest.raises(RecipeError, match=r"--hw 4090: no default recipe .*hardware there: cpu"):
         recipe.resolve("4090", tmp_path / "all")
+    shutil.copytree(tmp_path / "all" / "mine", tmp_path / "all" / "second")
+    with pytest.raises(RecipeError, match="mine and second are both its default; set default: false in one"):
+        recipe.resolve("cpu", tmp_path / "all")
 
 
 def test_only_settings_that_decide_a_stage_count_for_it():
@@ -183,3 +191,80 @@ def test_only_settings_that_decide_a_stage_count_for_it():
     assert recipe.differences(recipe.settings(base, "ppo"), recipe.settings(other, "ppo")) == ["ppo.kl_coef"]
     changed_parent = recipe.load(CPU, {"sft.learning_rate": 0.5}).recipe
     assert recipe.settings(base, "ppo") != recipe.settings(changed_parent, "ppo")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("seed=4294967296", "seed = 4294967296: input should be less than 4294967296"),
+        ("seed=99999999999999999999999", "seed = 99999999999999999999999"),
+        ("hardware.threads=100000", "less than or equal to 1024"),
+        ("hardware.count=100000", "less than or equal to 1024"),
+        (
+            "tokenizer.vocab_size=1",
+            "vocab_size: 1 is too small for every byte and the marks of a dialogue; 261 or more",
+        ),
+        ("pretrain.num_train_epochs=1e300", "less than or equal to 10000"),
+        ("pretrain.num_train_epochs=.inf", "num_train_epochs"),
+        ("pretrain.num_train_epochs=.nan", "num_train_epochs"),
+        ("pretrain.max_length=1", "pretrain.max_length = 1: input should be greater than 1"),
+        ("pretrain.max_length=10000000", "less than or equal to 1048576"),
+        ("pretrain.per_device_train_batch_size=1000000", "less than or equal to 65536"),
+        ("ppo.batch_size=1000000", "less than or equal to 65536"),
+        ("pretrain.max_steps=99999999999999999999", "less than or equal to 10000000"),
+        ("ppo.steps=99999999999999999999", "less than or equal to 10000000"),
+        ("ppo.temperature=1e-300", "greater than or equal to 0.01"),
+        ("evaluate.temperature=1e300", "less than or equal to 100"),
+        ("sft.learning_rate=1e300", "learning_rate = 1e+300: input should be less than"),
+        ("data.toy.pairs=99999999999999", "less than or equal to 10000000"),
+        ("model.architecture.num_hidden_layers=1000000000", "less than or equal to 1024"),
+        ('description="\\ud800"', "U+D800"),
+        ("description=" + "x" * 100_000, "at most 1000 characters"),
+        ("ppo.steps=? [a]\n: b", "a key is not text"),
+        (".ppo=1", "write it as key=value"),
+        ("..=1", "write it as key=value"),
+        ("ppo.steps=!!set {1}", "tag !!set"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_an_absurd_value_is_refused_in_one_short_line(monkeypatch, capsys, tmp_path, change, said):
+    code, out, err = rlhf(
+        monkeypatch, capsys, "run", "pretrain", "--recipe", str(CPU), "--out", str(tmp_path), "--set", change
+    )
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert said in err
+    assert len(err) <= 2008
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_smallest_trained_tokenizer_is_as_small_as_the_schema_says():
+    """One token for each byte, the three special ones and the two turns; merges are what comes on top."""
+    assert len(train(["some text"], SMALLEST_TRAINED)) == SMALLEST_TRAINED
+    assert len(train(["some text"], SMALLEST_TRAINED + 1)) == SMALLEST_TRAINED + 1
+
+
+@pytest.mark.parametrize("target", ["nowhere.yaml", "published.yaml"])
+def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, target):
+    directory = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(CPU, directory)
+    (directory / "published.yaml").unlink()
+    assert recipe.load(directory).targets == ()
+    (directory / "published.yaml").symlink_to(target)
+    with pytest.raises(RecipeError, match=r"published\.yaml"):
+        recipe.load(directory)
+
+
+def test_the_keys_of_further_mistakes_are_named():
+    wrong = {"seed": -1, "ppo.lam": 7, "ppo.steps": -1, "sft.max_length": 0, "rm.margin": "x"}
+    with pytest.raises(recipe.RecipeError) as error:
+        recipe.load(CPU, wrong)
+    assert "\n" not in str(error.value)
+    named = re.search(r"recipe.yaml with --set: (\S+) = .* \(also wrong: (.*) and 1 more\)$", str(error.value)).groups()
+    assert len({named[0], *named[1].split(", ")} & set(wrong)) == 4
+
+
+@pytest.mark.parametrize("place", ["v1", ".", "../cpu-tiny/v1", "v1/../v1", "./v1/"])
+def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place):
+    monkeypatch.chdir(CPU if place == "." else CPU.parent)
+    loaded = recipe.load(Path(place))
+    assert (loaded.name, loaded.version) == ("cpu-tiny", "v1")

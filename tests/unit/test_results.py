@@ -9,6 +9,8 @@ from bench import results
 from bench.gpu import record as gpu_record
 from bench.peer import __main__ as peer
 from rlhf import recipe, reproduce
+from rlhf.run import RunError
+from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results").glob("*/*/*/*.json"))
@@ -54,6 +56,31 @@ def test_the_page_on_ppo_shows_the_newest_comparison_with_the_peer():
     assert peer.phases_table(record) in page
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(lambda r: r.update(seeds={}), "seeds: dictionary should have at least 1 item", id="seeds0"),
+        pytest.param(lambda r: r.update(seeds=None), "seeds: input should be a valid dict", id="seedsx"),
+        pytest.param(lambda r: r.update(seeds={"0": 5}), "seeds.0: input should be a valid dict", id="seedsy"),
+        pytest.param(lambda r: r.update(seeds={"0": {}}), "every seed needs the same stages", id="seeds-none"),
+        pytest.param(lambda r: r["seeds"]["0"].pop("ppo"), "every seed needs the same stages", id="seeds-differ"),
+        pytest.param(
+            lambda r: r["seeds"]["1"]["ppo"]["targets"].pop(), "every seed needs the same", id="targets-differ"
+        ),
+        pytest.param(lambda r: r["seeds"]["0"]["ppo"].pop("wall_seconds"), "ppo.wall_seconds' is missing", id="wall"),
+        pytest.param(lambda r: r.pop("packages"), "key 'packages' is missing", id="packages"),
+        pytest.param(lambda r: r.update(device="cpu"), "device: input should be", id="device"),
+    ],
+)
+def test_a_record_that_is_damaged_is_one_line(tmp_path, monkeypatch, capsys, change, said):
+    record = json.loads(next(file for file in RECORDS if "cpu-tiny" in file.parts).read_text())
+    change(record)
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(record))
+    code, out, err = rlhf(monkeypatch, capsys, "results", file)
+    assert code == 1 and out == "" and len(err.splitlines()) == 1 and said in err
+
+
 @pytest.mark.parametrize("directory", RELEASED, ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_a_released_recipe_has_a_record(directory):
     assert [file for file in RECORDS if file.parts[-4:-2] == directory.parts[-2:]]
@@ -62,3 +89,17 @@ def test_a_released_recipe_has_a_record(directory):
 def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
     newest = max((file for file in RECORDS if "cpu-tiny" in file.parts), key=lambda file: file.name)
     assert reproduce.markdown(json.loads(newest.read_text())) in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read"),
+        ('{"a": 1}', "not a record of a measurement"),
+        ('{"seeds": {}}', "a record of seeds: key 'recipe' is missing"),
+    ],
+)
+def test_the_page_of_results_names_a_record_that_is_damaged(tmp_path, content, said):
+    (tmp_path / "cpu_2026-01-01.json").write_text(content)
+    with pytest.raises(RunError, match=said):
+        results.page(tmp_path)

@@ -1,13 +1,14 @@
 """Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
 
 import json
+import os
 import re
 
 import pytest
 
 from rlhf import console, recipe
 from rlhf.run import ParentMissing, Run, RunError, checkpoint_problem, read_json, read_lines, write_json
-from tests.conftest import RECIPE, small
+from tests.conftest import RECIPE, SMALL, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
@@ -75,6 +76,26 @@ def test_checkpoints_are_never_thrown_away(tmp_path):
     assert (tmp_path / "cpu-tiny/v1/sft.before-1/checkpoints/step-000001/state").exists()
 
 
+@pytest.mark.parametrize("name", ["notes.md", "adapter/adapter_model.safetensors", "checkpoints/mine/state"])
+def test_a_file_that_somebody_added_is_set_aside(tmp_path, capsys, name):
+    file = started(tmp_path).path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    started(tmp_path)
+    assert (tmp_path / "cpu-tiny/v1/sft.before-1" / name).read_text() == "mine"
+    assert "--resume" not in capsys.readouterr().err  # there is no checkpoint to continue from
+
+
+def test_unfinished_files_are_not_set_aside(tmp_path):
+    run = started(tmp_path)
+    for name in (".partial", ".partial-1"):  # of the trainer and of this module
+        (run.path / "checkpoints" / name).mkdir()
+    (run.path / ".manifest.json.tmp").write_text("{")
+    started(tmp_path)
+    assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "manifest.json"]
+
+
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
     run = started(tmp_path)
     run.log(1, {"loss": float("nan"), "other": 1.0})
@@ -92,6 +113,32 @@ def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
     assert again.resumed_from is not None
     assert again.resumed_from.name == "step-000002"
     assert [row["step"] for row in read_lines(again.path / "metrics.jsonl")] == [1, 2]
+
+
+def test_resume_forgets_what_the_checkpoint_s_own_step_logged_after_it(tmp_path):
+    run = started(tmp_path)
+    run.log_samples(1, [{"prompt": "a"}])
+    checkpoint(run, 1)
+    run.log_samples(1, [{"prompt": "b"}])  # as a stage does after its last step
+    run.log(1, {"loss": 1.0})
+    again = started(tmp_path, resume=True)
+    assert read_lines(again.path / "samples.jsonl") == [{"step": 1, "prompt": "a"}]
+    assert read_lines(again.path / "metrics.jsonl") == []
+    record = read_json(again.checkpoint(1) / "checkpoint.json")
+    del record["log_lines"]  # as checkpoints of earlier versions
+    write_json(again.checkpoint(1) / "checkpoint.json", record)
+    again.log_samples(1, [{"prompt": "b"}])
+    third = started(tmp_path, resume=True)
+    assert [row["prompt"] for row in read_lines(third.path / "samples.jsonl")] == ["a", "b"]
+
+
+def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp_path, monkeypatch):
+    run = started(tmp_path, stage="evaluate")
+    run.log_samples(0, [{"prompt": "a"}])
+    synced: list[str] = []
+    monkeypatch.setattr("rlhf.run._sync", lambda path: synced.append(path.name))
+    run.finish({}, COSTS)
+    assert synced.index("samples.jsonl") < synced.index(".summary.json.tmp")
 
 
 def test_resume_with_other_settings_is_refused(tmp_path):
@@ -119,6 +166,153 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage
     assert found is not None
     assert found.name == "step-000001"
     assert "step-000002 cannot be used" in capsys.readouterr().err
+
+
+def whole(**keys):
+    return lambda record: record | keys
+
+
+def without(key):
+    return lambda record: {name: value for name, value in record.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(without("sha256"), "'sha256' is missing", id="ckjson-nosha"),
+        pytest.param(whole(sha256=None), "sha256: ", id="ckjson-shanull"),
+        pytest.param(whole(sha256=["x"]), "sha256: ", id="ckjson-shalist"),
+        pytest.param(whole(sha256={}), "sha256: ", id="ckjson-shaempty"),
+        pytest.param(whole(sha256={"../x": "0" * 64}), "not the name of a file inside", id="ckjson-shaout"),
+        pytest.param(whole(wall_seconds="1"), "wall_seconds: ", id="ckjson-wall"),
+        pytest.param(whole(wall_seconds=float("nan")), "wall_seconds: ", id="ckjson-wallnan"),
+        pytest.param(
+            without("wall_seconds"),
+            "'wall_seconds' is missing",
+            id="ckjson-nowall",
+        ),
+        pytest.param(whole(step=1), "checkpoint.json is that of step 1", id="ckjson-step"),
+        pytest.param(lambda r: [r], "checkpoint.json: input should be", id="ckjson-list"),
+    ],
+)
+def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys, change, said):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    checkpoint(run, 2)
+    record = run.checkpoint(2) / "checkpoint.json"
+    record.write_text(json.dumps(change(json.loads(record.read_text()))))
+    again = started(tmp_path, resume=True)
+    assert again.resumed_from is not None and again.resumed_from.name == "step-000001"
+    err = capsys.readouterr().err
+    assert "step-000002 cannot be used" in err and said in err and len(err.splitlines()) == 1
+
+
+def test_a_checkpoint_with_a_file_that_it_does_not_name_is_passed_over(tmp_path):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    (run.checkpoint(1) / ".DS_Store").write_text("what a file manager leaves")
+    assert checkpoint_problem(run.checkpoint(1)) is None
+    (run.checkpoint(1) / "pytorch_model.bin").write_text("a pickle")
+    assert checkpoint_problem(run.checkpoint(1)) == "pytorch_model.bin does not belong to it"
+
+
+@pytest.mark.parametrize(
+    "name", ["step-abc", "step-", "step--1", "step-1e3", "step-000002.bak", "step-2", "step-00000002", "step-٠٠٠٠٠٢"]
+)
+def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path, name):
+    """A backup beside the checkpoints, for example; the last two names are numbers that no run writes so."""
+    run = started(tmp_path)
+    checkpoint(run, 2)
+    checkpoint(run, 3)
+    (run.path / "checkpoints" / name).mkdir()
+    assert run.checkpoint_steps() == [2, 3]
+    again = started(tmp_path, resume=True)
+    again.drop_checkpoints(1, spare=None)
+    assert again.checkpoint_steps() == [3] and (run.path / "checkpoints" / name).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        pytest.param("metrics.jsonl", {"loss": 1.0}, r"metrics.jsonl:2: key 'step' is", id="res-metrics-nostep"),
+        pytest.param("metrics.jsonl", {"step": "2"}, r"metrics.jsonl:2: step: input", id="res-metrics-strstep"),
+        pytest.param("metrics.jsonl", {"step": True}, r"metrics.jsonl:2: step: input", id="res-metrics-boolstep"),
+        pytest.param("metrics.jsonl", {"step": 2, "loss": "x"}, r"metrics.jsonl:2: loss: ", id="res-metrics-strloss"),
+        pytest.param("telemetry.jsonl", [1], r"telemetry.jsonl:1: input should be", id="res-telemetry-list"),
+        pytest.param("samples.jsonl", {"prompt": "a"}, r"samples.jsonl:1: key 'step'", id="res-samples-nostep"),
+        pytest.param("findings.jsonl", {"step": 1}, r"findings.jsonl:1: key 'check' is", id="res-findings-nocheck"),
+    ],
+)
+def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
+    run = started(tmp_path)
+    run.log(1, {"loss": 1.0})
+    checkpoint(run, 1)
+    with open(run.path / file, "a") as handle:
+        handle.write(json.dumps(line) + "\n")
+    with pytest.raises(RunError, match=said) as caught:
+        started(tmp_path, resume=True)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; repair it, or run sft without --resume")
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
+def test_resume_gets_past_what_is_in_place_of_a_checkpoint(tmp_path, kind):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    newest = run.checkpoint(2)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "state").write_text("mine")
+    if kind == "file":
+        newest.write_text("no folder")
+    else:
+        newest.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    again = started(tmp_path, resume=True)
+    assert again.resumed_from == run.checkpoint(1)
+    assert not os.path.lexists(newest)
+    checkpoint(again, 2)
+    assert again.latest_checkpoint() == newest
+    assert (tmp_path / "elsewhere" / "state").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
+def test_what_is_in_place_of_a_stage_s_folder_is_set_aside(tmp_path, kind):
+    path = Run(tmp_path, small(), "sft").path
+    path.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "file":
+        path.write_text("no folder")
+    else:
+        path.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    assert started(tmp_path, resume=True).path.is_dir()
+    assert not path.is_symlink()
+    assert os.path.lexists(path.with_name("sft.before-1")) and (tmp_path / "elsewhere").is_dir()
+
+
+@pytest.mark.parametrize("key", ["tokens_per_second", "metrics", "result_sha256", "targets", "stage", "wall_seconds"])
+def test_a_summary_without_a_key_is_one_line(tmp_path, monkeypatch, capsys, key):
+    """Also where the stage is done and its table is asked for again."""
+    started(tmp_path).finish({}, COSTS)
+    file = tmp_path / "cpu-tiny/v1/sft/summary.json"
+    file.write_text(json.dumps(without(key)(json.loads(file.read_text()))))
+    options = [part for k, v in SMALL.items() for part in ("--set", f"{k}={v}")]
+    code, _, err = rlhf(monkeypatch, capsys, "run", "sft", "--recipe", RECIPE, "--out", tmp_path, *options)
+    assert code == 1 and len(err.splitlines()) == 1
+    assert f"summary.json: key '{key}' is missing" in err and f"move {file.parent} away and run sft again" in err
+
+
+@pytest.mark.parametrize("content", [None, "", '{"schema": 1, "rec', "[]", '{"schema": 99}'])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_that_was_killed_with_its_manifest_is_started_afresh(tmp_path, content, steps):
+    """Before the first step nothing is lost; checkpoints that nothing vouches for are set aside."""
+    run = started(tmp_path)
+    for step in range(steps):
+        checkpoint(run, step + 1)
+    (run.path / "manifest.json").unlink()
+    if content is not None:
+        (run.path / "manifest.json").write_text(content)
+    again = started(tmp_path, resume=True)
+    assert again.resumed_from is None and read_json(again.path / "manifest.json")["resumed_from"] is None
+    assert (run.path.with_name("sft.before-1") / "checkpoints/step-000001").exists() == bool(steps)
 
 
 def test_a_checkpoint_that_fails_while_it_is_written_leaves_no_trace_among_the_whole_ones(tmp_path):

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from rlhf.data import formats, show
-from rlhf.data.formats import Document, Example, Message, PreferencePair
+from rlhf.data.formats import Document, Example, Message, PreferencePair, PromptOnly
 from tests.conftest import rlhf
 
 ASKED = (Message("user", "Which one?"),)
@@ -72,6 +72,10 @@ def file(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "not JSON\n")
     return path
+
+
+def test_a_prompt_without_an_answer_is_shown():
+    assert "Which one?" in printed(PromptOnly(ASKED, "prompts.jsonl:1"))
 
 
 def test_the_choice_follows_the_seed_and_keeps_the_order_of_the_file(file):

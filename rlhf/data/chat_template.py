@@ -1,0 +1,72 @@
+"""The chat template that a tokenizer brings: a program in a file, tried in a bounded child before it is used."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlhf.data.formats import DataError, Message
+from rlhf.records import reason
+
+SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
+MEMORY = 2**28  # bytes beyond what the process has mapped
+LONGEST = 2**20  # characters of what two short conversations may become
+WORD = "quokka"
+PROBES = (
+    (Message("user", f"What is a {WORD}?"),),
+    (Message("user", "Hello."), Message("assistant", "Hello."), Message("user", f"What is a {WORD}?")),
+)
+
+
+def check(render: Callable[[Sequence[Message]], str]) -> None:
+    """Render two short conversations in a child process with little CPU time and memory.
+
+    `render` is what is called for real ones later. Raises DataError for a template that fails, loops, fills the
+    memory, or leaves out what is said. A template that waits for certain content before it loops is not recognised.
+    """
+    try:
+        texts = [_bounded(render, messages) for messages in PROBES]
+    except DataError as error:
+        raise DataError(f"{error}; use tokenizer.template: hh") from None
+    if not all(WORD in text for text in texts):
+        raise DataError("the tokenizer's chat template leaves out what is said; use tokenizer.template: hh")
+
+
+def _bounded(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
+    """What `render` makes of the messages in a forked child. Raises DataError where it fails or exceeds a limit."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            _limit()
+            try:
+                answer = "+" + render(messages)[:LONGEST]
+            except BaseException as error:
+                answer = "-" + reason(error)
+            with os.fdopen(writer, "wb") as handle:
+                handle.write(answer.encode("utf-8", "replace"))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as handle:
+        answer = handle.read().decode("utf-8", "replace")
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) or not answer:
+        limits = f"{SECONDS} s or {MEMORY // 2**20} MiB"
+        raise DataError(f"the tokenizer's chat template takes more than {limits} for a short conversation")
+    if answer[0] == "-":
+        raise DataError(answer[1:])
+    return answer[1:]
+
+
+def _limit() -> None:
+    """Bound this process: the kernel ends it when it has used its seconds, and refuses it more memory."""
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    sizes = Path("/proc/self/statm")
+    if sizes.exists():  # elsewhere time alone bounds it
+        mapped = int(sizes.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))

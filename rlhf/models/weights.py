@@ -1,0 +1,128 @@
+"""Weights, optimizer states and adapters that another process wrote: read without running code, and checked.
+
+Nothing is unpickled but tensors, numbers and containers of them. A weight that is missing, left over, of another shape
+or not finite is an error in one line: libraries would skip it, draw it at random, or train on NaN.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf import records
+from rlhf.records import RunError, reading
+
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")  # in torch's AdamW and in bitsandbytes'
+SCORE_WEIGHT = "base_model.model.score.weight"  # the reward model's head in its adapter
+
+
+def unpickled(file: Path) -> Any:
+    """What torch.save wrote, on the CPU. Raises RunError for anything but tensors, numbers and containers of them."""
+    with reading(file):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name, on the CPU. Raises RunError where one is not finite."""
+    if not file.is_file():
+        raise RunError(f"{file} is missing")
+    with reading(file):
+        found = load_file(file)
+    check_finite(found, str(file))
+    return found
+
+
+def adapter_weights(stage_dir: Path) -> dict[str, Tensor]:
+    """Tensors of a finished stage's adapter, on the CPU, after its configuration and its values have been checked."""
+    adapter_config(stage_dir / "adapter")
+    return tensors(stage_dir / "adapter" / ADAPTER_FILE)
+
+
+def adapter_config(folder: Path) -> LoraConfig:
+    """The configuration of a plain LoRA adapter. Raises RunError for any other kind."""
+    if records.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
+        raise RunError(f"{folder / ADAPTER_CONFIG} is missing")
+    with reading(folder / ADAPTER_CONFIG):
+        return LoraConfig.from_pretrained(folder)
+
+
+def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], Tensor]:
+    """The reward model's LoRA weights, and its head's weight (1, hidden_size)."""
+    found = adapter_weights(rm_dir)
+    lora = {name: weight for name, weight in found.items() if "lora_" in name}
+    head = {name: weight for name, weight in found.items() if name not in lora}
+    expected = {SCORE_WEIGHT: torch.empty(1, hidden_size, device="meta")}
+    check_shapes(head, expected, str(rm_dir / "adapter" / ADAPTER_FILE))
+    return lora, head[SCORE_WEIGHT]
+
+
+def attach_adapter(
+    base: PreTrainedModel | PeftModel, stage_dir: Path, name: str = "default", trainable: bool = False
+) -> PeftModel:
+    """Put a finished stage's adapter on a base, or beside the adapters that it has. Raises RunError unless it fits."""
+    folder = stage_dir / "adapter"
+    shapes = {name: weight.to("meta") for name, weight in adapter_weights(stage_dir).items()}  # peft reads its own copy
+    with reading(folder):
+        if isinstance(base, PeftModel):
+            model = base
+            model.load_adapter(folder, name, is_trainable=trainable)
+        else:
+            model = PeftModel.from_pretrained(base, folder, adapter_name=name, is_trainable=trainable)
+    check_shapes(shapes, adapter_state(model, name), str(folder / ADAPTER_FILE))
+    return model
+
+
+def adapter_state(model: PeftModel, name: str = "default") -> dict[str, Tensor]:
+    """The weights of one adapter by the names that they have in its file."""
+    return get_peft_model_state_dict(model, state_dict=dict(model.named_parameters()), adapter_name=name)
+
+
+def check_shapes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+    """Raise RunError unless both have the same names with the same shapes."""
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    other = sorted(name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape)
+    for names, what in ((missing, "lacks"), (extra, "has an unknown weight"), (other, "has another shape of")):
+        if names:
+            shapes = f", {list(found[names[0]].shape)} for {list(expected[names[0]].shape)}" if names is other else ""
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise RunError(f"{where} {what} {names[0]}{more}{shapes}: it does not fit this base and these settings")
+
+
+@torch.no_grad()
+def check_finite(found: Mapping[str, Tensor], where: str) -> None:
+    """Raise RunError for the first tensor that holds NaN or infinity. One pass over each, without a copy."""
+    floating = {name: x for name, x in found.items() if x.is_floating_point() and x.numel() and not x.is_meta}
+    extremes = [torch.stack(x.aminmax()).float().cpu() for x in floating.values()]  # NaN is passed on
+    for name, pair in zip(floating, extremes, strict=True):
+        if not pair.isfinite().all():
+            raise RunError(f"{where}: {name} holds NaN or infinity; it cannot be used")
+
+
+def check_optimizer(optimizer: Any, where: str) -> None:
+    """Raise RunError unless the moments of a loaded optimizer are finite and have the shapes of their parameters."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+    for number, (parameter, state) in enumerate(optimizer.state.items()):
+        moments = {f"{name} of parameter {number}": x for name, x in state.items() if name in MOMENTS}
+        check_shapes(moments, dict.fromkeys(moments, parameter), where)
+        check_finite(moments, where)
+
+
+def check_base(model: PreTrainedModel, where: str) -> None:
+    """Raise RunError where a loaded base holds NaN or infinity, also where it was in weights that are 4-bit now."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is None:
+            found[name] = parameter
+        elif state.nested:  # a block with NaN has that as its scale, and their mean is the offset of the scales
+            found[name] = state.offset.reshape(1)
+        else:
+            found[name] = state.absmax
+    check_finite(found, where)

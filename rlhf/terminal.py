@@ -1,0 +1,40 @@
+"""What may reach a terminal: no control character of a file, an option, a recipe, a server or a model, and no flood."""
+
+import sys
+from contextlib import suppress
+
+LONGEST = 2000  # characters of a message
+
+
+def harmless(text: str) -> str:
+    """Return the text without control characters, text-direction marks and other characters that do not print."""
+    return text if text.isprintable() else "".join(c for c in text if _prints(c))
+
+
+def visible(text: str) -> str:
+    """Return the text with such characters written as escapes: `\\x1b`, `\\u202e`."""
+    return "".join(c if _prints(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """Return the text, or its beginning and end with the number of characters between them."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2 - 20  # room for the words in the middle
+    return f"{text[:half]} … ({len(text) - 2 * half:,} more) … {text[-half:]}"
+
+
+def one_line(text: str) -> str:
+    """Return a message as one visible line of bounded length."""
+    folded = " ".join(part for line in text.splitlines() if (part := line.strip()))
+    return shortened(visible(shortened(folded)))  # escapes make it longer
+
+
+def say(text: str) -> None:
+    """Write one line to stderr. One that is gone, such as that of a closed terminal, is no error."""
+    with suppress(OSError, ValueError):
+        print(one_line(text), file=sys.stderr, flush=True)
+
+
+def _prints(character: str) -> bool:
+    return character in "\n\t" or character.isprintable() or character == "\u200d"  # the last joins emoji

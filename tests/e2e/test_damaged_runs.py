@@ -1,0 +1,338 @@
+"""Run directories that are damaged, edited, foreign or out of date: one line from every stage that reads them.
+
+Where a file is changed, its hash in the summary or in the checkpoint's record is made to fit again: hashes find what
+changed by accident, the checks behind them what would still be wrong.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file, save_file
+
+from rlhf import ab, chat, comparison, report, score
+from rlhf.run import Run, RunError, read_json, sha256
+from tests.conftest import beside, run_stages, small, write_records
+
+ROOT = Path("cpu-tiny/v1")
+WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
+
+
+def one_line(caught: pytest.ExceptionInfo) -> str:
+    said = str(caught.value)
+    assert "\n" not in said and said.isprintable() and len(said) < 700, said
+    return said
+
+
+def copied(trained: Path, out: Path, *stages: str) -> Path:
+    """A root of its own with copies of finished stages; returns `<out>/<recipe>/<version>`."""
+    root = out / ROOT
+    for name in ("data", *stages):
+        shutil.copytree(trained / ROOT / name, root / name)
+    return root
+
+
+def rehash(stage: Path) -> None:
+    """Make the summary name the result as it is now, and later stages the summary."""
+    summary = json.loads((stage / "summary.json").read_text())
+    summary["result_sha256"] = {name: sha256(stage / name) for name in summary["result_sha256"]}
+    (stage / "summary.json").write_text(json.dumps(summary))
+    for manifest in stage.parent.glob("*/manifest.json"):
+        content = json.loads(manifest.read_text())
+        if stage.name in content["parents"]:
+            content["parents"][stage.name] = sha256(stage / "summary.json")
+            manifest.write_text(json.dumps(content))
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def damage(stage: Path) -> None:
+        found = load_file(stage / WEIGHTS)
+        change(found)
+        save_file(found, stage / WEIGHTS, {"format": "pt"})
+
+    return damage
+
+
+def config(**keys: object) -> Callable[[Path], None]:
+    def damage(stage: Path) -> None:
+        content = json.loads((stage / CONFIG).read_text()) | keys
+        (stage / CONFIG).write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+
+    return damage
+
+
+def first(found: dict[str, torch.Tensor]) -> torch.Tensor:
+    return found[sorted(found)[0]]
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+NAN = weights(lambda found: first(found).fill_(float("nan")))
+INFINITE = weights(lambda found: first(found)[0].fill_(float("inf")))
+GARBAGE = weights(lambda found: first(found).view(torch.uint8).fill_(0xFF))
+DROPPED = weights(lambda found: found.pop(sorted(found)[0]))
+EXTRA = weights(lambda found: found.update({"base_model.model.evil.lora_A.weight": torch.ones(2, 2)}))
+SHAPE = weights(lambda found: found.update({sorted(found)[0]: torch.ones(3, 5)}))
+HEAD = "base_model.model.score.weight"
+
+
+def no_safetensors(stage: Path) -> None:
+    (stage / WEIGHTS).write_bytes(b"\xff" * 100)
+
+
+@pytest.mark.parametrize("stage", ["rm", "dpo"])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(NAN, "holds NaN or infinity", id="sft-nan"),
+        pytest.param(INFINITE, "holds NaN or infinity", id="sft-inf"),
+        pytest.param(GARBAGE, "holds NaN or infinity", id="sft-garb"),
+        pytest.param(DROPPED, "lacks base_model.model.model.layers.0.mlp", id="sft-dropone"),
+        pytest.param(EXTRA, "has an unknown weight base_model.model.evil.lora_A.weight", id="sft-extra"),
+        pytest.param(SHAPE, "(has another shape of|cannot be read).*layers.0.mlp", id="sft-shape"),
+        pytest.param(no_safetensors, "adapter_model.safetensors: cannot be read", id="sft-bytes"),
+        pytest.param(config(peft_type="EVIL"), "adapter_config.json: peft_type: input should be 'LORA'", id="cfg-type"),
+        pytest.param(config(peft_type=...), "adapter_config.json: key 'peft_type' is missing", id="cfg-none"),
+        pytest.param(config(auto_mapping={"parent_library": "os"}, r=-5), "adapter_config.json: r: ", id="cfg-auto"),
+        pytest.param(config(r="x"), "adapter_config.json: r: input should be a valid integer", id="cfg-r"),
+        pytest.param(config(lora_alpha=None), "adapter_config.json: lora_alpha: ", id="cfg-alpha"),
+        pytest.param(config(target_modules=[1]), "adapter_config.json: target_modules", id="cfg-modules"),
+        pytest.param(config(use_dora=True), "adapter_config.json: use_dora: input should be False", id="cfg-dora"),
+        pytest.param(lambda s: (s / CONFIG).write_text("[1]"), "adapter_config.json: input should be", id="cfg-list"),
+        pytest.param(lambda s: (s / CONFIG).write_text("{"), "adapter_config.json: cannot be read", id="cfg-cut"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_stops_the_stage_that_reads_it(trained, tmp_path, stage, damage, said):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    damage(root / "sft")
+    rehash(root / "sft")
+    with pytest.raises(RunError, match=said) as caught:
+        run_stages(small(), tmp_path, stage)
+    one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(
+            weights(lambda w: [w.pop(k) for k in list(w) if k != HEAD]), "lacks base_model.*more", id="rm-tiny"
+        ),
+        pytest.param(weights(lambda w: w.pop(HEAD)), "lacks base_model.model.score.weight", id="rm-noscore"),
+        pytest.param(
+            weights(lambda w: w.update({HEAD: torch.ones(2, 7)})),
+            r"has another shape of base_model.model.score.weight, \[2, 7\] for \[1, 32\]",
+            id="rm-shape",
+        ),
+        pytest.param(EXTRA, "has an unknown weight base_model.model.evil.lora_A.weight", id="rm-extra"),
+        pytest.param(
+            weights(lambda w: w.update({"evil": torch.ones(1)})), "has an unknown weight evil", id="rm-extra-name"
+        ),
+        pytest.param(DROPPED, "lacks base_model", id="rm-dropone"),
+        pytest.param(SHAPE, "has another shape of base_model", id="rm-lora-shape"),
+        pytest.param(NAN, "holds NaN or infinity", id="rm-nan"),
+    ],
+)
+def test_a_reward_model_that_cannot_be_used_stops_ppo(trained, tmp_path, damage, said):
+    root = copied(trained, tmp_path, "pretrain", "sft", "rm")
+    damage(root / "rm")
+    rehash(root / "rm")
+    with pytest.raises(RunError, match=said) as caught:
+        run_stages(small(), tmp_path, "ppo")
+    assert "rm/adapter" in one_line(caught)
+
+
+def test_a_base_of_nan_stops_the_stage_that_reads_it(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain")
+    file = root / "pretrain/model/model.safetensors"
+    found = load_file(file)
+    found["model.norm.weight"].fill_(float("nan"))
+    save_file(found, file, {"format": "pt"})
+    rehash(root / "pretrain")
+    with pytest.raises(RunError, match=r"model\.norm\.weight holds NaN or infinity") as caught:
+        run_stages(small(), tmp_path, "sft")
+    one_line(caught)
+
+
+# -- parents -----------------------------------------------------------------------------------------------------------
+
+
+def made_anew(stage: Path) -> None:
+    """Another run under the same name: other weights, a summary of its own."""
+    weights_of = next(stage.glob("*/*.safetensors"))
+    found = {name: tensor * 1.01 for name, tensor in load_file(weights_of).items()}
+    save_file(found, weights_of, {"format": "pt"})
+    summary = json.loads((stage / "summary.json").read_text())
+    summary["result_sha256"] = {name: sha256(stage / name) for name in summary["result_sha256"]}
+    (stage / "summary.json").write_text(json.dumps(summary))
+
+
+def readers(out: Path) -> dict[str, Callable[[], object]]:
+    return {
+        "ppo": lambda: run_stages(small(), out, "ppo"),
+        "evaluate": lambda: run_stages(small(), out, "evaluate"),
+        "score": lambda: score.RewardModel(small(), out),
+    }
+
+
+@pytest.mark.parametrize("reader", ["ppo", "evaluate", "score"])
+@pytest.mark.parametrize(
+    ("anew", "said"),
+    [
+        pytest.param("pretrain", "sft was made from another pretrain", id="par-base-stale"),
+        pytest.param("sft", "rm was made from another sft", id="par-rm-stale"),
+    ],
+)
+def test_a_parent_that_was_made_anew_does_not_go_with_what_was_made_from_it(trained, tmp_path, reader, anew, said):
+    root = copied(trained, tmp_path, "pretrain", "sft", "rm")
+    made_anew(root / anew)
+    with pytest.raises(RunError, match=said) as caught:
+        readers(tmp_path)[reader]()
+    assert "run " in one_line(caught)
+
+
+def test_chat_asks_the_same(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    made_anew(root / "pretrain")
+    with pytest.raises(RunError, match="sft was made from another pretrain"):
+        chat.Speaker(small(), tmp_path, "sft")
+
+
+def test_a_policy_that_is_evaluated_is_verified_too(trained, tmp_path):
+    beside(trained, tmp_path, "pretrain", "sft", "rm")
+    folder = tmp_path / ROOT / "ppo"
+    shutil.copytree(trained / ROOT / "sft/adapter", folder / "adapter")
+    write_records(folder, {"parents": {"rm": "0" * 64}})
+    with pytest.raises(RunError, match="ppo was made from another rm"):
+        run_stages(small(), tmp_path, "evaluate")
+    (folder / WEIGHTS).write_bytes(b"other")
+    with pytest.raises(RunError, match=r"ppo/adapter/adapter_model.safetensors has changed since ppo was done"):
+        run_stages(small(), tmp_path, "evaluate")
+
+
+def test_a_parent_whose_manifest_names_no_parents_is_refused(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    manifest = json.loads((root / "sft/manifest.json").read_text()) | {"parents": {}}
+    (root / "sft/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"sft/manifest.json does not name its parent pretrain"):
+        run_stages(small(), tmp_path, "rm")
+
+
+def test_a_stage_is_done_only_with_its_result(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    assert Run(tmp_path, small(), "sft").done()
+    (root / "sft/adapter/adapter_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(RunError, match=r"adapter_model.bin does not belong to what sft has made; take it out"):
+        Run(tmp_path, small(), "sft").done()
+    (root / "sft/adapter/adapter_model.bin").unlink()
+    weights(lambda found: first(found).mul_(2))(root / "sft")
+    with pytest.raises(RunError, match=r"adapter_model.safetensors has changed since sft was done; move .*/sft away"):
+        Run(tmp_path, small(), "sft").done()
+
+
+def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
+    root = tmp_path / ROOT
+    (root / "evaluate").mkdir(parents=True)
+    answers = {"sft": {"response": "a"}, "ppo": {"response": "b"}}
+    samples = root / "evaluate/samples.jsonl"
+    samples.write_text(json.dumps({"step": 0, "prompt": "p", **answers}) + "\n")
+    write_records(root / "evaluate")
+    assert len(ab.compare(root).pairs) == 1
+    samples.write_text(samples.read_text().replace('"b"', '"c"'))
+    for reader in (lambda: ab.compare(root), lambda: comparison.load(root, "ppo")):
+        with pytest.raises(RunError, match=r"evaluate/samples.jsonl has changed since evaluate was done"):
+            reader()
+
+
+# -- generated data ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft"])
+def test_generated_data_that_was_changed_is_refused(trained, tmp_path, stage):
+    """Rows toy-tampered and toy-tampered-sft: also where no parent has read it before."""
+    root = copied(trained, tmp_path, *(["pretrain"] if stage == "sft" else []))
+    file = root / "data" / data_folder(trained) / "pairs.jsonl"
+    file.write_text(file.read_text().replace(" the ", " teh ", 1))
+    with pytest.raises(RunError, match=r"pairs.jsonl has changed since it was made here; delete .*/toy-") as caught:
+        run_stages(small(), tmp_path, stage)
+    one_line(caught)
+
+
+def data_folder(trained: Path) -> str:
+    """The folder that the small recipe made; other tests leave data of other settings beside it."""
+    files = json.loads((trained / ROOT / "pretrain/manifest.json").read_text())["data"]["files"]
+    return Path(files[0]["name"]).parent.name
+
+
+def test_generated_data_that_was_cut_off_is_made_again(trained, tmp_path):
+    """Killed while it was written: there is no made.json yet."""
+    beside(trained, tmp_path, "pretrain")
+    (tmp_path / ROOT / "data").unlink()
+    manifest = read_json(trained / ROOT / "pretrain/manifest.json")
+    folder = data_folder(trained)
+    (tmp_path / ROOT / "data" / folder).mkdir(parents=True)
+    for name in ("corpus.jsonl", "pairs.jsonl"):
+        whole = (trained / ROOT / "data" / folder / name).read_bytes()
+        (tmp_path / ROOT / "data" / folder / name).write_bytes(whole[: len(whole) // 2])
+    run_stages(small(), tmp_path, "sft")
+    assert read_json(tmp_path / ROOT / "sft/manifest.json")["data"]["sha256"] == manifest["data"]["sha256"]
+
+
+# -- runs that move ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path):
+    """Trained in one place, then moved: its stages are done there, later ones read them, a report reads its data."""
+    root = copied(trained, tmp_path, "pretrain", "sft", "rm")
+    for stage in ("sft", "rm"):
+        config(base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
+    for stage in ("pretrain", "sft", "rm"):
+        summary = Run(tmp_path, small(), stage).done()
+        assert summary == read_json(trained / ROOT / stage / "summary.json")
+    base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
+    assert base == str((root / "pretrain/model").resolve())
+    AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
+    found = report._checked(report.load(root))
+    assert isinstance(found, dict) and found["pairs"] > 100
+    assert not any(Path(file["name"]).is_absolute() for file in read_json(root / "sft/manifest.json")["data"]["files"])
+    assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"
+
+
+@pytest.mark.parametrize("named", [None, "/root/of/somebody/else", "x" * 300])
+def test_a_copy_names_its_own_base(trained, tmp_path, named):
+    """None: that of the run it was copied from, which is still there and may be trained anew."""
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    if named:
+        config(base_model_name_or_path=named)(root / "sft")
+    assert Run(tmp_path, small(), "sft").done()
+    base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
+    assert base == str((root / "pretrain/model").resolve())
+    before = (root / "sft" / CONFIG).read_bytes()
+    assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
+
+
+def test_a_target_of_lora_that_no_module_has_is_refused_with_the_names_there_are(trained, tmp_path):
+    copied(trained, tmp_path, "pretrain")
+    with pytest.raises(RunError, match=r"lora.target_modules: the model has no nosuch; its .* are .*q_proj"):
+        run_stages(small(lora__target_modules=["q_proj", "nosuch"]), tmp_path, "sft")
+
+
+def test_a_manifest_that_names_no_data_is_read(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    manifest = read_json(root / "sft/manifest.json")
+    (root / "sft/manifest.json").write_text(json.dumps(manifest | {"data": None}))
+    assert Run(tmp_path, small(), "sft").done()
+
+
+def test_a_result_hashed_with_its_base_path_by_an_older_version_is_known_and_left_alone(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    config(base_model_name_or_path="/where/it/was/pretrain/model")(root / "sft")
+    rehash(root / "sft")  # of whole files
+    before = (root / "sft" / CONFIG).read_bytes()
+    assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
+    config(base_model_name_or_path="/another/place")(root / "sft")
+    with pytest.raises(RunError, match=r"adapter_config.json has changed since sft was done"):
+        Run(tmp_path, small(), "sft").done()

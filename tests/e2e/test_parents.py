@@ -1,0 +1,123 @@
+"""Experiments in a root of their own that build on finished stages of another root (`--parents`)."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlhf import comparison
+from rlhf.run import Run, RunError, read_json, stage_folder
+from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
+
+ROOT = Path("cpu-tiny/v1")
+SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+
+
+def printed_command() -> list[str]:
+    """The README's command for PPO with other settings on the parents of another root."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (line,) = [line for line in readme.splitlines() if line.startswith("rlhf run ppo") and "--parents" in line]
+    return shlex.split(line)[1:]
+
+
+@pytest.fixture(scope="module")
+def experiment(trained, tmp_path_factory):
+    """A folder with runs/ (the shared chain) and runs/less-kl, where PPO alone was trained, with another kl_coef."""
+    folder = tmp_path_factory.mktemp("experiment")
+    beside(trained, folder / "runs", "pretrain", "sft", "rm")
+    out = folder / "runs" / "less-kl"
+    run_stages(small(ppo__kl_coef=0.05), out, "ppo", parents_root=folder / "runs")
+    return folder
+
+
+def test_ppo_takes_its_parents_from_the_other_root_and_says_so(experiment):
+    runs = experiment / "runs"
+    assert [p.name for p in (runs / "less-kl" / ROOT).iterdir() if p.is_dir() and p.name != "data"] == ["ppo"]
+    manifest = read_json(runs / "less-kl" / ROOT / "ppo" / "manifest.json")
+    assert manifest["parents"].keys() == manifest["parents_from"].keys() == {"pretrain", "sft", "rm"}
+    for stage, place in manifest["parents_from"].items():
+        assert not Path(place).is_absolute()
+        assert (runs / "less-kl" / ROOT / place).resolve() == (runs / ROOT / stage).resolve()
+
+
+def test_the_result_is_the_one_with_parents_of_its_own(experiment, trained, tmp_path):
+    own = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    run_stages(small(ppo__kl_coef=0.05), own, "ppo")
+    file = ROOT / "ppo" / "adapter" / "adapter_model.safetensors"
+    assert (own / file).read_bytes() == (experiment / "runs" / "less-kl" / file).read_bytes()
+    assert read_json(own / ROOT / "ppo" / "manifest.json")["parents_from"] == {}
+
+
+def test_later_stages_find_the_parents_without_being_told(experiment):
+    loaded, runs = small(ppo__kl_coef=0.05), experiment / "runs"
+    summary = run_stages(loaded, runs / "less-kl", "evaluate")
+    assert {name.split("/")[0] for name in summary["metrics"]} == {"base", "sft", "ppo", "rm"}
+    manifest = read_json(runs / "less-kl" / ROOT / "evaluate" / "manifest.json")
+    assert manifest["parents_from"].keys() == {"pretrain", "sft", "rm"}
+    assert Run(runs / "less-kl", loaded, "ppo").done() is not None
+    found = comparison.load(runs / "less-kl" / ROOT, "ppo")
+    assert found.own_reward_model
+    assert stage_folder(runs / "less-kl" / ROOT, "rm").resolve() == (runs / ROOT / "rm").resolve()
+
+
+def test_parents_of_other_settings_are_refused(experiment):
+    run = Run(experiment / "elsewhere", small(sft__learning_rate=0.5), "ppo", experiment / "runs")
+    with pytest.raises(RunError, match=r"made with another sft\.learning_rate; run sft below .*or choose other"):
+        run.parent("sft")
+    assert run.elsewhere("sft") is None
+    assert run.elsewhere("pretrain") is not None  # SFT's keys do not concern it
+
+
+def test_a_parent_that_changed_is_noticed(experiment, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs")
+    weights = tmp_path / "runs" / ROOT / "sft" / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="has changed since sft was done"):
+        Run(tmp_path / "new", small(), "ppo", tmp_path / "runs").parent("sft")
+
+
+def test_a_policy_of_another_root_is_evaluated_only_with_the_same_settings(experiment):
+    runs, other = experiment / "runs" / "less-kl", experiment / "third"
+    assert Run(other, small(ppo__kl_coef=0.05), "evaluate", runs).trained_policies() == ["ppo"]
+    assert Run(other, small(), "evaluate", runs).trained_policies() == []
+
+
+def test_the_command_in_the_readme_works_as_printed(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    beside(trained, Path("runs"), "pretrain", "sft", "rm")
+    words = printed_command()
+    assert "ppo.kl_coef=0.05" in words
+    at = words.index("--hw")
+    words[at : at + 2] = ["--recipe", str(RECIPE)]
+    code, out, err = rlhf(monkeypatch, capsys, *words, *SETS, "--set", "ppo.kl_coef=0.05", "--no-preflight")
+    assert code == 0, err
+    assert (tmp_path / "runs" / "less-kl" / ROOT / "ppo" / "summary.json").exists()
+    code, out, err = rlhf(monkeypatch, capsys, *words, *SETS, "--if-needed", "--no-preflight")
+    assert (code, out) == (0, f"ppo: done ({'runs/less-kl' / ROOT / 'ppo'})\n")
+
+
+def test_without_parents_the_message_names_both_ways(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    beside(trained, Path("runs"), "pretrain", "sft", "rm")
+    command = ["run", "ppo", "--recipe", str(RECIPE), "--out", "runs/new", *SETS]
+    code, _, err = rlhf(monkeypatch, capsys, *command)
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "first run `rlhf run pretrain" in err
+    assert "there is one in runs: --parents runs, make: PARENTS=runs" in err
+
+
+def test_stages_before_the_one_asked_for_are_taken_or_made(trained, tmp_path, monkeypatch, capsys):
+    """What `make ppo PARENTS=runs` relies on: `--if-needed` is content with a stage of the other root."""
+    command = ["--recipe", str(RECIPE), "--out", str(tmp_path), "--parents", str(trained), *SETS, "--if-needed"]
+    code, out, _ = rlhf(monkeypatch, capsys, "run", "sft", *command)
+    assert (code, out) == (0, f"sft: done ({trained / ROOT / 'sft'})\n")
+    assert not (tmp_path / ROOT).exists()
+
+
+def test_a_root_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
+    command = ["run", "ppo", "--recipe", str(RECIPE), "--out", str(tmp_path), "--parents", "nowhere"]
+    code, _, err = rlhf(monkeypatch, capsys, *command)
+    assert code == 2
+    assert "Invalid value for '--parents': Directory 'nowhere' does not exist" in err

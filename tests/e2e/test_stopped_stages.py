@@ -1,0 +1,173 @@
+"""Stages that are stopped, run out of memory or cannot write: one line, the last checkpoint named, nothing lost."""
+
+import errno
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf import endings, stages
+from rlhf.run import Run, RunError, read_json
+from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
+
+ROOT = Path("cpu-tiny/v1")
+PARENTS = ("pretrain", "sft", "rm")
+
+
+def flags(**more: object) -> list[str]:
+    return [part for key, value in (SMALL | more).items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    return lambda *arguments: rlhf(monkeypatch, capsys, *arguments)
+
+
+def one_line(err: str) -> str:
+    (line,) = (line for line in err.splitlines() if "training pairs are" not in line and "[" not in line)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [("sft", "SIGTERM"), *(("ppo", name) for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1"))],
+)
+def test_a_signal_ends_a_stage_in_one_line_with_its_checkpoint(command, trained, tmp_path, monkeypatch, stage, name):
+    out = beside(trained, tmp_path, *(parent for parent in PARENTS if parent != stage))
+    seal = Run.seal_checkpoint
+
+    def seal_and_signal(run: Run, step: int, folder: Path) -> Path:
+        sealed = seal(run, step, folder)
+        os.kill(os.getpid(), signal.Signals[name])
+        return sealed
+
+    with monkeypatch.context() as during:
+        during.setattr(Run, "seal_checkpoint", seal_and_signal)
+        code, printed, err = command("run", stage, "--recipe", RECIPE, "--out", out, *flags())
+    checkpoint = next((out / ROOT / stage / "checkpoints").glob("step-*"))
+    assert code == 128 + signal.Signals[name]
+    by = "" if name == "SIGINT" else f" by {name}"
+    assert one_line(err) == (
+        f"stopped{by}; {checkpoint} is kept: the same command with --resume (make: RESUME=1) continues from it"
+    )
+    assert not printed
+    assert not (out / ROOT / stage / "summary.json").exists()
+    if (stage, name) == ("ppo", "SIGTERM"):
+        summary = run_stages(small(), out, "ppo", resume=True)
+        assert summary["status"] == "done"
+        assert read_json(out / ROOT / "ppo/manifest.json")["resumed_from"] == checkpoint.name
+
+
+def test_a_stage_without_a_checkpoint_says_so(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "start", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, err = command("run", "pretrain", "--recipe", RECIPE, "--out", tmp_path, *flags())
+    assert code == 143
+    assert err == "stopped by SIGTERM; pretrain has no checkpoint yet and begins anew\n"
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            MemoryError(),
+            "out of memory: free some, or allow more, or try a smaller sft.per_device_train_batch_size (now 8)",
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "(now 8)"),
+        (OutOfMemoryError("CUDA out of memory"), "out of memory on the GPU; `rlhf plan"),
+        (OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"), "the disk is full; make room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full; make room"),
+    ],
+)
+def test_memory_and_disks_that_run_out_are_one_line(command, trained, tmp_path, monkeypatch, error, said):
+    out = beside(trained, tmp_path, "pretrain")
+    sft = importlib.import_module("rlhf.stages.sft")
+
+    def fails(run: Run, device: object) -> None:
+        run.save_checkpoint(4, lambda folder: (folder / "state").write_text("as it was"))
+        raise error
+
+    monkeypatch.setattr(sft, "run_stage", fails)
+    code, _, err = command("run", "sft", "--recipe", RECIPE, "--out", out, *flags())
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert said in err
+    checkpoint = out / ROOT / "sft/checkpoints/step-000004"
+    assert (checkpoint / "state").read_text() == "as it was"
+    if not isinstance(error, OSError):
+        assert f"{checkpoint} is kept: the same command with --resume" in err
+
+
+def test_memory_that_runs_out_while_libraries_are_loaded(command, trained, tmp_path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise ImportError("libtorch.so") from MemoryError()
+
+    monkeypatch.setattr(stages, "quiet_libraries", fails)
+    code, _, err = command("run", "sft", "--recipe", RECIPE, "--out", beside(trained, tmp_path, "pretrain"), *flags())
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "sft: out of memory" in err and "sft has no checkpoint yet and begins anew" in err
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "stage"), [(1.0, "sft"), (1.0, "ppo"), pytest.param(2.1, "sft", marks=pytest.mark.slow)]
+)
+def test_a_limit_of_memory_is_named(trained, tmp_path, gigabytes, stage):
+    out = beside(trained, tmp_path, *(parent for parent in PARENTS if parent != stage))
+    line = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--out", str(out), *flags()]
+    limited = ["bash", "-c", f'ulimit -v {int(gigabytes * 1e6)}; exec "$@"', "bash", *line]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=300)
+    if gigabytes > 2 and done.returncode == 0:
+        pytest.skip("this machine's libraries need less")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert f"{stage}: out of memory (this process may have" in done.stderr and "ulimit -v" in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+def test_a_directory_that_cannot_be_written_is_one_line(command, tmp_path, monkeypatch, stage):
+    """As root nothing is read-only, so that the system's answer is played; below a file it is real."""
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "runs", Path("/proc/nothing")):
+        code, _, err = command("run", stage, "--recipe", RECIPE, "--out", out)
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert "cannot write there" in err and "choose another --out" in err
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    code, _, err = command("run", stage, "--recipe", RECIPE, "--out", tmp_path / "runs")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "cannot write there (Read-only file system); choose another --out" in err
+
+
+@pytest.mark.parametrize("out", ["d" * 5000, "/".join(["d" * 200] * 40), "a\0b", "a\udcff"])
+def test_an_output_folder_that_cannot_be_is_refused(command, tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command("run", "pretrain", "--recipe", RECIPE, "--out", out)
+    assert code in (1, 2)
+    assert "Traceback" not in err and max(map(len, err.splitlines())) <= 2007
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
+    run = Run(tmp_path, small(), "pretrain")
+    run.root.mkdir(parents=True)
+    os.mkfifo(run.root / ".pretrain.lock")
+    with pytest.raises(RunError, match="a pipe or a device in place of the lock"), run.locked():
+        pass
+    (run.root / ".pretrain.lock").unlink()
+    (run.root / ".pretrain.lock").symlink_to("/dev/null")
+    with pytest.raises(RunError, match="a pipe or a device in place of the lock"), run.locked():
+        pass
+
+
+def test_nobody_listens_when_a_stage_is_called_as_a_function():
+    with endings.keeping(lambda: "never asked"):
+        assert endings.stopped(15).kept == ""

@@ -1,0 +1,90 @@
+"""A wheel of this project, installed where the checkout is not to be seen."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A fresh environment with the wheel; it sees the packages of this one, but not the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("rlhf", "recipes"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(source)]
+    subprocess.run(wheel, check=True, timeout=120)
+    shutil.rmtree(source)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True, timeout=60)
+    (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    places = [place for place in sys.path if place.endswith("site-packages")]
+    (packages / "outside.pth").write_text("\n".join(places) + "\n")
+    (file,) = folder.glob("*.whl")
+    python = str(folder / "venv" / "bin" / "python")
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", str(file)], check=True, timeout=120)
+    return folder / "venv" / "bin" / "rlhf"
+
+
+def run(program: Path, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run the installed `rlhf` in `folder`, without what could lead it to the checkout."""
+    hidden = ("PYTHONPATH", "RLHF_RECIPES", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    kept |= {"XDG_CACHE_HOME": str(folder), **environment}
+    return subprocess.run([str(program), *arguments], cwd=folder, env=kept, capture_output=True, text=True, timeout=120)
+
+
+def test_a_wheel_brings_its_recipes(installed, tmp_path):
+    found = run(installed, tmp_path, "recipes")
+    assert found.returncode == 0, found.stderr
+    rows = [line.split("│") for line in found.stdout.splitlines() if "│" in line]
+    shown = "".join(row[1].strip() for row in rows)  # long paths are folded
+    assert "cpu-tiny/v1" in shown and "4090-llama2-7b/v2" in shown
+    assert str(ROOT) not in shown, "the checkout's recipes were read, not the wheel's"
+    assert str(installed.parents[1]) in shown
+
+
+@pytest.mark.slow
+def test_a_wheel_plans_from_an_empty_folder(installed, tmp_path):
+    found = run(installed, tmp_path, "plan", "--hw", "cpu", "--stage", "sft")
+    assert found.returncode == 0, found.stderr
+    assert "cpu-tiny" in found.stdout and "sft" in found.stdout
+
+
+def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path):
+    own = tmp_path / "mine" / "laptop" / "v1"
+    own.mkdir(parents=True)
+    shutil.copy(ROOT / "recipes" / "cpu-tiny" / "v1" / "recipe.yaml", own)
+    for found in (
+        run(installed, tmp_path, "recipes", "--recipes", "mine"),
+        run(installed, tmp_path, "recipes", RLHF_RECIPES=str(tmp_path / "mine")),
+    ):
+        assert "laptop/v1" in found.stdout and "4090" not in found.stdout
+    found = run(installed, tmp_path, "report", "--recipes", "mine", "--hw", "4090")
+    assert found.returncode == 1
+    assert found.stderr == "error: --hw 4090: no default recipe in mine (hardware there: cpu)\n"
+    found = run(installed, tmp_path, "recipes", "--recipes", "nowhere")
+    assert found.returncode == 1 and "nowhere: no recipes there; --recipes or RLHF_RECIPES names" in found.stderr
+
+
+def test_a_shell_gets_its_completion(installed, tmp_path):
+    found = run(installed, tmp_path, _RLHF_COMPLETE="bash_source")
+    assert "complete -o nosort -F _rlhf_completion rlhf" in found.stdout
+    words = {"COMP_WORDS": "rlhf plan --hw h", "COMP_CWORD": "3", "_RLHF_COMPLETE": "bash_complete"}
+    assert run(installed, tmp_path, **words).stdout == "plain,h100\n"
+
+
+def test_what_is_missing_is_installed_without_a_checkout(installed, tmp_path):
+    code = "from rlhf.console import install_command; print(install_command('gpu'))"
+    python = [str(installed.parent / "python"), "-c", code]
+    found = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "bitsandbytes==0.50" in found.stdout and "'.[gpu]'" not in found.stdout

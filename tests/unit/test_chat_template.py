@@ -1,0 +1,53 @@
+"""A tokenizer's chat template is tried in a child with little time and memory before it is used."""
+
+import time
+
+import pytest
+
+from rlhf.data.formats import DataError, Message
+from rlhf.data.tokenize import Codec, train
+
+GOOD = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}[assistant]"
+
+
+def codec(template: object) -> Codec:
+    tokenizer = train(["a text of a few words"], 300)
+    tokenizer.chat_template = template
+    return Codec(tokenizer, "chat")
+
+
+def test_a_plain_template_is_used_as_it_is():
+    assert codec(GOOD).prompt_text([Message("user", "Hello.")]) == "[user] Hello.[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        pytest.param(
+            "{% for i in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3, "MemoryError|more than 2 s", id="loop"
+        ),
+        pytest.param("{{ 9 ** (9 ** 9) }}" + GOOD, "more than 2 s", id="power"),
+        pytest.param("{% set x = 'a' * 10 ** 11 %}{{ x }}" + GOOD, "MemoryError|more than 2 s", id="memory"),
+        pytest.param("{{ ''.__class__.__mro__ }}" + GOOD, "unsafe", id="sandbox"),
+        pytest.param("{% for m in messages %}", "(?i)end of template", id="syntax"),
+        pytest.param("{{ raise_exception('no') }}", "refuses a conversation: no", id="raise"),
+        pytest.param(5, "compile non template nodes", id="number"),
+        pytest.param("always the same", "leaves out what is said", id="constant"),
+        pytest.param("{{ messages[0].content }}", "leaves out what is said", id="first message only"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_one_line(template, said):
+    start = time.monotonic()
+    with pytest.raises(DataError, match=said) as caught:
+        codec(template)
+    assert "chat template" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert time.monotonic() - start < 60
+
+
+def test_a_template_that_refuses_a_conversation_says_so():
+    only_users = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+    refusing = codec(only_users + "{{ m.content }}{% endfor %}")
+    with pytest.raises(DataError, match="chat template refuses a conversation: no system turn"):
+        refusing.prompt_text([Message("system", "Be brief."), Message("user", "Hello.")])
+    with pytest.raises(DataError, match="no system turn"):
+        refusing.encode([([Message("system", "Be brief.")], "answer")], 20, 40)

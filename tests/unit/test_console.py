@@ -1,0 +1,95 @@
+"""What the terminal shows while work goes on."""
+
+import pytest
+from rich.console import Console
+
+from rlhf import console, published
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that tests set, as `clock[0]`."""
+    now = [1000.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def shown(bar: console.Bar) -> str:
+    screen = Console(width=140, force_terminal=True, color_system=None)
+    with screen.capture() as capture:
+        screen.print(bar._progress.make_tasks_table(bar._progress.tasks))
+    return capture.get()
+
+
+@pytest.mark.parametrize("seconds", [1, 29, 31, 400])
+def test_the_time_left_is_known_however_long_a_step_takes(clock, seconds):
+    with console.Bar("ppo", 12) as bar:
+        assert bar.left() is None
+        for step in range(1, 11):
+            clock[0] += seconds
+            bar.update(step)
+        assert bar.left() == pytest.approx(2 * seconds)
+        assert "so far, about 0:" in shown(bar)
+        clock[0] += seconds / 2
+        assert bar.left() == pytest.approx(1.5 * seconds)
+        clock[0] += 10 * seconds
+        assert bar.left() == 0
+
+
+def test_a_resumed_loop_counts_only_its_own_steps(clock):
+    with console.Bar("ppo", 100) as bar:
+        clock[0] += 60
+        bar.update(91)  # the first step after a checkpoint at 90
+        assert bar.left() == pytest.approx(9 * 60)
+
+
+def test_without_a_terminal_a_line_now_and_then_says_the_same(clock, capsys, monkeypatch):
+    monkeypatch.setattr(console, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+    with console.Bar("sft") as bar:
+        for step in (1, 2, 3):
+            clock[0] += 15
+            bar.update(step, "loss 1.0", total=10)
+    assert capsys.readouterr().err == "sft 2/10, about 120 s left  loss 1.0\n"
+
+
+def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch, capsys):
+    monkeypatch.setattr(console, "OUT", Console(width=100, highlight=False))
+    figure = published.Figure(
+        name="gain", stage="ppo", metric="score_gain_sd", range=(0.6, None), unit="sd", source="us"
+    )
+    summary = {
+        **{"recipe": "r", "version": "v1", "stage": "ppo", "seed": 0, "modified": False, "wall_seconds": 3.0},
+        **{"tokens_per_second": 5.0, "peak_vram_bytes": None, "peak_rss_bytes": 1e9},
+        "targets": [published.record(figure, 0.7)],
+        "metrics": {"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
+    }
+    console.summary_table(summary, "x")
+    shown = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
+    assert "score gain sd" not in shown and "met" in shown["gain"]
+    assert "more is better" in shown["win rate vs sft"] and "less is better" in shown["perplexity"]
+    assert "better" not in shown["score"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [("sft", "make rm or make dpo"), ("rm", "make ppo"), ("ppo", "make chat STAGE=ppo"), ("merge", "make serve")],
+)
+def test_the_next_step_is_named(stage, expected):
+    assert console.next_step(stage, ("sft", "rm", "ppo", "dpo")).startswith(f"next: {expected}")
+
+
+def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys, monkeypatch):
+    monkeypatch.setattr(console, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+    with console.working("rehearsing") as say:
+        for stage in ("sft", "rm", "ppo"):
+            clock[0] += 11
+            say(f"rehearsing {stage}")
+    assert capsys.readouterr().err == "rehearsing rm\n"
+
+
+def test_an_optional_part_is_installed_by_its_packages_without_a_checkout(monkeypatch, tmp_path):
+    assert console.install_command("report") == "pip install '.[report]'"
+    monkeypatch.setattr(console, "__file__", str(tmp_path / "rlhf" / "console.py"))
+    requires = ["torch==2.13.*", "plotly<8,>=7.1; extra == 'report'", 'vllm; extra == "other"']
+    monkeypatch.setattr(console.importlib.metadata, "requires", lambda name: requires)
+    assert console.install_command("report") == "pip install 'plotly<8,>=7.1'"

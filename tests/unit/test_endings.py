@@ -1,0 +1,194 @@
+"""Signals and memory that runs out, as a command meets them."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf import endings
+from rlhf.endings import Stopped
+from rlhf.run import RunError
+
+NAMES = [number.name for number in endings.SIGNALS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_signal_raises_in_the_main_thread_and_names_what_is_kept(name):
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as caught, endings.listening(), endings.keeping(lambda: "step 4 is kept"):
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    assert caught.value.number == number
+    assert str(caught.value) == ("stopped" if name == "SIGINT" else f"stopped by {name}") + "; step 4 is kept"
+    assert signal.getsignal(number) == before, "handlers are as they were"
+
+
+def test_what_is_kept_is_forgotten_when_the_stage_is_over():
+    with pytest.raises(Stopped) as caught, endings.listening():
+        with endings.keeping(lambda: "old"):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert caught.value.kept == ""
+
+
+def test_an_ignored_signal_stays_ignored():
+    """As nohup has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with endings.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.05)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_forked_worker_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
+    with endings.listening():
+        worker = os.fork()
+        if not worker:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGTERM
+        time.sleep(0.05)
+
+
+def script(body: str, *signals: int) -> tuple[int, str, float]:
+    """Exit code and stderr of a program that is sent signals once it has printed "ready", and how long it lived on."""
+    code = "import hashlib, subprocess, sys, time\nfrom rlhf import endings\n" + textwrap.dedent(body)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().strip() == "ready"
+    time.sleep(0.3)  # until it is in C
+    began = time.monotonic()
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.3)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, err, time.monotonic() - began
+
+
+BUSY = """
+    endings.PATIENCE = {patience}
+    with endings.listening(), endings.keeping(lambda: "step 4 is kept"):
+        print("ready", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, without Python's lock
+"""
+
+
+def test_a_second_signal_ends_at_once_what_cannot_be_interrupted():
+    code, err, seconds = script(BUSY.format(patience=60), signal.SIGTERM, signal.SIGTERM)
+    assert (code, err) == (128 + signal.SIGTERM, "stopped by SIGTERM; step 4 is kept\n")
+    assert seconds < 20
+
+
+def test_one_signal_ends_what_does_not_come_back():
+    code, err, seconds = script(BUSY.format(patience=0.2), signal.SIGHUP)
+    assert (code, err) == (128 + signal.SIGHUP, "stopped by SIGHUP; step 4 is kept\n")
+    assert seconds < 20
+
+
+def test_a_signal_that_is_lost_in_a_destructor_ends_the_process_all_the_same():
+    body = """
+        endings.GOODBYE = 0.5
+        class Slow:
+            def __del__(self):
+                print("ready", flush=True)
+                time.sleep(3)
+        with endings.listening(), endings.keeping(lambda: "step 4 is kept"):
+            slow = Slow()
+            del slow
+            time.sleep(60)
+    """
+    code, err, seconds = script(body, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM and err.endswith("stopped by SIGTERM; step 4 is kept\n")
+    assert seconds < 30
+
+
+def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
+    body = """
+    with endings.listening():
+        child = subprocess.Popen(["sleep", "600"])
+        print(child.pid, flush=True)
+        try:
+            time.sleep(600)
+        finally:
+            time.sleep(600)
+    """
+    code = "import subprocess, time\nfrom rlhf import endings\n" + textwrap.dedent(body)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 128 + signal.SIGTERM
+    deadline = time.monotonic() + 10
+    stat = Path(f"/proc/{child}/stat")
+    while stat.exists() and ") Z " not in stat.read_text():
+        assert time.monotonic() < deadline, "the child lives on"
+        time.sleep(0.01)
+
+
+def test_a_child_that_runs_for_us_is_told_and_has_its_say():
+    body = """
+    child = "import time\\nfrom rlhf import endings\\ntry:\\n with endings.listening():\\n  print('ready', flush=True)"
+    child += "\\n  time.sleep(600)\\nexcept endings.Stopped as stop:\\n raise SystemExit(f'child: {stop}')"
+    try:
+        with endings.listening():
+            endings.run_child([sys.executable, "-c", child])
+    except endings.Stopped as stop:
+        sys.exit(f"parent: {stop}")
+    """
+    _, err, _ = script(body, signal.SIGTERM)
+    assert err == "child: stopped by SIGTERM\nparent: stopped by SIGTERM\n"
+
+
+def test_the_command_that_resumes(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["rlhf", "run", "sft", "--hw", "cpu", "--resume", "--out", "my runs"])
+    assert endings.resume_command() == "`rlhf run sft --hw cpu --out 'my runs' --resume`"
+    monkeypatch.setattr(sys, "argv", ["rlhf", "run", "sft", "--set", "x" * 600])
+    assert endings.resume_command() == "the same command with --resume"
+    monkeypatch.setattr(sys, "argv", ["bench", "--steps", "3"])
+    assert endings.resume_command() == "the same command with --resume"
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (OSError(13, "Permission denied"), False),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("out of memory"), False),
+        (RunError("the row says: out of memory"), False),  # ours says what it means, and may quote
+        (ImportError("libtorch.so: failed to map segment from shared object"), False),
+    ],
+)
+def test_memory_that_runs_out_is_recognised(error, expected):
+    assert endings.out_of_memory(error) is expected
+
+
+def test_under_a_limit_a_library_that_cannot_be_mapped_is_out_of_memory(monkeypatch):
+    error = ImportError("libtorch.so: failed to map segment from shared object")
+    monkeypatch.setattr(endings, "memory_limit", lambda: 10**9)
+    assert endings.out_of_memory(error)
+    assert endings.limit_in_words() == " (this process may have 1.0 GB of addresses: ulimit -v)"

@@ -1,0 +1,157 @@
+"""A base model's folder that is damaged, or means harm, is refused in one line before anything is built from it."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf.data.formats import DataError
+from rlhf.models.loading import load_base, load_codec, load_merged
+from rlhf.run import Run, RunError
+from tests.conftest import small
+from tests.e2e.test_local_base import pretrained
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(trained, tmp_path) -> Path:
+    shutil.copytree(trained / "cpu-tiny/v1/pretrain/model", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(file: Path, **keys: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+
+
+def config(**keys: object):
+    return lambda folder: change(folder / "config.json", **keys)
+
+
+class Harmful:
+    def __reduce__(self):
+        return (Path.touch, (Path("unpickled"),))
+
+
+def as_pickle(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights | {"x": Harmful()}, folder / "pytorch_model.bin")
+
+
+def as_raw_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful()))
+
+
+def with_nan(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_index(**keys: object):
+    def write(folder: Path) -> None:
+        names = list(load_file(folder / "model.safetensors"))
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")} | keys
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return write
+
+
+def new_eos(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", eos_token="<another end>")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(as_pickle, "its weights are pickles, which are not read", id="pickle-bin"),
+        pytest.param(as_raw_pickle, "its weights are pickles, which are not read", id="pickle-raw"),
+        pytest.param(config(vocab_size=-5), "vocab_size: input should be greater than 0", id="cfg-vocab"),
+        pytest.param(config(vocab_size=10**12), "vocab_size: input should be less than", id="cfg-vocab2"),
+        pytest.param(
+            config(vocab_size=10**6), r"describes 32,000,064 weights or more, the files hold", id="cfg-vocab3"
+        ),
+        pytest.param(config(hidden_size="x"), "hidden_size: input should be a valid integer", id="cfg-hidden"),
+        pytest.param(config(num_hidden_layers=10**9), "num_hidden_layers: input should be less than", id="cfg-layers"),
+        pytest.param(config(num_hidden_layers=4000), "describes .* weights or more", id="cfg-layers2"),
+        pytest.param(
+            config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+            "quantization_config: its weights are quantised already",
+            id="cfg-quant",
+        ),
+        pytest.param(config(quantization_config={"quant_method": "gptq"}), "quantised already", id="cfg-quant2"),
+        pytest.param(config(num_attention_heads=0), "num_attention_heads: input should be greater", id="cfg-heads"),
+        pytest.param(
+            config(rope_parameters={"rope_type": "evil", "rope_theta": 1e4}),
+            "cannot load the base model",
+            id="cfg-rope",
+        ),
+        pytest.param(config(model_type=7), "cannot load the base model", id="cfg-type"),
+        pytest.param(config(pad_token_id=10**6), "cannot load the base model", id="cfg-pad"),
+        pytest.param(
+            lambda f: (f / "config.json").write_text("[" * 10**5), "config.json: cannot be read", id="cfg-deep"
+        ),
+        pytest.param(new_eos, "has 401 entries, the base model's vocab_size is only 400", id="tok-eosnew"),
+        pytest.param(
+            lambda f: (f / "tokenizer.json").write_text('{"a": 1}'), "cannot load the tokenizer", id="tok-keys"
+        ),
+        pytest.param(with_index(), "index.json: key 'metadata' is missing", id="index"),
+        pytest.param(
+            with_index(metadata={}, weight_map={"x": "../../model.safetensors"}),
+            "not the name of a file",
+            id="index-out",
+        ),
+        pytest.param(
+            with_index(metadata={}, weight_map={"x": "gone.safetensors"}),
+            "gone.safetensors is missing",
+            id="index-gone",
+        ),
+        pytest.param(with_nan, r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity", id="nanw"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, monkeypatch, damage, said):
+    monkeypatch.chdir(tmp_path)
+    damage(folder)
+    changes = {"model__name": str(folder), "tokenizer__name": str(folder)}
+    run = Run(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
+    with pytest.raises((RunError, DataError), match=said) as caught:
+        load_codec(run)
+        load_base(run, CPU)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_a_whole_index_is_read(folder, trained, tmp_path):
+    with_index(metadata={"total_size": 1})(folder)
+    run = Run(tmp_path, pretrained(trained, tmp_path, model__name=str(folder)), "sft")
+    assert load_base(run, CPU).config.hidden_size == small().recipe.model.architecture.hidden_size
+
+
+def test_nan_in_weights_that_are_quantised_when_they_are_loaded(tmp_path, trained):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes))
+    options = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4"}
+    run = Run(tmp_path, pretrained(trained, tmp_path, **options), "sft")
+    model.save_pretrained(tmp_path / "base")
+    load_base(run, CPU)
+    model.model.layers[0].mlp.up_proj.weight.data[3, 5] = float("nan")
+    model.save_pretrained(tmp_path / "base")
+    with pytest.raises(RunError, match=r"up_proj\.weight holds NaN or infinity"):
+        load_base(run, CPU)
+
+
+def test_a_merged_model_is_checked_like_a_base(folder):
+    load_merged(folder, CPU)
+    with_nan(folder)
+    with pytest.raises(RunError, match="holds NaN or infinity"):
+        load_merged(folder, CPU)

@@ -1,0 +1,151 @@
+"""What a command would write or read is refused before any work: devices, pipes, directories, numbers out of range."""
+
+import json
+import os
+
+import pytest
+
+from rlhf import options, report
+from rlhf.memory import plan
+from rlhf.report import Recorded
+from rlhf.run import RunError
+from tests.conftest import RECIPE, rlhf
+
+LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(LINE.replace("Hi", f"Hi {i}") for i in range(3)))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    return lambda *arguments: rlhf(monkeypatch, capsys, *arguments)
+
+
+COMMANDS = {
+    "check": ("data", "check", "rows.jsonl"),
+    "convert": ("data", "convert", "rows.jsonl"),
+    "report": ("report", "--recipe", RECIPE),
+    "score": ("score", "rows.jsonl", "--recipe", RECIPE),
+    "export": ("ratings", "export", "runs"),
+}
+
+
+@pytest.mark.parametrize("to", ["/dev/full", "/dev/null", "pipe", "folder", "rows.jsonl/x", "x" * 5000, "x\0y"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_cannot_be_a_result_is_refused_before_any_work(command, name, to):
+    code, out, err = command(*COMMANDS[name], "--to", to)
+    assert code == 2, err
+    assert not out
+    assert "Traceback" not in err and "\0" not in err
+    assert max(map(len, err.splitlines())) <= 2000
+    assert {"/dev/full": "a pipe or a device", "pipe": "a pipe or a device", "folder": "is a directory"}.get(
+        to, ""
+    ) in err
+
+
+@pytest.mark.parametrize("to", ["sft/summary.json", "sft/new.jsonl", "sft/adapter/x.bin", "link/summary.json"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_result_replaces_a_record_of_a_run(command, tmp_path, name, to):
+    (tmp_path / "sft" / "adapter").mkdir(parents=True)
+    (tmp_path / "sft" / "summary.json").write_text("{}")
+    (tmp_path / "link").symlink_to("sft")
+    code, out, err = command(*COMMANDS[name], "--to", to)
+    assert (code, out) == (2, "")
+    assert "name a file outside of it" in " ".join(err.split())
+    assert (tmp_path / "sft" / "summary.json").read_text() == "{}"
+    assert len(list((tmp_path / "sft").iterdir())) == 2
+
+
+@pytest.mark.parametrize("to", ["rows.jsonl", "./folder/../rows.jsonl", "hard.jsonl", "soft.jsonl"])
+@pytest.mark.parametrize("words", [["data", "check"], ["data", "check", "other.jsonl", "--heldout"], ["score"]])
+def test_no_result_replaces_what_is_read(command, tmp_path, words, to):
+    rows = tmp_path / "rows.jsonl"
+    (tmp_path / "other.jsonl").write_text(LINE)
+    (tmp_path / "hard.jsonl").hardlink_to(rows)
+    (tmp_path / "soft.jsonl").symlink_to(rows)
+    before = rows.read_bytes()
+    changes = ["--recipe", RECIPE] if words == ["score"] else []
+    code, out, err = command(*words, "rows.jsonl", "--to", to, *changes)
+    assert (code, out) == (2, ""), err
+    assert "is the same file as rows.jsonl" in " ".join(err.split())
+    assert rows.read_bytes() == before
+
+
+def test_an_earlier_output_is_replaced_as_a_whole_or_kept(tmp_path):
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    options.write_output(tmp_path / "link.html", "new")
+    assert (tmp_path / "page.html").read_text() == "new" and (tmp_path / "link.html").is_symlink()
+    with pytest.raises(UnicodeEncodeError):
+        options.write_output(tmp_path / "page.html", "half a character \ud800")
+    assert (tmp_path / "page.html").read_text() == "new"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link.html", "page.html"]
+
+
+@pytest.mark.parametrize("seed", [2**32, 10**30])
+@pytest.mark.parametrize("words", [("run", "pretrain", "--seed"), ("reproduce", "--seeds"), ("score", "--seed")])
+def test_a_seed_has_32_bits(command, words, seed):
+    *head, option = words
+    code, _, err = command(*head, "--recipe", RECIPE, option, str(seed))
+    assert code == 2
+    assert option.strip("-") in err
+
+
+@pytest.mark.parametrize("text", ["12", "12TB", "0GB", "-1GB", "nan GB", "9" * 400 + "GB", "1e9GB", ""])
+def test_a_size_has_a_unit_and_a_bound(text):
+    with pytest.raises(RunError, match="write a size with its unit, for example 12GB"):
+        plan.size(text)
+    assert plan.size("12GB") == 12 * 10**9 and plan.size("1.5 GiB") == 1.5 * 2**30
+
+
+def test_nothing_is_searched_without_a_unit(command):
+    code, _, err = command("plan", "--recipe", RECIPE, "--fit", "12")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "with its unit" in err
+
+
+RECORDS = {
+    "seeds0": {"seeds": {}},
+    "seedsx": {"seeds": None},
+    "seedsy": {"seeds": 3},
+    "stages": {"seeds": {"0": {"sft": None}}},
+    "nothing": {},
+    "no-stage": {"seeds": {"0": {}}, "device": {"type": "cpu", "name": "x", "threads": 1}},
+    "escape": {"seeds": {"0": {"sft": {"targets": [], "stage": "\x1b", "wall_seconds": "x"}}}},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_that_is_none_is_one_line(command, tmp_path, name):
+    (tmp_path / "record.json").write_text(json.dumps(RECORDS[name]))
+    code, out, err = command("results", "record.json")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert err.startswith("error: record.json: key 'recipe' is missing: damaged") and "\x1b" not in err
+
+
+@pytest.mark.parametrize(("chosen", "rejected"), [("", ""), ("yes it is", "yes it is")])
+def test_data_of_which_nothing_is_left_ends_in_an_error(command, tmp_path, chosen, rejected):
+    rows = [{"prompt": f"Hi {i}", "chosen": chosen, "rejected": rejected} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = command("data", "check", "rows.jsonl")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert err.startswith("error: rows.jsonl: rows kept 0: Nothing is left to train on")
+    assert "rows kept" in out
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/dev/full", "/dev/kmsg", "\x1b[31m" + "x" * 200, "x" * 5000])
+def test_data_that_is_no_file_is_refused(command, name):
+    code, _, err = command("data", "check", name)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, name):
+    settings = {"data": {"source": "files", "format": "auto", "heldout_fraction": 0.1}, "seed": 0}
+    files = [{"name": name, "sha256": "0" * 64}]
+    manifest = {"settings": settings, "seed": 0, "data": {"sha256": "0" * 64, "files": files}}
+    found = report._checked(Recorded("run", tmp_path, {"sft": manifest}, {}))
+    assert "a pipe or a device" in found

@@ -1,0 +1,75 @@
+"""What reaches a terminal: no control character, no flood."""
+
+import ast
+import errno
+import io
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+from rich.table import Table
+
+from rlhf import console
+from rlhf.console import Screen
+from rlhf.terminal import LONGEST, harmless, one_line, say, shortened, visible
+
+ROOT = Path(__file__).parents[2]
+NASTY = "a\x1b]0;title\x07b\x9b31mc\u202ed\x00e\udcfff"
+
+
+def test_control_characters_are_left_out_or_shown_as_escapes():
+    assert harmless(NASTY) == "a]0;titleb31mcdef"
+    assert visible(NASTY) == r"a\x1b]0;title\x07b\x9b31mc\u202ed\x00e\udcfff"
+    assert harmless("fünf\n\t👩\u200d💻") == visible("fünf\n\t👩\u200d💻") == "fünf\n\t👩\u200d💻"
+
+
+def test_a_message_is_one_line_of_bounded_length():
+    assert one_line("a \n b\r\nc") == "a b c"
+    long = one_line("start" + "\x1b" * 10**6 + "end")
+    assert len(long) <= LONGEST and long.startswith(r"start\x1b")
+    long = one_line("start" + "x" * 5000 + "end")
+    assert len(long) <= LONGEST and long.startswith("start") and long.endswith("end") and "more) …" in long
+    assert shortened("x" * LONGEST) == "x" * LONGEST
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_is_no_error(monkeypatch):
+    monkeypatch.setattr("sys.stderr", Gone())
+    say("nobody hears this")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_console_prints_no_control_character_that_it_was_given(terminal):
+    file = io.StringIO()
+    screen = Screen(file=file, force_terminal=terminal, color_system="standard" if terminal else None, width=80)
+    table = Table(title=NASTY)
+    table.add_column(NASTY)
+    table.add_row(NASTY)
+    screen.print(table, markup=False)
+    screen.print(NASTY, style="dim", markup=False)
+    with Progress(console=screen) as progress:
+        progress.add_task(NASTY, total=1)
+    printed = file.getvalue()
+    for character in ("\x07", "\x9b", "\u202e", "\x00", "\udcff", "\x1b]"):
+        assert character not in printed
+    assert ("\x1b[" in printed) == terminal, "rich's own codes stay"
+
+
+def test_both_consoles_are_screens():
+    assert isinstance(console.OUT, Screen) and isinstance(console.ERR, Screen)
+
+
+def test_nothing_else_writes_to_stderr():
+    """Every message passes `say`, or a console; guard.py writes tracebacks and click's messages."""
+    for file in (ROOT / "rlhf").rglob("*.py"):
+        if file.name in ("terminal.py", "guard.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo"):
+                to = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert to.get("file") != "sys.stderr" and "err" not in to, f"{file}:{node.lineno}: use say()"
+            assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.stderr.write"), file
