@@ -8,11 +8,14 @@ import json
 import os
 import time
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import click
 
 from bench.outside import compare, lengths, page
 from bench.outside.collect import DATA
+from bench.outside.collect_fms import DATA as PACKED_DATA
 from bench.paths import RESULTS, ROOT
 from rlhf import console
 from rlhf.cli import guarded
@@ -27,7 +30,7 @@ PACKAGES = ("torch", "transformers", "peft")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default="processors", help="Processes side by side.")
 @click.option("--save", is_flag=True, help=f"Keep the comparison in {FOLDER}, and write docs/outside.md from it.")
 def main(only: str, jobs: int, save: bool) -> None:
-    """Rehearse PEFT's MetaMathQA runs, predict what each reserves, and compare."""
+    """Rehearse runs that others measured, predict their memory, and compare."""
     chosen = compare.runs(only)
     if not chosen:
         raise click.ClickException(f"--only {only}: no run has that in its name")
@@ -43,27 +46,38 @@ def main(only: str, jobs: int, save: bool) -> None:
     console.rows_table("maximum and average reserved, allocated after a step; MiB", page.COLUMNS, table)
     if len(rows) > 1:
         click.echo("\n".join(page.summary_lines(rows)))
-    if save and not only:
-        write(rows)
+    if only:
+        return
+    packed = list(compare.predict_packed(jobs))
+    console.rows_table("NF4 and gradient checkpointing; GB", page.PACKED_COLUMNS, map(page.packed_cells, packed))
+    click.echo(page.packed_line(packed))
+    if save:
+        write(rows, packed)
 
 
-def write(rows: list[compare.Row]) -> None:
+def write(rows: list[compare.Row], packed: list[compare.Row]) -> None:
     """Write the record, and the page and the plot that are made from it."""
-    source = {key: value for key, value in json.loads(DATA.read_text(encoding="utf-8")).items() if key != "runs"}
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = FOLDER / f"{datetime.date.today().isoformat()}.json"
     record = {
-        "outside": source,
+        "outside": _about(DATA),
         "calibrated_on": lengths.CALIBRATED_ON,
         "calibrated": {"shape": lengths.SHAPE, "longest": lengths.LONGEST},
         "device": "none: a stand-in for the NVIDIA L40S",
         "code": code_version(),
         "packages": {package: version(package) for package in PACKAGES},
         "rows": rows,
+        "packed_source": _about(PACKED_DATA),
+        "packed": packed,
     }
     write_json(file, record)
     page.write(record, ROOT / "docs")
     click.echo(f"wrote {file}, docs/outside.md and docs/outside.svg")
+
+
+def _about(file: Path) -> dict[str, Any]:
+    """Where measured figures come from."""
+    return {key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "runs"}
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ SETTINGS = ("optimizer_type", "optimizer_kwargs", "autocast_adapter_dtype", "att
 def main() -> None:
     """Read the last commit of the clone that is named as the argument."""
     clone = Path(sys.argv[1])
-    commit = _git(clone, "rev-parse", "HEAD").strip()
-    files = _git(clone, "ls-tree", "-r", "--name-only", commit, FOLDER).split()
+    commit = git(clone, "rev-parse", "HEAD").strip()
+    files = git(clone, "ls-tree", "-r", "--name-only", commit, FOLDER).split()
     runs = []
     for file in files:
         if file.startswith(f"{FOLDER}/results/") and file.endswith(".json"):
@@ -64,10 +64,11 @@ def _run(result: dict[str, Any], adapter: dict[str, Any], file: str) -> dict[str
 
 
 def _json(clone: Path, commit: str, file: str) -> Any:
-    return json.loads(_git(clone, "show", f"{commit}:{file}"))
+    return json.loads(git(clone, "show", f"{commit}:{file}"))
 
 
-def _git(clone: Path, *arguments: str) -> str:
+def git(clone: Path, *arguments: str) -> str:
+    """Return what git prints for a clone."""
     return subprocess.run(["git", "-C", str(clone), *arguments], capture_output=True, text=True, check=True).stdout
 
 

@@ -13,15 +13,20 @@ import numpy as np
 
 from bench.outside import lengths
 from bench.outside.collect import DATA
+from bench.outside.collect_fms import DATA as PACKED_DATA
 from rlhf.memory.depth import DEPTHS, deepen
 
 RECORDED = (301, 301, 311, 353, 421, 501, 609, 641)  # tokens; the first steps differ from the others
 WEIGHTS = 3_212_749_824 * 2  # bytes of the checkpoint
 SUBTRACTED = 2 << 20  # bytes that utils.py takes off: what was reserved before the model came
-SECONDS = 25  # of a processor for one rehearsal; one that takes longer is given up
+SECONDS = 60  # of a processor for one rehearsal; one that takes longer is given up
 LONGEST_WINDOWS, BEFORE, SAMPLED = 3, 6, 10
-# Methods of which the runs used another implementation than the pinned peft has (compared by their source files).
-OTHER_CODE = {"OSF": "the run's peft keeps the large factors of each weight on the card, 0.21 does not"}
+# Methods that are not rehearsed, and why. Implementations were compared by their source files.
+LEFT_OUT = {
+    "OSF": "the run's peft keeps the large factors of each weight on the card, 0.21 does not",
+    "FROD": "its decomposition of every weight on the CPU took more than 60 s",
+    "ADAMSS": "it clusters the values of weights, which a rehearsal does not have",
+}
 VIRTUAL = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING")  # put tokens of their own before each row
 SIZES = ("reserved_max", "reserved_average", "allocated_average")
 Row = dict[str, Any]
@@ -40,21 +45,17 @@ def name(run: Row) -> str:
 
 def predict(run: Row) -> Row:
     """Bytes as the comparison reports them, and what was counted on the way; `failed` says why there are none."""
-    from bench.outside import loop, steps
+    from bench.outside import steps
 
     row = {"name": name(run), "file": run["file"], "measured": {size: run["measured"][size] for size in SIZES}}
     virtual = run["adapter"]["num_virtual_tokens"] if run["adapter"].get("peft_type") in VIRTUAL else 0
-    if reason := OTHER_CODE.get(run["adapter"].get("peft_type")):
+    if reason := LEFT_OUT.get(run["adapter"].get("peft_type")):
         return row | {"failed": reason}
     try:
         with _limited(SECONDS):
-            (few, parameters), (more, parameters_more) = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
-            events = deepen(few, more, loop.LAYERS)
-            recording = steps.recorded(events, RECORDED, virtual)
+            recording, counted = _recorded(run, virtual)
     except Exception as error:
         return row | {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
-    repeats = (loop.LAYERS - DEPTHS[0]) // (DEPTHS[1] - DEPTHS[0])
-    counted = parameters + repeats * (parameters_more - parameters)
     if counted != run["trainable_parameters"]:
         return row | {"failed": f"{counted:,} trainable parameters, the run has {run['trainable_parameters']:,}"}
     chosen, sampled = _windows()
@@ -71,6 +72,21 @@ def predict(run: Row) -> Row:
         "trainable_parameters": {"measured": run["trainable_parameters"], "predicted": counted},
         "sizes_exact": recording.step.exact,
     }
+
+
+def _recorded(run: Row, virtual: int) -> tuple[Any, int]:
+    """The run's steps at its depth, and its trainable parameters: from 2 and 4 layers, or from all of them where what
+    two layers do more is not the same in every step."""
+    from bench.outside import loop, steps
+
+    (few, parameters), (more, parameters_more) = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
+    repeats = (loop.LAYERS - DEPTHS[0]) // (DEPTHS[1] - DEPTHS[0])
+    try:
+        recording = steps.recorded(deepen(few, more, loop.LAYERS), RECORDED, virtual)
+        return recording, parameters + repeats * (parameters_more - parameters)
+    except ValueError:
+        events, counted = loop.rehearse(run, loop.LAYERS, RECORDED)
+        return steps.recorded(events, RECORDED, virtual), counted
 
 
 def _windows() -> tuple[np.ndarray, list[int]]:
@@ -92,6 +108,19 @@ def predict_all(chosen: Sequence[Row], jobs: int) -> Iterator[Row]:
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
         yield from pool.map(predict, chosen)
+
+
+def predict_packed(jobs: int) -> Iterator[Row]:
+    """Predictions of fms-acceleration's runs, in order."""
+    chosen = json.loads(PACKED_DATA.read_text(encoding="utf-8"))["runs"]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
+        yield from pool.map(_packed, chosen)
+
+
+def _packed(run: Row) -> Row:
+    from bench.outside import packed
+
+    return packed.predict(run)
 
 
 def _quiet() -> None:
@@ -121,5 +150,5 @@ class _limited:
 
 def summary(rows: Sequence[Row], size: str) -> dict[str, float]:
     """Median, mean and largest error of a size over the rows that were predicted, the calibrated one left out."""
-    errors = [abs(row["error"][size]) for row in rows if "error" in row and row["file"] != lengths.CALIBRATED_ON]
+    errors = [abs(row["error"][size]) for row in rows if "error" in row and row.get("file") != lengths.CALIBRATED_ON]
     return {"runs": len(errors), "median": median(errors), "mean": mean(errors), "worst": max(errors)}

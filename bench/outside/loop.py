@@ -82,7 +82,7 @@ def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> tuple[
             model = _base_model(recorder, layers, training["attn_implementation"])
             if adapter:
                 options = {"autocast_adapter_dtype": training["autocast_adapter_dtype"]}
-                model = peft.get_peft_model(model, _config(adapter, layers), **options)
+                model = peft.get_peft_model(model, _config(adapter, layers), **options).to(META)
             _check(model)
             optimizer, schedule = _optimizer(model, training)
             trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -29,6 +29,7 @@ from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
 from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
+from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
 from rlhf.models import loading
 
@@ -45,6 +46,7 @@ class StandIn(Tracker):
     def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int, gpu: Gpu = UNKNOWN):
         super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
         self.stands_for = stands_for
+        self._shapes = Shapes()
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> "StandIn":
@@ -59,15 +61,18 @@ class StandIn(Tracker):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [*tensors_in(*args, *kwargs.values())]
-        if func in _ANSWERS and any(x.device == META for x in tensors):
+        on_device = [x for x in tensors if x.device == META]
+        if on_device and func in _ANSWERS:
             return _ANSWERS[func](*args, **kwargs)
+        if not all(map(_is_known, on_device)):
+            return self._shapes(func, args, kwargs)
         out = func(*args, **kwargs)
         made = [*tensors_in(out)]
         name = func._schema.name.removeprefix("aten::")
         if (
-            (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
-            and any(x.device == META for x in made)
+            any(x.device == META for x in made)
             and all(x.numel() <= KNOWN for x in made)
+            and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
             and name not in RANDOM
         ):
             args, kwargs = tree_map(_value, (args, kwargs))
