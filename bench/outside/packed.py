@@ -24,7 +24,7 @@ from rlhf.models import loading
 
 A100 = Gpu((8, 0), 108)  # NVIDIA A100 data sheet
 LENGTH, STEPS = 4096, 2
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "mistralai/Mistral-7B-v0.1": {
         "model_type": "mistral",
         "num_hidden_layers": 32,

@@ -79,7 +79,8 @@ class _Builder:
         but each of them does twice the same, for two layers."""
         keys = self._keys(self.more, start, end)
         while keys:
-            half = next((n for n in range(len(keys) // 2, 0, -1) if keys[:n] == keys[n : 2 * n]), None)
+            halves = (n for n in range(len(keys) // 2, 0, -1) if keys[n] == keys[0])
+            half = next((n for n in halves if keys[:n] == keys[n : 2 * n]), None)
             size = 2 * half if half else len(keys)
             yield range(start, start + size)
             start, keys = start + size, keys[size:]
@@ -186,11 +187,22 @@ def align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> li
     Dynamic programming over how much of `more` was inserted so far; a row is the state after one of `few`.
     Raises ValueError where `few` is longer than `more`.
     """
-    width = len(more) - len(few) + 1
-    if width < 1:
+    if len(more) < len(few):
         raise ValueError("fewer events with more layers")
+    start = next((at for at, (a, b) in enumerate(zip(few, more, strict=False)) if a != b), len(few))
+    inserted = len(more) - len(few)
+    end = len(few)
+    while end > start and few[end - 1] == more[end - 1 + inserted]:
+        end -= 1
+    middle = _align(few[start:end], more[start : end + inserted])
+    return [*range(start), *(start + at for at in middle), *range(end + inserted, len(more))]
+
+
+def _align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> list[int]:
+    """`align` of what is left when both have lost the start and the end that are the same."""
     if not few:
         return []
+    width = len(more) - len(few) + 1
     whole, names, signs = _numbered(few, more)
     a, b = len(few), slice(len(few), None)
     places = np.arange(width, dtype=np.int32)

@@ -209,8 +209,8 @@ def hints(plan: Mapping[str, Any]) -> list[str]:
     lines = []
     if plan["card_bytes"] and needs and max(needs) < ROOMY * plan["card_bytes"]:
         lines.append(
-            f"at most {_gb(max(needs))} of {_gb(plan['card_bytes'])} GB are needed: --fastest (make: FIT=card) looks for "
-            "settings that use the rest"
+            f"at most {_gb(max(needs))} of {_gb(plan['card_bytes'])} GB are needed: --fastest (make: FIT=card) looks "
+            "for settings that use the rest"
         )
     if plan["price_per_hour"] is None and any("projected_hours" in found for found in plan["stages"].values()):
         lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,17 @@ def _operations(loaded: Loaded) -> dict[str, dict[str, Any]]:
     }
 
 
+def _import_libraries() -> None:
+    """Import bitsandbytes without torch's compiler, a fifth of all imports, which it asks for and a rehearsal leaves."""
+    import torch
+
+    def compiled(function: Any = None, **options: Any) -> Any:
+        return function or compiled
+
+    with mock.patch.object(torch, "compile", compiled), suppress(ImportError):
+        import bitsandbytes  # noqa: F401
+
+
 def main() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -238,6 +249,8 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
     from rlhf.console import quiet_libraries
 
+    with quiet_libraries():
+        _import_libraries()
     with quiet_libraries(), shortened():
         gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
         rehearse = Rehearser()

@@ -91,6 +91,11 @@ class Tracker(TorchDispatchMode):
         self._paused = False
         self._undo: list[Callable[[], None]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping `__torch_dispatch__` against compilation, of which there is none: it takes time."""
+        return False
+
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Tracker":
@@ -115,7 +120,7 @@ class Tracker(TorchDispatchMode):
             return func(*args, **kwargs)
         out = self.run(func, args, kwargs)
         for tensor in tensors_in(out):
-            self._see(tensor, str(func))
+            self._see(tensor, func)
         if func is torch.ops.aten.add.Tensor and _in_backward() and _called_by_engine():
             self._note_sum(out, args[0])
         if func._overloadpacket in flop_registry:
@@ -171,9 +176,10 @@ class Tracker(TorchDispatchMode):
                         self._label_parameter(parameter, "adapters")
         for module in modules:
             component = "heads" if isinstance(module, nn.Linear) and module.out_features == 1 else "base"
-            for parameter in module.parameters(recurse=False):
-                self._label_parameter(parameter, component)
-            for buffer in module.buffers(recurse=False):
+            for parameter in module._parameters.values():  # torch's own walks take many times as long
+                if parameter is not None:
+                    self._label_parameter(parameter, component)
+            for buffer in module._buffers.values():
                 self.label(buffer, "base")
         for optimizer in list(self._optimizers):
             for state in optimizer.state.values():
@@ -235,7 +241,7 @@ class Tracker(TorchDispatchMode):
             self._phase = phase
             self.mark(BEGIN)  # what is alive now is alive in the new phase
 
-    def _see(self, tensor: Tensor, operation: str) -> None:
+    def _see(self, tensor: Tensor, operation: Any) -> None:
         if tensor.device.type != self.device_type:
             return
         storage = tensor.untyped_storage()
@@ -243,7 +249,7 @@ class Tracker(TorchDispatchMode):
         size = storage.nbytes()
         if key in self._live or not size or self._paused:
             return
-        index = self._add(size, operation)
+        index = self._add(size, str(operation))
         self._live[key] = index, weakref.ref(storage, lambda _: self._free(key))
         if tensor.dim() > 1 and tensor.shape[-1] >= self.vocab_size and tensor.is_floating_point():
             self._storages[index].component = "logits"
