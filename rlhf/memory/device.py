@@ -45,7 +45,7 @@ class StandIn(Tracker):
 
     def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int, gpu: Gpu = UNKNOWN):
         super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
-        self.stands_for = stands_for
+        self.stands_for, self.gpu = stands_for, gpu
         self._shapes = Shapes()
         self._patches = contextlib.ExitStack()
 
@@ -198,7 +198,7 @@ def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = tor
 def _patches(stand_in: StandIn) -> Iterator[Any]:
     """Context managers that put right what would go another way on `meta`."""
     patch = mock.patch.object
-    yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for))
+    yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for, stand_in.gpu))
     yield patch(torch, "tensor", _tensor)
     yield from _autocast_patches()
     # accelerate finds the trainers' device, and knows no stand-in.

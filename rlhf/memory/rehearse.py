@@ -232,7 +232,7 @@ def _operations(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def _import_libraries() -> None:
-    """Import bitsandbytes without torch's compiler, a fifth of all imports, which it asks for and a rehearsal leaves."""
+    """Import bitsandbytes without torch's compiler, a fifth of all imports, which no rehearsal uses."""
     import torch
 
     def compiled(function: Any = None, **options: Any) -> Any:
