@@ -82,7 +82,8 @@ def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> tuple[
             model = _base_model(recorder, layers, training["attn_implementation"])
             if adapter:
                 options = {"autocast_adapter_dtype": training["autocast_adapter_dtype"]}
-                model = peft.get_peft_model(model, _config(adapter, layers), **options).to(META)
+                model = peft.get_peft_model(model, _config(adapter, layers), **options)
+                _move_weights(model)
             _check(model)
             optimizer, schedule = _optimizer(model, training)
             trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -118,6 +119,14 @@ def _config(adapter: dict[str, Any], layers: int) -> peft.PeftConfig:
     kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(adapter["peft_type"])]
     known = {field.name for field in fields(kind) if field.init}
     return kind(**{key: value for key, value in adapter.items() if key in known and key != "peft_type"})
+
+
+def _move_weights(model: nn.Module) -> None:
+    """Put weights that an adapter leaves on the CPU on the stand-in device; buffers stay where they are."""
+    for module in model.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if weight.device != META:
+                module._parameters[name] = nn.Parameter(weight.to(META), weight.requires_grad)
 
 
 def _check(model: nn.Module) -> None:

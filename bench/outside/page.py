@@ -81,9 +81,10 @@ own kernels, on a mixture of experts or on several cards are left out. All rows 
 GB of 10^9 bytes.
 
 {table}
-The first look gave 0.0 to -1.0 % for six of the seven runs that were not "prepared by peft", the seventh 0.0 %, and
-3 to 4 % too much for those that were. Two things were wrong in our copy of the loop and are mended: it released the
-decoder's output before the loss was made, and TRL casts embeddings and head back to bfloat16, which it did not.
+The first look gave 0.0 to -1.0 % for the seven runs that peft did not prepare, and 3 to 4 % too much for the two that
+it did. Two things were wrong in our copy of the loop and are mended: it released the decoder's output before the loss
+was made, and it left embeddings and head in float32, which TRL 0.13 casts back to bfloat16. The last three errors are
+not explained.
 
 What nvidia-smi showed for these runs is not compared: it has the driver's context in it, and where the card was full
 what the allocator did is not known.

@@ -402,6 +402,7 @@ def _autocast_patches() -> Iterator[Any]:
     yield patch(torch, "get_autocast_dtype", lambda d: torch.bfloat16 if d == "meta" else dtype(d))
     yield patch(torch.amp, "is_autocast_available", lambda d: d == "meta" or available(d))
     products = [(F, "linear"), (torch, "matmul"), (torch, "bmm"), (torch, "mm"), (torch.Tensor, "__matmul__")]
+    products.append((F, "scaled_dot_product_attention"))
     for place, name in products:
         yield patch(place, name, _casting(getattr(place, name)))
 
