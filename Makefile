@@ -1,25 +1,25 @@
-# The front door. `make` prints the targets and variables below; `make -n ppo` prints the commands without running them.
+# Every command of the project. `make` prints targets and variables; `make -n ppo` prints commands and runs nothing.
 #
-# Each stage target calls `rlhf run STAGE`, after the stages that it builds on. The runner knows what is done already,
-# so a second `make ppo` costs seconds. Text behind `##` is what `make` prints: one line for each target and variable.
+# Each stage target calls `rlhf run STAGE`, after the stages that it builds on. Finished stages are skipped, so a second
+# `make ppo` takes seconds. Text behind `##` is what `make` prints: one line for each target and variable.
 
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
-## RECIPE     folder of a recipe version, instead of HW: recipes/cpu-tiny/v1
+## RECIPE     folder of a recipe version, used instead of HW: recipes/cpu-tiny/v1
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
-## OUT        root of the run directories [runs; with WEIGHTS, DATA or SEED a root of their own: runs/data-a/seed-1]
+## OUT        root of the run directories [runs; with WEIGHTS, DATA or SEED a folder in it: runs/data-a/seed-1]
 OUT ?= $(OUT_DEFAULT)
-## PARENTS    another root of run directories, whose finished stages a run in OUT builds on: runs
+## PARENTS    another root of run directories; runs in OUT build on its finished stages: runs
 PARENTS ?=
 ## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
 WEIGHTS ?=
-## PRICE      dollars for an hour of the card: cost in `make plan`, bench, report, reproduce and after a stage
+## PRICE      dollars per hour of one card; adds the cost to plan, bench, report, reproduce and after a stage
 PRICE ?=
 ## PROMPT     for `make score`: a prompt, with RESPONSE, an answer to it
 PROMPT ?=
-## RESPONSE   for `make score`: the answer to PROMPT that is scored
+## RESPONSE   for `make score`: the answer to PROMPT
 RESPONSE ?=
 ## FILES      for `make score`: files to score, instead of PROMPT and RESPONSE; no spaces in their names
 FILES ?=
@@ -27,46 +27,46 @@ FILES ?=
 FIT ?=
 ## RUNTIME    docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
 RUNTIME ?= $(if $(on_cpu),local,docker)
-## IMAGE      an image that is there already, instead of one built from this folder
+## IMAGE      an existing image, used instead of one built from this folder
 IMAGE ?= rlhf-one-gpu:$(version)
-## BASE       base of the image, instead of the one pinned in Dockerfile
+## BASE       base of the image, used instead of the one pinned in Dockerfile
 BASE ?=
 ## FLASH_ATTN 1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
 FLASH_ATTN ?= 0
-## VRAM_CAP   24GB: use no more of a larger card than that, to try what fits a smaller one
+## VRAM_CAP   24GB: limit the memory used of a larger card, to try what fits a smaller one
 VRAM_CAP ?=
-## TEMPERATURE of the answers in `make chat`; 0: always the likeliest token [the recipe's]
+## TEMPERATURE temperature of `make chat`; 0: always the likeliest token [the recipe's]
 TEMPERATURE ?=
-## STAGE      whose model `make chat` loads: base, sft, ppo, dpo or merge [ppo]
+## STAGE      whose model `make chat` loads: base, sft, ppo, rloo, grpo, dpo or merge [ppo]
 STAGE ?= ppo
-## PORT       where `make serve` listens [8000]
+## PORT       port of `make serve` [8000]
 PORT ?= 8000
 ## URL        an OpenAI-compatible endpoint, up to /v1, for `make judge`; its key is in OPENAI_API_KEY
 URL ?=
-## MODEL      the model that `make judge` asks there
+## MODEL      name of the model at that endpoint, for `make judge`
 MODEL ?=
-## SUMMARY    1: `make ab` prints what the ratings say so far, instead of the page to rate on
+## SUMMARY    1: `make ab` prints win rates and agreement so far, and serves no page
 SUMMARY ?=
 ## AB_ARGS    more arguments for `make ab` and `make judge`: "--a sft --b dpo --limit 50"
 AB_ARGS ?=
-## SEED       seed, instead of the recipe's
+## SEED       seed, used instead of the recipe's
 SEED ?=
 ## SEEDS      seeds for `make reproduce` ["0 1 2"]
 SEEDS ?= 0 1 2
 ## SET        recipe values to change for this run: "ppo.steps=10 ppo.kl_coef=0.1"
 SET ?=
-## RESUME     1: go on from the last checkpoint of an interrupted stage
+## RESUME     1: continue an interrupted stage from its newest checkpoint
 RESUME ?=
 ## STOP_ON    checks that end a stage when they find something: nan high_kl, or all (docs/watch.md) [none: they warn]
 STOP_ON ?=
-## REPORT_TO  tensorboard, trackio, wandb or none: where metrics also go; wandb's key is in WANDB_API_KEY [none]
+## REPORT_TO  tensorboard, trackio or wandb: also send metrics there; wandb's key is in WANDB_API_KEY [none]
 REPORT_TO ?=
-## PYTHON     the interpreter that `make setup` starts from, 3.11 to 3.13 [python3]
+## PYTHON     interpreter for `make setup`, 3.11 to 3.13 [python3]
 PYTHON ?= python3
-## VENV       where the packages are installed [.venv]
+## VENV       folder of the installed packages [.venv]
 VENV ?= .venv
-## EXTRAS     optional parts to install [dev,tracking,report,serve; gpu unless the recipe is for cpu; REPORT_TO's]
-EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)$(subst $(space),,$(addprefix $(comma),$(filter wandb trackio,$(REPORT_TO))))
+## EXTRAS     optional parts to install [dev,tracking,report,serve; gpu unless the recipe is for cpu; REPORT_TO's; docs]
+EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)$(subst $(space),,$(addprefix $(comma),$(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
 ## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 50m" for bench-gpu
@@ -77,9 +77,9 @@ CHECK_ARGS ?=
 SHOW_ARGS ?=
 ## SCORE_ARGS more arguments for `make score`: "--to runs/scores.jsonl"
 SCORE_ARGS ?=
-## CASES      how many malformed inputs `make fuzz` tries [1050]
+## CASES      number of malformed inputs that `make fuzz` tries [1050]
 CASES ?=
-## KILLS      how often `make fuzz` interrupts stages [119]
+## KILLS      number of times that `make fuzz` interrupts stages [119]
 KILLS ?=
 ## ONLY       one group of `make fuzz`, or one case: run_dirs, run_dirs:17, kills
 ONLY ?=
@@ -87,8 +87,8 @@ ONLY ?=
 TEST_ARGS ?=
 
 merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
-STAGES  := pretrain sft rm ppo dpo eval merge
-TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint lock clean
+STAGES  := pretrain sft rm ppo rloo grpo dpo eval merge
+TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint docs lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -131,27 +131,29 @@ help: ## this list
 	@awk -F ':.*## ' '/^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 	@echo; echo 'Variables [default]'
 	@sed -n 's/^## /  /p' Makefile
-setup: $(VENV)/.ready-$(EXTRAS) ## make .venv with the locked packages; the other targets do it when needed
+setup: $(VENV)/.ready-$(EXTRAS) ## create .venv with the locked packages; other targets do it when needed
 recipes: setup ## list the recipes
 	@$(VENV)/bin/rlhf recipes
 fetch: $(ready) ## download the pinned model and data of a recipe and check them; stages then need no network
 	@$(rlhf) fetch $(strip $(recipe) $(sets))
 plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
-data-check: setup ## read the files in DATA and report what is wrong with them; Error 3: warnings, Error 1: errors
+data-check: setup ## check the quality of the files in DATA; Error 3: warnings, Error 1: errors
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-check needs DATA="file ..."))
-data-show: setup ## read some rows of the files in DATA in the terminal, chosen beside rejected
+data-show: setup ## show some rows of the files in DATA, chosen beside rejected answers
 	@$(VENV)/bin/rlhf data show $(if $(DATA),$(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-show needs DATA="file ..."))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
-pretrain: $(ready)  ## a small base model from nothing, for recipes that do not start from a published one
-sft: $(ready) pretrain ## supervised fine-tuning
-rm: $(ready) sft    ## reward model, from pairs of a chosen and a rejected answer
-ppo: $(ready) sft rm ## PPO: train the policy against the reward model
-dpo: $(ready) sft   ## DPO: train the policy on the pairs themselves
-eval: $(ready) ppo  ## evaluate the trained models
+pretrain: $(ready)  ## train a small base model from scratch, for recipes without a published one
+sft: $(ready) pretrain ## train SFT: supervised fine-tuning
+rm: $(ready) sft    ## train the reward model on pairs of a chosen and a rejected answer
+ppo: $(ready) sft rm ## train PPO: the policy against the reward model
+rloo: $(ready) sft rm ## train RLOO: several answers to a prompt and no critic, for recipes with that section
+grpo: $(ready) sft rm ## train GRPO: advantages relative to the group, for recipes with that section
+dpo: $(ready) sft   ## train DPO: the policy on the pairs themselves
+eval: $(ready) ppo  ## compare the trained policies on held-out prompts
 merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
-report: setup       ## one page about a recipe's run: figures, curves, samples, provenance
+report: setup       ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
 ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
 	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
@@ -161,10 +163,10 @@ chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE) $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)'))
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
-serve: $(ready) merge ## the merged model behind an OpenAI-compatible address (PORT=8000)
+serve: $(ready) merge ## serve the merged model at an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
-all: $(ready) ppo dpo eval merge ## every stage of the recipe
-reproduce: $(ready) ## the recipe once for each of SEEDS, against its published figures
+all: $(ready) ppo dpo eval merge ## run every stage of the recipe
+reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 $(STAGES):
@@ -214,7 +216,7 @@ data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES))))
 ##@ Container (GPU recipes run in it)
 image: engine ## build the image; stages do it when needed
 	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(FLASH_ATTN) --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
-shell: engine $(if $(filter file,$(origin IMAGE)),image) ## a shell inside it, with the same folders
+shell: engine $(if $(filter file,$(origin IMAGE)),image) ## open a shell in the container, with the same folders
 	@$(container) --entrypoint bash $(IMAGE)
 engine:
 	@command -v $(engine_name) >/dev/null || { echo '$(no_engine)' >&2; exit 1; }
@@ -224,39 +226,42 @@ test-image: setup ## build the image for a CPU and train in it as another user, 
 	@tests/image/test.sh $(VENV)/bin/python
 
 ##@ Measure
-bench: $(ready) ## a few real steps of each stage: memory, tokens/s, projected hours, against the budgets
+bench: $(ready) ## measure a few real steps of each stage: memory, tokens/s, projected hours, verdicts
 	@$(python) -m bench $(strip $(recipe) $(sets) $(price) $(BENCH_ARGS))
-bench-ablation: $(ready) ## the published ways to save memory, one at a time, in real steps of SFT
+bench-ablation: $(ready) ## measure the published ways to save memory, one at a time, in steps of SFT
 	@$(python) -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
-bench-micro: setup ## small pieces, by pytest-benchmark
+bench-micro: setup ## measure small functions with pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
-bench-gpu: setup ## what only a GPU can tell, most valuable first (BENCH_ARGS="--box 50m"; --dry-run needs no GPU)
+bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 50m"; --dry-run needs no GPU)
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
-bench-memory: $(ready) ## predicted peaks beside those of real tensors, two steps of every stage of RECIPE
+bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage of RECIPE
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
-bench-outside: setup ## predicted memory beside GPUs that others measured, about 60 runs (BENCH_ARGS="--only lora")
+bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
-budgets: setup ## fail where a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
+budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
-results: setup ## make results/README.md anew from the records in results/
+results: setup ## write results/README.md from the records in results/
 	@$(VENV)/bin/python -m bench.results
-bench-defaults: setup ## steps of SFT and DPO here beside those of TRL's trainers at their defaults
+bench-defaults: setup ## compare steps of SFT and DPO with TRL's trainers at their defaults
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
-bench-peer: setup ## one PPO step here beside one of TRL 1.12, which gets an environment of its own
+bench-peer: setup ## compare a PPO step with one of TRL 1.12, which gets an environment of its own
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
-fuzz: setup ## malformed inputs and kills, all generated from SEED; what fails is kept in .fuzz (CASES= KILLS= ONLY=)
+fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
 	@$(VENV)/bin/python -m tests.fuzz $(strip $(seed) $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only '$(ONLY)'))
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest -q tests/fuzz/test_readers.py)
-lint: setup ## ruff, mypy, hadolint and shellcheck
+lint: setup ## run ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/hadolint Dockerfile
 	@$(VENV)/bin/shellcheck requirements/lock.sh tests/image/test.sh cloud/*.sh
+docs: setup ## build the documentation as a site, build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo 'written to build/site/index.html'
 lock: $(VENV)/bin/pip ## pin the versions in requirements/cpu.txt, after a change in pyproject.toml
 	@$(VENV)/bin/pip install --quiet $(PIP_ARGS) uv
 	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh

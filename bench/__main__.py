@@ -13,9 +13,10 @@ import click
 from bench import compare, goals, steps
 from bench.paths import RESULTS
 from rlhf import console, published, recipe
-from rlhf.cli import PRICE, guarded
+from rlhf.cli import guarded
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
+from rlhf.options import PRICE
 from rlhf.published import Figure, Spent, Verdict
 from rlhf.recipe import Loaded
 from rlhf.records import reading

@@ -25,6 +25,7 @@ from rlhf import console, stats
 from rlhf.console import harmless
 from rlhf.data.formats import DataError, parse_hh
 from rlhf.endings import Stopped
+from rlhf.recipe import POLICIES
 from rlhf.records import SampleLine, read_lines
 from rlhf.run import RunError, verified
 
@@ -77,11 +78,12 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
         raise RunError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0] if all(_answered(row.get(name)) for row in rows)]
     a = a or "sft"
-    if b is None and not {"ppo", "dpo"} & set(names) - {a}:
+    policies = [name for name in POLICIES if name in names and name != a]
+    if b is None and not policies:
         raise RunError(
             f"{root / 'evaluate'}: no trained policy to compare with {a}; it has answers of {', '.join(names)}"
         )
-    b = b or ("ppo" if "ppo" in names and a != "ppo" else "dpo")
+    b = b or policies[0]
     for name in (a, b):
         if name not in names:
             raise RunError(f"{root / 'evaluate'}: no answers of {name!r}; it has those of {', '.join(names)}")

@@ -10,10 +10,10 @@ from typing import Any
 from rlhf import cuda
 from rlhf.console import harmless
 from rlhf.data.formats import Message
-from rlhf.recipe import Loaded
+from rlhf.recipe import POLICIES, Loaded
 from rlhf.run import ParentMissing, Run, RunError
 
-STAGES = ("base", "sft", "ppo", "dpo", "merge")
+STAGES = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 

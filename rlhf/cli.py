@@ -1,11 +1,10 @@
 """`rlhf`: parses the command line, resolves the recipe, calls a stage."""
 
 import json
-import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,27 @@ from rlhf.data.commands import data_group
 from rlhf.data.formats import DataError
 from rlhf.data.hub import hub_hint
 from rlhf.guard import guarded as guarded
-from rlhf.lookup import PARENTS, RECIPES, announce_version, hardware_options, recipes_given, recipes_root
+from rlhf.lookup import (
+    CHANGES,
+    FOLDER,
+    OUT,
+    PARENTS,
+    RECIPES,
+    RUN_OPTIONS,
+    RUN_SEED,
+    TRAINING_OPTIONS,
+    announce_version,
+    hardware_options,
+    pair_options,
+    recipes_given,
+    recipes_root,
+)
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
-from rlhf.memory.predict import STAGES, Predictor
+from rlhf.memory.predict import Predictor
+from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
-from rlhf.options import LARGEST_SEED, OUTPUT, SEED
+from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
 from rlhf.run import Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
@@ -50,46 +64,6 @@ REHEARSAL = (
     "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
     "recipes with a pretrained base make one (`rlhf recipes`)"
 )
-
-
-def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse a price that is no number. Raises BadParameter."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
-    return value
-
-
-FOLDER = click.option(
-    "--recipe", "directory", metavar="DIR", type=click.Path(path_type=Path), help="A recipe's folder."
-)
-OUT = click.option(
-    "--out", default="runs", type=click.Path(path_type=Path), show_default=True, help="Root of all runs."
-)
-
-PRICE = click.option(
-    "--price", type=click.FloatRange(min=0), metavar="USD", callback=finite_price, help="Of one card, per hour."
-)
-
-
-def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options by which a command finds its recipe and its run directory."""
-    options = (
-        hardware_options,
-        FOLDER,
-        click.option(
-            "--data", multiple=True, metavar="FILE", help="Train on these files instead of the recipe's data."
-        ),
-        click.option(
-            "--weights", metavar="random|DIR", help="Random weights and stand-in data, or a local checkpoint's folder."
-        ),
-        OUT,
-        click.option(
-            "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; marks the run modified."
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -101,14 +75,22 @@ def cli() -> None:
 @cli.command()
 @click.argument("stage", type=click.Choice(recipe.STAGES))
 @click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
-@recipe_options
-@click.option("--seed", type=SEED, help="Another seed than the recipe's.")
+@TRAINING_OPTIONS
+@click.option("--seed", type=SEED, help="Seed to use instead of the recipe's.")
 @PARENTS
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
-@click.option("--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send metrics there.")
-@click.option("--if-needed", is_flag=True, help="Say so in one line and succeed if there is nothing to do.")
-@click.option("--stop-on", multiple=True, metavar="CHECK", help="End the stage when a check finds this (or: all).")
-@click.option("--preflight/--no-preflight", default=True, help="Refuse what is predicted not to fit the card. [on]")
+@click.option(
+    "--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send the metrics to this tracker."
+)
+@click.option("--if-needed", is_flag=True, help="Succeed if the stage is finished, or not part of the recipe.")
+@click.option(
+    "--stop-on", multiple=True, metavar="CHECK", help="End the stage when this check finds something; all: any check."
+)
+@click.option(
+    "--preflight/--no-preflight",
+    default=True,
+    help="Refuse a stage that is predicted not to fit the card. [default: on]",
+)
 @PRICE
 def run(
     stage: str,
@@ -128,7 +110,10 @@ def run(
     preflight: bool,
     price: float | None,
 ) -> None:
-    """Run one STAGE of a recipe; its parents must be finished."""
+    """Run one stage of a recipe.
+
+    The stages that it builds on must be finished.
+    """
     if more_data and not data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
     if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
@@ -197,9 +182,12 @@ def list_recipes() -> None:
 @cli.command()
 @hardware_options
 @FOLDER
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@CHANGES
 def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> None:
-    """Download the pinned model and data into the hub's cache and check them; stages then need no network."""
+    """Download and check a recipe's pinned model and data.
+
+    They go to the hub's cache. Stages then need no network.
+    """
     loaded = load_recipe(hw, directory, (), None, changes, None)
     if not fetching.sources(loaded.recipe):
         console.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
@@ -209,11 +197,17 @@ def fetch(hw: str | None, directory: Path | None, changes: tuple[str, ...]) -> N
 
 
 @cli.command()
-@recipe_options
-@click.option("--seed", type=SEED, help="The run's, where it was given one.")
-@click.option("--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Whose model.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="0: the likeliest token. [the recipe's]")
-@click.option("--tokens", type=click.IntRange(min=1), help="Of an answer, at most. [the recipe's]")
+@RUN_OPTIONS
+@RUN_SEED
+@click.option(
+    "--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Stage whose model to load."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
+)
+@click.option("--tokens", type=click.IntRange(min=1), help="Longest answer, in tokens. [default: the recipe's]")
 def chat(
     hw: str | None,
     directory: Path | None,
@@ -226,7 +220,10 @@ def chat(
     temperature: float | None,
     tokens: int | None,
 ) -> None:
-    """Talk with a trained model in the terminal; its recipe is named as it was for the run."""
+    """Talk with a trained model in the terminal.
+
+    Name the recipe and its changes as for the run.
+    """
     if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 100):
         raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
     loaded = load_recipe(hw, directory, data, weights, changes, seed)
@@ -242,11 +239,11 @@ def chat(
 
 @cli.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@recipe_options
-@click.option("--seed", type=SEED, help="The run's, where it was given one.")
+@RUN_OPTIONS
+@RUN_SEED
 @click.option("--prompt", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
-@click.option("--to", type=OUTPUT, metavar="FILE", help="Also write the scores here, as JSON lines.")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="File for the scores, as JSON lines.")
 def score(
     files: tuple[Path, ...],
     hw: str | None,
@@ -260,20 +257,27 @@ def score(
     responses: tuple[str, ...],
     to: Path | None,
 ) -> None:
-    """Score answers with a run's reward model: FILES of pairs, of prompts with responses, or samples.jsonl of a run."""
+    """Score answers with a run's reward model.
+
+    FILES have pairs, or prompts with responses, or are samples.jsonl of a run.
+    """
     items = scoring.items(files, prompt, responses, to)
     with console.quiet_libraries():
         scoring.run(load_recipe(hw, directory, data, weights, changes, seed), out, items, to)
 
 
 @cli.command()
-@recipe_options
-@click.option("--seed", type=SEED, help="The run's, where it was given one.")
+@RUN_OPTIONS
+@RUN_SEED
 @click.option(
-    "--engine", default="auto", show_default=True, type=click.Choice(serving.ENGINES), help="auto: vLLM if there."
+    "--engine",
+    default="auto",
+    show_default=True,
+    type=click.Choice(serving.ENGINES),
+    help="Server to use; auto takes vLLM if it is installed.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; nobody is asked for a key.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def serve(
     hw: str | None,
     directory: Path | None,
@@ -286,7 +290,10 @@ def serve(
     host: str,
     port: int,
 ) -> None:
-    """Serve the merged model to OpenAI's clients; its recipe is named as it was for the run."""
+    """Serve the merged model to OpenAI's clients.
+
+    Name the recipe and its changes as for the run.
+    """
     serving.run(load_recipe(hw, directory, data, weights, changes, seed), out, engine, host, port)
 
 
@@ -295,12 +302,15 @@ def serve(
 @hardware_options
 @FOLDER
 @OUT
-@click.option("--to", type=OUTPUT, help="The page. [report.html in the first run]")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
 @PRICE
 def report(
     roots: tuple[Path, ...], hw: str | None, directory: Path | None, out: Path, to: Path | None, price: float | None
 ) -> None:
-    """Write a page about the recipe's run, or about ROOTS: run directories <out>/<recipe>/<version>."""
+    """Write a page about one or several runs.
+
+    ROOTS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
+    """
     if not roots:
         loaded = load_recipe(hw, directory, (), None, (), None)
         roots = (out / loaded.name / loaded.version,)
@@ -312,28 +322,19 @@ def report(
     console.OUT.print(f"written to {file}", markup=False)
 
 
-def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name a finished evaluation and two policies in it."""
-    options = (
-        hardware_options,
-        FOLDER,
-        OUT,
-        click.option("--a", metavar="POLICY", help="The one to beat. [sft]"),
-        click.option("--b", metavar="POLICY", help="The one in question. [ppo; dpo where there is no ppo]"),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @cli.command("ab")
 @pair_options
-@click.option("--rater", metavar="NAME", default="", help="Who rates. [the page asks]")
-@click.option("--seed", default=0, show_default=True, help="Of the order in which answers are shown.")
-@click.option("--port", default=rating.PORT, type=click.IntRange(0, 65535), show_default=True, help="0: a free one.")
-@click.option("--summary", is_flag=True, help="What the ratings say so far, instead of the page.")
-@click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object.")
+@click.option("--rater", metavar="NAME", default="", help="Name of the rater. [default: the page asks]")
+@click.option("--seed", default=0, show_default=True, help="Seed of the order in which answers are shown.")
+@click.option(
+    "--port",
+    default=rating.PORT,
+    type=click.IntRange(0, 65535),
+    show_default=True,
+    help="Port of the page; 0 takes a free one.",
+)
+@click.option("--summary", is_flag=True, help="Print win rates and agreement so far, and serve no page.")
+@click.option("--json", "as_json", is_flag=True, help="Print that summary as one JSON object.")
 def rate(
     hw: str | None,
     directory: Path | None,
@@ -347,7 +348,10 @@ def rate(
     summary: bool,
     as_json: bool,
 ) -> None:
-    """Rate answers of two policies blind, on a page that this machine alone can open."""
+    """Rate answers of two policies blind, on a local page.
+
+    Only this machine can open the page.
+    """
     if rater and not rating.RATER.fullmatch(rater):
         raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
     loaded = load_recipe(hw, directory, (), None, (), None)
@@ -362,9 +366,17 @@ def rate(
 
 @cli.command()
 @pair_options
-@click.option("--url", required=True, help="Of an OpenAI-compatible endpoint, up to /v1; its key: OPENAI_API_KEY.")
-@click.option("--model", required=True, metavar="NAME", help="As the endpoint calls it.")
-@click.option("--parallel", default=4, type=click.IntRange(1, 64), show_default=True, help="Pairs asked at once.")
+@click.option(
+    "--url", required=True, help="Address of an OpenAI-compatible endpoint, up to /v1; its key is in OPENAI_API_KEY."
+)
+@click.option("--model", required=True, metavar="NAME", help="Name of the model at the endpoint.")
+@click.option(
+    "--parallel",
+    default=4,
+    type=click.IntRange(1, 64),
+    show_default=True,
+    help="Number of pairs that are judged at once.",
+)
 def judge(
     hw: str | None,
     directory: Path | None,
@@ -376,7 +388,7 @@ def judge(
     model: str,
     parallel: int,
 ) -> None:
-    """Let a model rate the same pairs, each in both orders."""
+    """Let a model rate the pairs of `rlhf ab`, in both orders."""
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     loaded = load_recipe(hw, directory, (), None, (), None)
@@ -392,11 +404,9 @@ cli.add_command(data_group)
 
 
 @cli.command()
-@recipe_options
+@TRAINING_OPTIONS
 @click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
-@click.option(
-    "--until", help="Final stages, separated by spaces.  [default: ppo dpo, evaluate if a target asks for it]"
-)
+@click.option("--until", help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]")
 @PRICE
 def reproduce(
     hw: str | None,
@@ -409,7 +419,7 @@ def reproduce(
     until: str | None,
     price: float | None,
 ) -> None:
-    """Run the chain once per seed and show each target's mean ± standard deviation."""
+    """Run the chain with several seeds; show mean ± sd of each target."""
     loaded = load_recipe(hw, directory, data, weights, changes, None)
     for word in seeds.split() or [""]:
         if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
@@ -431,13 +441,13 @@ def reproduce(
 @cli.command()
 @hardware_options
 @FOLDER
-@click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@click.option("--stage", type=click.Choice([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
+@CHANGES
 @PRICE
-@click.option("--fit", metavar="12GB", help="Look for the fastest settings that need no more memory.")
-@click.option("--fastest", is_flag=True, help="The same, up to the recipe's card.")
-@click.option("--strategies", is_flag=True, help="What each way to save memory would do, beside the published claims.")
-@click.option("--published", is_flag=True, help="Every published figure beside what is predicted.")
+@click.option("--fit", metavar="12GB", help="Search for the fastest settings that need at most this memory.")
+@click.option("--fastest", is_flag=True, help="Search for the fastest settings that fit the recipe's card.")
+@click.option("--strategies", is_flag=True, help="Show what each way to save memory changes, beside claims.")
+@click.option("--published", is_flag=True, help="Show every published figure beside its prediction.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     hw: str | None,
@@ -451,7 +461,10 @@ def plan(
     published: bool,
     as_json: bool,
 ) -> None:
-    """Predict memory, time and cost of a recipe without a GPU; nothing is started. Exit code 1 if it does not fit."""
+    """Predict memory, time and cost of a recipe without a GPU.
+
+    Nothing is started. The exit code is 1 if the recipe does not fit its card.
+    """
     ways = {"--fit": fit is not None, "--fastest": fastest, "--strategies": strategies, "--published": published}
     chosen = [name for name, given in ways.items() if given]
     if len(chosen) > 1:
@@ -461,7 +474,10 @@ def plan(
     loaded = load_recipe(hw, directory, (), None, changes, None)
     if warning := shape.check(loaded):
         terminal.say(warning)
-    asked = (stage,) if stage else STAGES
+    known = predicted_stages(loaded.recipe)
+    if stage and stage not in known:
+        raise RunError(f"{stage}: {loaded.directory} has no such stage")
+    asked = [stage] if stage else known
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
         on_card = [s for s in asked if s not in planning.ON_HOST]
@@ -479,7 +495,7 @@ def plan(
         planning.show_ablation(loaded, ablation, as_json)
     elif published:
         with Predictor() as predict, console.working("rehearsing the stages") as say:
-            made = planning.make(predict, loaded, STAGES, price, say)
+            made = planning.make(predict, loaded, known, price, say)
             say("rehearsing each strategy")
             effects = planning.ablation(predict, loaded, "sft")
         rows = planning.published(loaded, made, effects)
@@ -505,7 +521,7 @@ def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def results(file: Path) -> None:
-    """Print a record that `reproduce` wrote (FILE) as a Markdown table."""
+    """Print a record of `rlhf reproduce` as a Markdown table."""
     click.echo(terminal.harmless(reproducing.table_of(file)))
 
 

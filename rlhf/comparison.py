@@ -20,7 +20,7 @@ from rlhf import console, recipe, stats
 from rlhf.records import Answer, Details, check, read
 from rlhf.run import RunError, read_lines, read_manifest, read_summary, stage_folder, verified
 
-STAGES = ("ppo", "dpo", "sft", "base")
+STAGES = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # settings that are named as different
 
 
@@ -217,18 +217,21 @@ def show(found: Mapping[str, Any]) -> None:
 @click.command("compare")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--stage", default="ppo", show_default=True, type=click.Choice(STAGES), help="Whose answers.")
-@click.option("--stage-b", type=click.Choice(STAGES), help="Whose answers in B. [as in A]")
+@click.option("--stage", default="ppo", show_default=True, type=click.Choice(STAGES), help="Policy to compare.")
+@click.option("--stage-b", type=click.Choice(STAGES), help="Policy of B. [default: as in A]")
 @click.option(
     "--scored",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Scores that `rlhf score` wrote, given twice: of A, then of B.",
+    help="File of scores from `rlhf score`; give it twice, for A and then for B.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare_runs(a: Path, b: Path, stage: str, stage_b: str | None, scored: tuple[Path, ...], as_json: bool) -> None:
-    """Compare the quality of two run directories, A and B: <out>/<recipe>/<version>."""
+    """Compare two runs on the same held-out prompts.
+
+    A and B are run directories, <out>/<recipe>/<version>, with a finished evaluation.
+    """
     if len(scored) not in (0, 2):
         raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
     files = scored or (None, None)

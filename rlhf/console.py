@@ -21,6 +21,7 @@ from rich.text import Text
 
 from rlhf import published
 from rlhf.published import Figure, Verdict
+from rlhf.recipe import POLICIES
 from rlhf.terminal import harmless as harmless
 
 WIDTH = 140  # of tables where there is no terminal
@@ -180,20 +181,20 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
 
 def next_step(stage: str, stages: Iterable[str]) -> str:
     """What may follow a stage, as make's targets; `stages`: those that the recipe has."""
-    if stage in ("ppo", "dpo"):
+    if stage in POLICIES:
         return f"next: make chat STAGE={stage} (talk with it), make eval (compare the policies), make report (one page)"
     if stage == "evaluate":
         return "next: make report (one page about the run), make ab (rate answers blind), make merge (one checkpoint)"
     if stage == "merge":
         return "next: make serve (an OpenAI-compatible address), make chat STAGE=merge"
-    following = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ("ppo",)}.get(stage, ())
+    following = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ("ppo", "rloo", "grpo")}.get(stage, ())
     known = [f"make {name}" for name in following if name in stages]
     return f"next: {' or '.join(known)}, make report" if known else ""
 
 
 def say_next(stage: str, recipe: Any) -> None:
     """Print what may follow a stage of a recipe."""
-    has = [name for name in ("sft", "rm", "ppo", "dpo") if getattr(recipe, name) is not None]
+    has = [name for name in ("sft", "rm", *POLICIES) if getattr(recipe, name) is not None]
     if following := next_step(stage, has):
         OUT.print(following, style="dim", markup=False)
 

@@ -134,13 +134,14 @@ def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
     engine = recipe.hardware.engine
     if recipe.processes(stage) == 1 or engine == "ddp":
         return
-    if stage == "ppo" and engine == "deepspeed":
+    online = stage in recipes.ONLINE
+    if online and engine == "deepspeed":
         raise RunError(
-            "ppo divides its base by fsdp only: --set hardware.engine=fsdp, or ddp where each device has room"
+            f"{stage} divides its base by fsdp only: --set hardware.engine=fsdp, or ddp where each device has room"
         )
-    if stage != "ppo" and recipe.hardware.device == "cpu":
+    if not online and recipe.hardware.device == "cpu":
         raise RunError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
-    if stage != "ppo" and launched() and os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
+    if not online and launched() and os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
         raise RunError(
             f"{stage} under {engine} is started by `accelerate launch` with accelerate-{engine}.yaml: another launcher "
             "does not tell transformers of it"

@@ -1,8 +1,8 @@
 """Sampled responses to held-out prompts and their worth: score, divergence, length, and in the toy world the truth."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import correlation, fmean, quantiles
 from typing import Any
 
@@ -24,6 +24,10 @@ HEALTHY = (0.3, 0.7)  # where a published guide wants a reward model's scores to
 EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves the training stream alone
 
 
+# From prompts, responses and the reward model's scores (None without one): rewards by name, and the total as the score.
+Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor]]
+
+
 @dataclass(frozen=True)
 class Measured:
     """One policy's responses to the same prompts; per-response tensors (N,) on the CPU.
@@ -38,6 +42,7 @@ class Measured:
     scores: Tensor | None
     truths: Tensor | None
     per_prompt: int = 1
+    rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
 
     def metrics(self) -> dict[str, float]:
         found: dict[str, float] = {
@@ -49,7 +54,7 @@ class Measured:
             found["score"] = self.scores.mean().item()
         if self.truths is not None:
             found["true_reward"] = self.truths.mean().item()
-        return found
+        return found | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
 
 
 def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
@@ -74,9 +79,12 @@ def measure(
     seed: int,
     truth: bool,
     per_prompt: int = 1,
+    judge: Judge | None = None,
 ) -> Measured:
-    """Sample `per_prompt` responses to each prompt from a role and measure them; `truth` asks the toy world for the
-    true reward."""
+    """Sample `per_prompt` responses to each prompt from a role and measure them.
+
+    `truth` asks the toy world for the true reward. `judge` adds what reward functions give, and replaces the scores.
+    """
     prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
     ids, _ = codec.encode_prompts(prompts, how.max_prompt_length)
     with (
@@ -100,14 +108,19 @@ def measure(
     if truth:
         written = [codec.prompt_text(prompt) for prompt in prompts]
         truths = torch.tensor([toy.true_reward(p, t) for p, t in zip(written, texts, strict=True)])
+    rewards: dict[str, Tensor] = {}
+    final_scores = scores.cpu() if shared.score_head is not None else None
+    if judge is not None:
+        rewards, final_scores = judge(prompts, texts, final_scores)
     return Measured(
         texts=texts,
         lengths=rollout.response_length.cpu(),
         ended=rollout.ended.cpu(),
         kl=divergence.item() / int(rollout.response_length.sum()),
-        scores=scores.cpu() if shared.score_head is not None else None,
+        scores=final_scores,
         truths=truths,
         per_prompt=per_prompt,
+        rewards=rewards,
     )
 
 
@@ -130,6 +143,7 @@ def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float
 def compare(before: Measured, after: Measured) -> dict[str, float]:
     """What changed from SFT to a trained policy; gains in standard deviations of SFT's own samples."""
     metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
+    metrics |= {f"reward_{name}_sft": numbers.mean().item() for name, numbers in before.rewards.items()}
     for name, old, new in (("score", before.scores, after.scores), ("true_reward", before.truths, after.truths)):
         if old is not None and new is not None:
             metrics[f"{name}_sft"] = old.mean().item()

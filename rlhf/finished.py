@@ -78,6 +78,8 @@ def check_result(path: Path, summary: Mapping[str, Any], largest: int | None = N
     Of files of more than `largest` bytes only their presence is checked. Raises RunError.
     """
     stage, digests = summary["stage"], summary["result_sha256"]
+    if stage != path.name:
+        raise RunError(f"{path}: summary.json is that of {stage}; {_way_out(path, path.name)}")
     for name, digest in digests.items():
         file = path / name
         large = largest is not None and file.is_file() and file.stat().st_size > largest

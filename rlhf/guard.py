@@ -30,7 +30,10 @@ def guarded(command: click.Command) -> None:
             command.main(standalone_mode=False)
             print(end="", flush=True)
     except click.ClickException as error:
-        _show(error)
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()  # a group of commands without one
+        else:
+            say(_in_one_line(error))
         sys.exit(error.exit_code)
     except (endings.Stopped, KeyboardInterrupt, click.Abort) as error:
         ended = error.__cause__  # click takes the end of a file for Ctrl-D
@@ -43,10 +46,15 @@ def guarded(command: click.Command) -> None:
         sys.exit(_failed(error))
 
 
-def fail(message: str) -> int:
-    """Say why the command ends, on stderr or to the process that started this one. Returns the exit code."""
-    if not distributed.report(one_line(message)):
+def fail(message: str, *advice: str) -> int:
+    """Say why the command ends, on stderr or to the process that started this one. Returns the exit code.
+
+    The message becomes one line, and so does each piece of advice.
+    """
+    if not distributed.report(one_line(" ".join((message, *advice)))):
         say(f"error: {message}")
+        for line in advice:
+            say(line)
     return 1
 
 
@@ -63,7 +71,9 @@ def _failed(error: Exception) -> int:
     """Explain an error. Returns the exit code."""
     if isinstance(error, ParentMissing):
         return fail(f"{error}: first run `{_same_command(error)}`")
-    if isinstance(error, RecipeError | DataError | RunError | tracking.TrackerError):
+    if isinstance(error, RunError):
+        return fail(*error.lines)
+    if isinstance(error, RecipeError | DataError | tracking.TrackerError):
         return fail(str(error))
     if endings.out_of_memory(error):
         reason = one_line(str(error))[:300] or type(error).__name__
@@ -91,11 +101,10 @@ def _stopped(error: BaseException) -> int:
     return 128 + error.number if isinstance(error, endings.Stopped) else 130
 
 
-def _show(error: click.ClickException) -> None:
-    """Write click's own message, which quotes what was typed."""
-    text = io.StringIO()
-    error.show(text)
-    print("\n".join(shortened(visible(line)) for line in text.getvalue().splitlines()), file=sys.stderr)
+def _in_one_line(error: click.ClickException) -> str:
+    """Return click's message, with the command that lists what may be typed."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"error: {error.format_message()}" + (f" (`{context.command_path} --help`)" if context else "")
 
 
 def _check_arguments(words: Sequence[str]) -> None:

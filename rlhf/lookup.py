@@ -1,4 +1,4 @@
-"""How a command finds a recipe and earlier runs: --hw, --recipes, --parents, and which version of a recipe it takes."""
+"""Options by which commands find a recipe and runs, and which version of a recipe --hw takes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rlhf import distributed, recipe
+from rlhf.options import SEED, RunsFolder
 from rlhf.terminal import say
 
 KEY = "rlhf.recipes"  # where a command's --recipes is kept, in click's context
@@ -24,7 +25,7 @@ RECIPES = click.option(
     type=click.Path(path_type=Path),
     callback=_keep,
     expose_value=False,
-    help="Folder of recipes. [RLHF_RECIPES, or recipes/ here, or the ones that came along]",
+    help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
 )
 
 
@@ -32,7 +33,7 @@ PARENTS = click.option(
     "--parents",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="ROOT",
-    help="Another root of runs, whose finished stages are used where --out has none.",
+    help="Another root of runs; its finished stages are used if --out has none.",
 )
 
 
@@ -48,9 +49,73 @@ def hardware_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--hw",
         metavar="NAME",
         shell_complete=_hardware_names,
-        help="Hardware: its default recipe, newest released version (a draft if none is).",
+        help="Hardware; takes its default recipe in the newest released version, or else a draft.",
     )
     return option(RECIPES(command))
+
+
+FOLDER = click.option(
+    "--recipe",
+    "directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of a recipe, used instead of --hw.",
+)
+OUT = click.option(
+    "--out", default="runs", type=RunsFolder(path_type=Path), show_default=True, help="Root of all run directories."
+)
+
+CHANGES = click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe.")
+RUN_SEED = click.option("--seed", type=SEED, help="Seed that the run was started with, if any.")
+
+
+def recipe_options(data: str, weights: str, changes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the options naming a recipe, its changes and its run directory.
+
+    The arguments are the help texts of --data, --weights and --set.
+    """
+    options = (
+        hardware_options,
+        FOLDER,
+        click.option("--data", multiple=True, metavar="FILE", help=data),
+        click.option("--weights", metavar="random|DIR", help=weights),
+        OUT,
+        click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes),
+    )
+
+    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add_options
+
+
+TRAINING_OPTIONS = recipe_options(
+    data="Train on these files instead of the recipe's data.",
+    weights="Start from random weights with stand-in data, or from a local checkpoint's folder.",
+    changes="Change a key of the recipe; the run is marked modified.",
+)
+RUN_OPTIONS = recipe_options(
+    data="Data files that the run was started with, if any.",
+    weights="Weights that the run was started with, if any.",
+    changes="Key of the recipe that was changed for the run.",
+)
+
+
+def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name a finished evaluation and two of its policies."""
+    options = (
+        hardware_options,
+        FOLDER,
+        OUT,
+        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
+        click.option("--b", metavar="POLICY", help="Policy whose wins are counted. [default: ppo, or dpo without ppo]"),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def recipes_root() -> Path:

@@ -1,5 +1,6 @@
 """Types of command-line options that several commands share: what they cannot use, they refuse before any work."""
 
+import math
 import os
 import stat
 from collections.abc import Iterable
@@ -41,6 +42,31 @@ class OutputFile(click.Path):
 
 
 OUTPUT = OutputFile()
+
+
+class RunsFolder(click.Path):
+    """The root of runs, by its name: an empty one, as of a shell's unset variable, would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("is empty; name a folder, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse a price that is no number. Raises BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
+    return value
+
+
+PRICE = click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="USD",
+    callback=finite_price,
+    help="Price of one card in dollars per hour; adds the cost.",
+)
 
 
 def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:

@@ -33,7 +33,11 @@ class _Size(NamedTuple):
 
 
 class Yaml(yaml.SafeLoader):
-    """YAML 1.1 with three changes: 1e-4 is a number, a date is text, and keys are text that does not repeat."""
+    """YAML 1.1 with four changes.
+
+    1e-4 is a number, a date is text, keys are text that does not repeat, and 1:30 and 010, which would be 90 and 8,
+    are refused.
+    """
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -120,9 +124,12 @@ def _number(kind: str) -> Callable[[Yaml, Any], Any]:
     def bounded(loader: Yaml, node: Any) -> Any:
         if len(node.value) > MAX_DIGITS:
             raise _problem(f"a number of {len(node.value):,} characters; write it with {MAX_DIGITS} at most", node)
+        if ":" in node.value or re.match(r"[-+]?0[0-9_]", node.value):  # YAML 1.1 reads 1:30 as 90 and 010 as 8
+            said = "a number to base 60" if ":" in node.value else "an octal number"
+            raise _problem(f"{node.value} would be {said}; write it without, or put it in quotes", node)
         try:
             return construct(loader, node)
-        except ValueError:  # 0b, 1:99:
+        except ValueError:  # 0b, 0x
             raise _problem(f"{node.value} looks like a number and is none; put it in quotes", node) from None
 
     return bounded

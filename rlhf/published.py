@@ -45,7 +45,7 @@ class Figure(Section):
     """
 
     name: str
-    stage: Literal["pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge", "all"]
+    stage: Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge", "all"]
     guide: str | None = None
     metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
     not_comparable: str | None = None  # the reason, where there is no metric

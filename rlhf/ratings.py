@@ -77,20 +77,23 @@ def majority(verdicts: Iterable[str]) -> str:
 
 @click.group("ratings")
 def ratings_group() -> None:
-    """Use what `rlhf ab` and `rlhf judge` have collected."""
+    """Export ratings as preference rows."""
 
 
 @ratings_group.command("export")
 @click.argument("root", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--a", metavar="POLICY", help="As `rlhf ab` was given it. [sft]")
-@click.option("--b", metavar="POLICY", help="As `rlhf ab` was given it. [ppo; dpo where there is no ppo]")
-@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count this rater only; may be repeated.")
-@click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [left out]")
-@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="The JSON lines file.")
+@click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
+@click.option("--b", metavar="POLICY", help="Second policy, as for `rlhf ab`. [default: ppo, or dpo without ppo]")
+@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater; may be repeated.")
+@click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [default: left out]")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def export_ratings(
     root: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path
 ) -> None:
-    """Write the rated pairs of RUN, <out>/<recipe>/<version>, as preference rows for --data and `rlhf data check`."""
+    """Write the rated pairs of a run as preference rows.
+
+    RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
+    """
     found = ab.compare(root, a, b)
     refuse_inputs(to, [found.file, root / "evaluate" / "samples.jsonl"])
     manifest = read_manifest(root / "evaluate")

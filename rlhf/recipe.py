@@ -24,24 +24,35 @@ from rlhf.schema import Lora as Lora
 from rlhf.schema import Merge as Merge
 from rlhf.schema import Model as Model
 from rlhf.schema import Optimization as Optimization
-from rlhf.schema import Ppo as Ppo
 from rlhf.schema import Pretrain as Pretrain
 from rlhf.schema import Recipe as Recipe
 from rlhf.schema import Rm as Rm
 from rlhf.schema import Sft as Sft
+from rlhf.schema import Sums as Sums
 from rlhf.schema import Tokenizer as Tokenizer
 from rlhf.schema import Toy as Toy
+from rlhf.schema_online import GROUPS as GROUPS
+from rlhf.schema_online import MODEL_REWARD as MODEL_REWARD
+from rlhf.schema_online import ONLINE as ONLINE
+from rlhf.schema_online import POLICIES as POLICIES
+from rlhf.schema_online import Group as Group
+from rlhf.schema_online import GroupOptions as GroupOptions
+from rlhf.schema_online import Grpo as Grpo
+from rlhf.schema_online import OnlineOptions as OnlineOptions
+from rlhf.schema_online import OnPolicy as OnPolicy
+from rlhf.schema_online import Ppo as Ppo
+from rlhf.schema_online import Rloo as Rloo
 from rlhf.strict import RecipeError as RecipeError
 from rlhf.strict import as_yaml as as_yaml
 from rlhf.strict import parse_overrides as parse_overrides
 from rlhf.strict import read_yaml, validate, with_overrides
 
-STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
+STAGES = ("pretrain", "sft", "rm", *ONLINE, "dpo", "evaluate", "merge")
 _PARENTS: dict[str, tuple[str, ...]] = {
     "pretrain": (),
     "sft": ("pretrain",),
     "rm": ("pretrain", "sft"),
-    "ppo": ("pretrain", "sft", "rm"),
+    **dict.fromkeys(ONLINE, ("pretrain", "sft", "rm")),  # but the reward model where nothing is scored by it
     "dpo": ("pretrain", "sft"),
     "evaluate": ("pretrain", "sft", "rm"),  # and every trained policy that is there
     "merge": ("pretrain", "sft"),  # and the stage whose adapter is merged
@@ -173,6 +184,7 @@ def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any
         "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
         "pretrain": None,
         "data.source": "lengths",
+        **({"data.files": []} if recipe.data.files else {}),
         "data.lengths": {"pairs": pairs, "shape": shape},
     }
 
@@ -181,7 +193,10 @@ def parents(recipe: Recipe, stage: str) -> list[str]:
     """The stages that must be finished before `stage`, in order."""
     needed = {*_PARENTS[stage]}
     if stage == "merge":
-        needed |= {recipe.merge.stage, *_PARENTS[recipe.merge.stage]}
+        needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
+    section = getattr(recipe, stage)
+    if isinstance(section, Group) and not section.model_scores:
+        needed.discard("rm")
     return [name for name in STAGES if name in needed and getattr(recipe, name) is not None]
 
 
@@ -197,8 +212,8 @@ def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
         found["evaluate"].pop("num_samples")  # DPO always takes one answer, as did runs from before this key
     for key in ("count", "engine", "deterministic"):  # decide only rounding: a run may go on with others
         found["hardware"].pop(key)
-    if "ppo" in found:
-        found["ppo"]["vllm_url"] = recipe.ppo.vllm_url is not None  # where the server stands decides nothing
+    for name in (name for name in ONLINE if found.get(name)):
+        found[name]["vllm_url"] = found[name]["vllm_url"] is not None  # where the server stands decides nothing
     return found
 
 

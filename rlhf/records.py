@@ -24,7 +24,14 @@ LONGEST = 160  # characters of an explanation that is passed on
 
 
 class RunError(RuntimeError):
-    """Something about a run directory stops the command; the message is one line and says what to do."""
+    """Something about a run directory stops the command.
+
+    The message is one line and says what to do. `advice` is printed below it, each on a line of its own.
+    """
+
+    def __init__(self, message: str, *advice: str) -> None:
+        super().__init__("\n".join((message, *advice)))
+        self.lines = (message, *advice)
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

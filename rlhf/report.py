@@ -18,28 +18,13 @@ from rlhf.page import section as _section
 from rlhf.page import table as _table
 from rlhf.page import text as _text
 from rlhf.published import DIFFERS, Figure, Verdict
-from rlhf.recipe import STAGES, default_root
+from rlhf.recipe import ONLINE, STAGES, default_root
+from rlhf.report_overview import CURVES
 from rlhf.run import RunError, code_version, data_file, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most
 OPEN = 12  # of them at once, the others when they are asked for
-CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
-    "pretrain": (("loss", "loss"),),
-    "sft": (("loss", "loss"),),
-    "rm": (("loss", "loss"), ("accuracy", "accuracy"), ("margin", "margin")),
-    "ppo": (
-        ("objective/scores", "score"),
-        ("objective/kl_per_token", "KL to the reference, nats per token"),
-        ("response/length", "response length, tokens"),
-        ("response/eos_rate", "share that ends"),
-        ("policy/entropy_avg", "entropy, nats per token"),
-        ("val/explained_variance", "explained variance of the critic"),
-        ("loss/value_avg", "value loss"),
-        ("policy/clipfrac_avg", "clipped tokens"),
-    ),
-    "dpo": (("loss", "loss"), ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")),
-}
 COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
 
 
@@ -221,7 +206,7 @@ def _timeline(run: Recorded, stage: str, key: str, last: float) -> list[dict[str
     start, end = ranges.get(f"first.{key}"), ranges.get(f"last.{key}")
     if not start or not end or None in (*start, *end):
         return []
-    first = 1 if stage == "ppo" else 0
+    first = 1 if stage in ONLINE else 0
     ends = {"x": [first, last, last, first], "y": [start[0], end[0], end[1], start[1]]}
     style = {"fill": "toself", "mode": "lines", "line": {"dash": "dot", "color": "#9a6700", "width": 1}}
     return [ends | style | {"name": "published", "fillcolor": "rgba(154,103,0,.15)", "showlegend": True}]
@@ -251,24 +236,27 @@ def _level(y: float) -> dict[str, Any]:
 
 
 def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
-    """Score against divergence of PPO's evaluations; the checkpoint that would be picked is marked."""
+    """Score against divergence of PPO's, RLOO's and GRPO's evaluations; the picked checkpoint is marked."""
     data: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = []
-    for number, run in enumerate(runs):
-        rows = [r for r in _metrics(run, "ppo") if r.get("eval/score") is not None]
+    trained = [(run, stage) for run in runs for stage in ONLINE if _metrics(run, stage)]
+    several = len({stage for _, stage in trained}) > 1
+    for number, (run, stage) in enumerate(trained):
+        rows = [r for r in _metrics(run, stage) if r.get("eval/score") is not None]
         if not rows:
             continue
+        method = f", {report_overview.NAMES[stage]}" if several else ""
         x, y = [r.get("eval/kl_per_token") for r in rows], [r["eval/score"] for r in rows]
         colour = COLOURS[number % len(COLOURS)]
         steps = [f"step {r['step']}" for r in rows]
         mark = {"color": colour}
-        data.append({"x": x, "y": y, "text": steps, "mode": "lines+markers", "name": run.name, "marker": mark})
+        data.append({"x": x, "y": y, "text": steps, "mode": "lines+markers", "name": run.name + method, "marker": mark})
         for key, name, dash in (("score", "score", "solid"), ("true_reward", "true reward", "dash")):
             gains = [row.get(f"eval/{key}_gain_sd") for row in rows]
             if rows[0].get("eval/true_reward_gain_sd") is not None:  # who knows no truth has no gap to show
                 line = {"color": colour, "dash": dash}
-                known.append({"x": [0, *x], "y": [0, *gains], "name": f"{name}{_of(run, runs)}", "line": line})
-        chosen = records.read(run.path / "ppo" / "checkpoints" / "best.json", records.BestCheckpoint)
+                known.append({"x": [0, *x], "y": [0, *gains], "name": f"{name}{_of(run, runs)}{method}", "line": line})
+        chosen = records.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
         best = chosen["best_step"] if chosen else None
         for row in rows:
             if row["step"] == best:
@@ -284,7 +272,8 @@ def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
         return ""
     across = {"title": {"text": "KL to SFT, nats per token"}}
     axes: dict[str, Any] = {"xaxis": across, "yaxis": {"title": {"text": "score, held out"}}}
-    drawn = charts.add("PPO's evaluations, in order", data, tall=True, **axes)
+    methods = " and ".join(dict.fromkeys(report_overview.NAMES[stage] for _, stage in trained))
+    drawn = charts.add(f"{methods}'s evaluations, in order", data, tall=True, **axes)
     if known:
         gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}
         drawn += charts.add("what the reward model says, and what is true", known, tall=True, **gain)
@@ -476,11 +465,11 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
 
 
 def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
-    """Held-out prompts with every policy's answer, from the evaluation or, without one, PPO's last samples."""
+    """Held-out prompts with every policy's answer, from the evaluation or, without one, a policy's last samples."""
     shown, total = [], 0
     for run in runs:
-        evaluated, sampled = (run.path / stage / "samples.jsonl" for stage in ("evaluate", "ppo"))
-        rows = records.read_lines(evaluated, records.SampleLine) or records.read_lines(sampled, records.SampleLine)
+        files = [run.path / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
+        rows = next((rows for file in files if (rows := records.read_lines(file, records.SampleLine))), [])
         total += len(rows)
         for row in rows[-SAMPLES:]:
             answers = {key: value for key, value in row.items() if key not in ("step", "prompt", "sample", "messages")}

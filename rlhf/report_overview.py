@@ -9,13 +9,15 @@ from typing import Any
 from rlhf import console, published
 from rlhf.page import text
 from rlhf.published import Verdict
-from rlhf.recipe import STAGES
+from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES
 
 NAMES = {
     "pretrain": "pretraining",
     "sft": "SFT",
     "rm": "reward model",
     "ppo": "PPO",
+    "rloo": "RLOO",
+    "grpo": "GRPO",
     "dpo": "DPO",
     "evaluate": "evaluation",
     "merge": "merged model",
@@ -27,15 +29,46 @@ PLACES = {
     "rm": (1, 1),
     "ppo": (0, 2),
     "dpo": (1, 2),
-    "evaluate": (0, 3),
-    "merge": (1, 3),
+    "rloo": (0, 3),
+    "grpo": (1, 3),
+    "evaluate": (0, 4),
+    "merge": (1, 4),
 }
 ARROWS = {
     "sft": ("pretrain",),
     "rm": ("sft",),
-    "ppo": ("sft", "rm"),
+    **dict.fromkeys(ONLINE, ("sft", "rm")),
     "dpo": ("sft",),
-    "evaluate": ("ppo", "dpo"),
+    "evaluate": POLICIES,
+}
+CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
+    "pretrain": (("loss", "loss"),),
+    "sft": (("loss", "loss"),),
+    "rm": (("loss", "loss"), ("accuracy", "accuracy"), ("margin", "margin")),
+    "ppo": (
+        ("objective/scores", "score"),
+        ("objective/kl_per_token", "KL to the reference, nats per token"),
+        ("response/length", "response length, tokens"),
+        ("response/eos_rate", "share that ends"),
+        ("policy/entropy_avg", "entropy, nats per token"),
+        ("val/explained_variance", "explained variance of the critic"),
+        ("loss/value_avg", "value loss"),
+        ("policy/clipfrac_avg", "clipped tokens"),
+    ),
+    **dict.fromkeys(
+        GROUPS,
+        (
+            ("objective/scores", "score"),
+            ("objective/kl_per_token", "KL to the reference, nats per token"),
+            ("groups/no_signal", "groups without signal"),
+            ("groups/reward_sd", "standard deviation of the rewards in a group"),
+            ("response/length", "response length, tokens"),
+            ("response/eos_rate", "share that ends"),
+            ("policy/entropy_avg", "entropy, nats per token"),
+            ("policy/clipfrac_avg", "clipped tokens"),
+        ),
+    ),
+    "dpo": (("loss", "loss"), ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")),
 }
 BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW = 168, 52, 192, 88  # units of the picture, of which a phone shows 360
 
@@ -76,7 +109,7 @@ def outcome(manifests: Manifests, summaries: Summaries, price: float | None = No
 
 def gains(summaries: Summaries) -> str:
     """What each trained policy gained over SFT, in a sentence each."""
-    return " ".join(sentence for stage in ("ppo", "dpo") if (sentence := _gain(stage, summaries.get(stage))))
+    return " ".join(sentence for stage in POLICIES if (sentence := _gain(stage, summaries.get(stage))))
 
 
 def _gain(stage: str, summary: Mapping[str, Any] | None) -> str:

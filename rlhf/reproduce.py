@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf import console, endings, published, records
 from rlhf.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
-from rlhf.recipe import STAGES, Loaded, parents
+from rlhf.recipe import POLICIES, STAGES, Loaded, parents
 from rlhf.run import RunError, read_manifest, read_summary, write_json
 
 
@@ -21,8 +21,9 @@ def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
 
 
 def final_stages(loaded: Loaded) -> list[str]:
-    """PPO and DPO, and evaluate where one of the recipe's targets is about it."""
-    return ["ppo", "dpo", *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
+    """Return the stages that train a policy, and evaluate where one of the recipe's targets is about it."""
+    policies = [stage for stage in POLICIES if getattr(loaded.recipe, stage) is not None]
+    return [*policies, *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
 
 
 def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:

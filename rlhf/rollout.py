@@ -129,6 +129,28 @@ def collate(
     )
 
 
+def joined(first: Rollout, second: Rollout) -> Rollout:
+    """Put the rows of two rollouts one after the other. What an observer made of one of them alone is left out."""
+
+    def wide(x: Tensor, width: int) -> Tensor:
+        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
+
+    parts = (first, second)
+    width, longest = (max(x.shape[1] for x in xs) for xs in ([p.ids for p in parts], [p.mask for p in parts]))
+    logprobs, seen = (
+        None if any(x is None for x in xs) else torch.cat([wide(x, longest) for x in xs if x is not None])
+        for xs in ([p.logprobs for p in parts], [p.seen for p in parts])
+    )
+    return Rollout(
+        torch.cat([wide(p.ids, width) for p in parts]),
+        torch.cat([p.prompt_length for p in parts]),
+        torch.cat([p.response_length for p in parts]),
+        torch.cat([p.ended for p in parts]),
+        logprobs,
+        seen,
+    )
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How responses are drawn: from softmax(logits / temperature); greedily at temperature 0."""
@@ -155,29 +177,33 @@ def sample(
     observe: Observer | None = None,
     phase: Phase = record_function,
     alike: bool = False,
+    copies: int = 1,
 ) -> Rollout:
-    """Sample one response per prompt (token ids), from the model as it stands, with the adapter that is active.
+    """Sample `copies` responses per prompt (token ids), from the model as it stands, with the adapter that is active.
 
-    Prompts of similar length are decoded together; the result is in the order of `prompts`. Randomness comes from
-    torch's CPU generator: one number for each prompt and slot, drawn before anything is decoded. Several ranks, whose
-    generators must be in the same state, decode a share each, and all return the whole. `observe` is shown the hidden
-    state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`. `alike`: every rank decodes
-    all of them, in step, as a model must that an engine of transformers' Trainer has divided.
+    Prompts of similar length are decoded together; the result is in the order of `prompts`, the responses to one prompt
+    side by side. They share one prefill: keys and values of a prompt are computed once and then copied. Randomness
+    comes from torch's CPU generator: one number for each response and slot, drawn before anything is decoded. Several
+    ranks, whose generators must be in the same state, decode a share each, and all return the whole. `observe` is shown
+    the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`. `alike`: every
+    rank decodes all of them, in step, as a model must that an engine of transformers' Trainer has divided.
     """
     model.eval()
     device = next(model.parameters()).device
-    uniforms = torch.rand(len(prompts), how.response_length).to(device)
-    tokens = torch.zeros(len(prompts), how.response_length, dtype=torch.int64, device=device)
-    logprobs, seen = torch.zeros(2, len(prompts), how.response_length, device=device)
+    count = len(prompts) * copies
+    uniforms = torch.rand(count, how.response_length).to(device)
+    tokens = torch.zeros(count, how.response_length, dtype=torch.int64, device=device)
+    logprobs, seen = torch.zeros(2, count, how.response_length, device=device)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     several = distributed.world() > 1
     if not alike:
         order = distributed.deal(order)
     # flash attention cannot leave out the padding before a short prompt
     with mixed_precision(model), _attention(model, "sdpa"), cheaper(model, how, whole=not alike or not several):
-        for at in range(0, len(order), how.batch_size):
-            rows = order[at : at + how.batch_size]
-            batch = [prompts[i] for i in rows]
+        at_once = max(1, how.batch_size // copies)
+        for at in range(0, len(order), at_once):
+            batch = [prompts[i] for i in order[at : at + at_once]]
+            rows = [i * copies + copy for i in order[at : at + at_once] for copy in range(copies)]
             tokens[rows], logprobs[rows], seen[rows] = _decode(phase, model, batch, uniforms[rows], how, codec, observe)
     if not alike:
         distributed.all_sum(tokens, logprobs, seen)
@@ -185,7 +211,8 @@ def sample(
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)
     responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
-    rollout = collate(prompts, responses, codec.pad_id, codec.eos_id, device)
+    repeated = [prompt for prompt in prompts for _ in range(copies)]
+    rollout = collate(repeated, responses, codec.pad_id, codec.eos_id, device)
     longest = int(length.max())
     return replace(rollout, logprobs=logprobs[:, :longest], seen=seen[:, :longest] if observe else None)
 
@@ -222,7 +249,10 @@ def _decode(phase: Phase, *what: Any) -> list[Tensor]:
 
 
 class _Decoding:
-    """One batch of prompts while their responses grow. All state lives in tensors that steps change in place."""
+    """One batch of prompts while their responses grow. All state lives in tensors that steps change in place.
+
+    With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
+    """
 
     def __init__(
         self,
@@ -237,6 +267,7 @@ class _Decoding:
         self.how, self.eos_id, self.pad_id = how, codec.eos_id, codec.pad_id
         self.uniforms = uniforms
         rows, self.room = uniforms.shape
+        self.copies = rows // len(prompts)
         device = uniforms.device
         ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
         self.width = ids.shape[1]
@@ -254,9 +285,9 @@ class _Decoding:
         self.bias = self.eager or FEW_KERNELS[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
-        self.layers = [_Layer(slots) for _ in range(model.config.num_hidden_layers)]
+        self.layers = [_Layer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=self.layers)
-        lengths = torch.tensor([len(p) for p in prompts], device=device)
+        lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
         self.position = lengths[:, None] - 1  # of the newest token
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -317,7 +348,7 @@ class _Decoding:
         return not self.capture or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
 
     def _prefill(self, ids: Tensor) -> None:
-        real = self.real[:, : self.width]
+        real = self.real[:: self.copies, : self.width]
         mask = None
         if not real.all():
             causal = torch.ones(self.width, self.width, dtype=torch.bool, device=ids.device).tril()
@@ -325,7 +356,7 @@ class _Decoding:
             mask = (causal & (real[:, None, :] | own))[:, None]
             mask = self._as_bias(mask) if self.eager else mask
         positions = (real.cumsum(1) - 1).clamp(min=0)
-        self._draw(self._forward(ids, positions, mask))
+        self._draw(_repeated(self._forward(ids, positions, mask), self.copies))
         self.slot = torch.tensor([self.width], device=ids.device)
         for layer in self.layers:
             layer.slot = self.slot
@@ -376,17 +407,27 @@ class _Decoding:
             whole[self.rows] = part
 
 
-class _Layer(CacheLayerMixin):
-    """Keys and values of one layer in buffers that are allocated once; a step reads a view of the first `window`."""
+def _repeated(x: Tensor, copies: int) -> Tensor:
+    """Each row `copies` times, side by side; x itself where that is once."""
+    return x if copies == 1 else x.repeat_interleave(copies, 0)
 
-    def __init__(self, slots: int):
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer in buffers that are allocated once; a step reads a view of the first `window`.
+
+    Each prompt has `copies` rows in them.
+    """
+
+    def __init__(self, slots: int, copies: int = 1):
         super().__init__()
         self.slots = slots
+        self.copies = copies
         self.window = 0
         self.slot: Tensor | None = None  # (1,) where the next token goes; None while the prompts go in
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, heads, _, size = key_states.shape
+        prompts, heads, _, size = key_states.shape
+        rows = prompts * self.copies
         # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
         self.keys = key_states.new_zeros(rows, heads, self.slots, size)
         self.values = value_states.new_zeros(rows, heads, self.slots, value_states.shape[-1])
@@ -396,8 +437,8 @@ class _Layer(CacheLayerMixin):
         if self.slot is None:
             self.lazy_initialization(key_states, value_states)
             self.window = key_states.shape[2]
-            self.keys[:, :, : self.window] = key_states
-            self.values[:, :, : self.window] = value_states
+            self.keys[:, :, : self.window] = _repeated(key_states, self.copies)
+            self.values[:, :, : self.window] = _repeated(value_states, self.copies)
             return key_states, value_states
         self.keys.index_copy_(2, self.slot, key_states)
         self.values.index_copy_(2, self.slot, value_states)

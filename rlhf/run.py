@@ -384,8 +384,8 @@ class Run:
 
     def trained_policies(self) -> list[str]:
         """The finished stages whose policies an evaluation compares with SFT."""
-        own = [stage for stage in ("ppo", "dpo") if (self.root / stage / "summary.json").exists()]
-        return [stage for stage in ("ppo", "dpo") if stage in own or self.elsewhere(stage)]
+        own = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in recipes.POLICIES if stage in own or self.elsewhere(stage)]
 
     def elsewhere(self, stage: str) -> Path | None:
         """Directory of a stage that another root has finished with the same settings; None without."""

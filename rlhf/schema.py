@@ -14,33 +14,32 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from rlhf.bounds import (
+    BatchRows,
+    Decay,
+    Devices,
+    Epochs,
+    Fraction,
+    Layers,
+    MadeRows,
+    MadeRowsOrNone,
+    Name,
+    NonNegative,
+    Passes,
+    Positive,
+    Rows,
+    Seed,
+    Steps,
+    Temperature,
+    Threads,
+    Tokens,
+    Vocabulary,
+    Width,
+)
+from rlhf.schema_online import GROUPS, ONLINE, Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.strict import AsTuple, Section
 
-SHARED = ("sft", "rm", "ppo", "dpo")  # stages whose work is dealt out to `hardware.count` processes
-
-# Counts, by what they count; bounds as in docs/recipes.md.
-Threads = Annotated[int, Field(gt=0, le=1024)]
-Devices = Annotated[int, Field(gt=0, le=1024)]
-Steps = Annotated[int, Field(gt=0, le=10_000_000)]
-StepsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
-Epochs = Annotated[float, Field(gt=0, le=10_000)]
-Passes = Annotated[int, Field(gt=0, le=1_000)]  # over the same rows
-BatchRows = Annotated[int, Field(gt=0, le=65_536)]  # together in memory, or in a step
-Rows = Annotated[int, Field(gt=0, le=1_000_000_000)]  # of a data set
-MadeRows = Annotated[int, Field(gt=0, le=10_000_000)]  # that are made here and held in memory
-MadeRowsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
-Tokens = Annotated[int, Field(gt=0, le=1_048_576)]  # of a sequence
-Vocabulary = Annotated[int, Field(gt=0, le=1_048_576)]
-Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
-Layers = Annotated[int, Field(gt=0, le=1_024)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
-
-NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds it
-Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
-Temperature = Annotated[float, Field(ge=0.01, le=100)]  # beyond, logits overflow or all tokens are as likely
-Name = Annotated[str, Field(max_length=4096)]  # the longest path of Linux
+SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages whose work is dealt out to `hardware.count` processes
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 
@@ -141,6 +140,16 @@ class Toy(Section):
     subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
 
 
+class Sums(Section):
+    """Questions with answers that can be checked: rlhf/data/sums.py."""
+
+    documents: MadeRows  # pretraining transcripts
+    demonstrations: MadeRows  # instruction rows for SFT
+    pairs: MadeRows  # a right and a wrong answer each
+    accuracy: Annotated[float, Field(gt=0, lt=1)]  # share of right answers in documents and demonstrations
+    largest: Annotated[int, Field(gt=0, le=99)]  # number in a question
+
+
 class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
@@ -166,7 +175,7 @@ Flaw = Literal[
 
 
 class Data(Section):
-    source: Literal["toy", "files", "hub", "lengths"]
+    source: Literal["toy", "sums", "files", "hub", "lengths"]
     files: Annotated[tuple[Name, ...], AsTuple] = ()
     name: Name | None = None
     revision: Name | None = None
@@ -179,13 +188,22 @@ class Data(Section):
     validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
+    sums: Sums | None = None
     lengths: Lengths | None = None
 
     @model_validator(mode="after")
     def _complete(self):
-        for source, key in (("toy", "toy"), ("files", "files"), ("hub", "name"), ("lengths", "lengths")):
+        for source, key in (
+            ("toy", "toy"),
+            ("sums", "sums"),
+            ("files", "files"),
+            ("hub", "name"),
+            ("lengths", "lengths"),
+        ):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
+        if self.files and self.source != "files":
+            raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
@@ -305,91 +323,6 @@ class Dpo(Dialogues):
     max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
 
 
-class Ppo(Section):
-    """Names follow TRL's PPOConfig. One step = one batch of rollouts and `num_ppo_epochs` passes over it."""
-
-    steps: Steps
-    batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
-    num_ppo_epochs: Passes
-    num_mini_batches: BatchRows  # optimizer steps per epoch
-    per_device_train_batch_size: BatchRows  # micro-batch: memory only, never the result
-    rollout_batch_size: BatchRows  # prompts decoded together
-    rollout_weights: Literal["adapter", "merged"] = (
-        "adapter"  # merged: sample with copies that have the adapter in them
-    )
-    rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
-    score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
-    vllm_url: Name | None = None  # sample with the vLLM server there (rlhf/vllm.py says how to start it), not here
-    learning_rate: Positive
-    value_learning_rate: Positive
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
-    warmup_steps: StepsOrNone
-    weight_decay: NonNegative = 0.0
-    adam_beta1: Decay = 0.9
-    adam_beta2: Decay = 0.999
-    adam_epsilon: Positive = 1e-5  # that of openai/baselines ppo2
-    max_grad_norm: Positive
-    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
-    gradient_checkpointing: bool
-    max_prompt_length: Tokens
-    response_length: Tokens
-    temperature: Temperature
-    kl_coef: NonNegative
-    kl_estimator: Literal["k1", "k2", "k3"]
-    kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
-    kl_target: Positive | None = None  # nats per token; kl_coef then starts the coefficient, which follows the target
-    kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
-    gamma: Fraction
-    lam: Fraction
-    cliprange: Positive
-    cliprange_value: Positive | None
-    vf_coef: NonNegative
-    value_warmup_steps: StepsOrNone = 0  # first steps in which only the critic learns
-    entropy_coef: NonNegative = 0.0
-    max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
-    whiten_advantages: bool
-    whiten_rewards: bool = False
-    normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
-    norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many of these, rounded up to whole batches
-    sigmoid_scores: bool = False
-    score_clip: Positive | None = None  # limit of the absolute score, after the two above
-    missing_eos_penalty: NonNegative | None
-    value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
-    old_logprobs: Literal["recompute", "rollout"] = "recompute"  # by the training forward, or as they were sampled
-    max_samples: Rows | None
-    logging_steps: Steps
-    save_steps: Steps
-    eval_steps: Steps  # held-out responses are sampled and scored this often, and at every checkpoint
-    max_eval_samples: Rows
-    keep_checkpoints: Literal["all"] | StepsOrNone = "all"  # a number: the newest ones, and the best
-    best_kl_limit: Positive | None = None  # the best checkpoint: highest score with no more KL (nats per token)
-    adapter: Literal["last", "best"] = "last"  # which weights are the result
-
-    @model_validator(mode="after")
-    def _divides(self):
-        if self.batch_size % self.num_mini_batches:
-            raise ValueError("batch_size must be a multiple of num_mini_batches")
-        if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
-            raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
-        if self.kl_penalty == "loss" and self.kl_estimator == "k1":
-            raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
-        if self.kl_target is not None and not self.kl_coef:
-            raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
-        if self.sigmoid_scores and self.normalize_scores:
-            raise ValueError("choose one of sigmoid_scores and normalize_scores")
-        if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
-            raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
-        if self.vllm_url is not None and self.old_logprobs == "rollout":
-            raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
-        if self.rollout_weights == "merged" and (self.old_logprobs == "rollout" or self.rollout_4bit != "library"):
-            raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
-        if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
-            raise ValueError("keep_checkpoints must be 'all' or a number above 0")
-        if self.value_warmup_steps >= self.steps:
-            raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
-        return self
-
-
 class Evaluate(Section):
     max_samples: Rows
     batch_size: BatchRows
@@ -402,7 +335,7 @@ class Evaluate(Section):
 
 
 class Merge(Section):
-    stage: Literal["sft", "ppo", "dpo"]
+    stage: Literal["sft", "ppo", "rloo", "grpo", "dpo"]
     base: Literal["full", "dequantized"] = "full"  # the weights as published, or as NF4 rounded them for training
 
 
@@ -420,6 +353,8 @@ class Recipe(Section):
     sft: Sft
     rm: Rm
     ppo: Ppo
+    rloo: Rloo | None = None
+    grpo: Grpo | None = None
     dpo: Dpo
     evaluate: Evaluate
     merge: Merge
@@ -430,7 +365,7 @@ class Recipe(Section):
             raise ValueError("model.source: pretrain and a pretrain section belong together")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
             raise ValueError("tokenizer.source: train and a pretrain section belong together")
-        if self.data.source in ("toy", "lengths") and self.tokenizer.template != "hh":
+        if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
         if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
             raise ValueError("tokenizer.source: words and data.source: lengths belong together")
@@ -456,15 +391,23 @@ class Recipe(Section):
                     f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
                     f"{self.hardware.engine}, which divides the weights"
                 )
-        if self.ppo.batch_size // self.ppo.num_mini_batches % self.hardware.count:
-            raise ValueError(
-                f"ppo: batch_size / num_mini_batches, {self.ppo.batch_size // self.ppo.num_mini_batches}, must be "
-                f"divisible by hardware.count: {self.hardware.count}"
-            )
-        if self.ppo.rollout_4bit != "library" and self.model.quantization == "none":
-            raise ValueError(f"ppo.rollout_4bit: {self.ppo.rollout_4bit} needs model.quantization: nf4")
-        if self.ppo.vllm_url is not None and self.hardware.count > 1:
-            raise ValueError("ppo.vllm_url needs hardware.count: 1: one server has one set of adapters")
+        for stage, options in self.online().items():
+            rows = options.batch_size // options.num_mini_batches
+            if rows % self.hardware.count:
+                raise ValueError(
+                    f"{stage}: batch_size / num_mini_batches, {rows}, must be divisible by hardware.count: "
+                    f"{self.hardware.count}"
+                )
+            if options.batch_size // options.samples_per_prompt % self.hardware.count:
+                raise ValueError(
+                    f"{stage}: batch_size / num_generations must be divisible by hardware.count: {self.hardware.count}"
+                )
+            if options.rollout_4bit != "library" and self.model.quantization == "none":
+                raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
+            if options.vllm_url is not None and self.hardware.count > 1:
+                raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
+        if self.merge.stage in GROUPS and getattr(self, self.merge.stage) is None:
+            raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}")
         if self.merge.base == "dequantized" and self.model.quantization == "none":
             raise ValueError("merge.base: dequantized needs model.quantization: nf4")
         if self.model.architecture is not None:
@@ -473,6 +416,11 @@ class Recipe(Section):
                 if need > room:
                     raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
         return self
+
+    def online(self) -> "dict[str, OnlineOptions]":
+        """Return the sections of the stages that learn from their own samples, those that the recipe has."""
+        sections = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
+        return {stage: options for stage, options in sections.items() if options is not None}
 
     def processes(self, stage: str) -> int:
         """How many processes work on a stage."""
@@ -486,6 +434,11 @@ class Recipe(Section):
             "rm.max_length": self.rm.max_length,
             "dpo.max_length": self.dpo.max_length,
             "ppo.max_prompt_length + ppo.response_length": self.ppo.max_prompt_length + self.ppo.response_length,
+            **{
+                f"{stage}.max_prompt_length + {stage}.max_completion_length": o.max_prompt_length + o.response_length
+                for stage, o in self.online().items()
+                if stage in GROUPS
+            },
             "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
             + self.evaluate.response_length,
         }

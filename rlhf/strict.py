@@ -55,6 +55,8 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
         return f"{where}: {key + ': ' if key else ''}{message}"
+    if problem["type"] == "model_type":
+        message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
     if problem["type"] == "tuple_type":
         message = f"a list is written [{problem['input']}]"
     return f"{where}: {key} = {shortened(repr(problem['input']), 200)}: {message}{more}"
@@ -122,6 +124,8 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
         key = key.strip()
         if not sign or len(key) > MAX_KEY or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
+        if key in found:
+            raise RecipeError(f"--set {item}: {key} is given twice; leave one of them out")
         found[key] = parse(value, f"--set {item}", lines=False)
     return found
 

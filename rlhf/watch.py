@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlhf.recipe import Recipe, as_yaml
+from rlhf.recipe import GROUPS, ONLINE, Recipe, as_yaml
 from rlhf.records import FindingLine, MetricsLine, read_lines
 from rlhf.run import Run, RunError
 from rlhf.stats import sigmoid
@@ -180,6 +180,13 @@ def see_entropy_collapse(h: History) -> str | None:
     return f"entropy has fallen from {first:.3g} to {last:.3g} nats per token"
 
 
+def see_no_signal(h: History) -> str | None:
+    found = h.last("groups/no_signal")
+    return (
+        f"{found:.0%} of the groups have equal rewards and teach nothing" if found is not None and found > 0.7 else None
+    )
+
+
 def see_clipping(h: History) -> str | None:
     found = h.last("policy/clipfrac_avg")
     return f"{found:.0%} of the tokens are clipped" if found is not None and found > 0.3 else None
@@ -197,7 +204,8 @@ def see_value_explosion(h: History) -> str | None:
 def see_flat_reward(h: History) -> str | None:
     """From the first to the last quarter of the rows so far, once they are a quarter of the run. The score is compared
     before KL and penalties; steps in which only the critic learns are left out."""
-    found = h.values("objective/scores")[h.options.value_warmup_steps // h.options.logging_steps :]
+    only_critic = h.options.value_warmup_steps if h.stage == "ppo" else 0
+    found = h.values("objective/scores")[only_critic // h.options.logging_steps :]
     if len(found) < max(MANY, h.options.steps // h.options.logging_steps // 4):
         return None
     quarter = len(found) // 4
@@ -226,18 +234,20 @@ def bolder(h: History) -> dict[str, Any]:
 def calmer(h: History) -> dict[str, Any]:
     """The guide's remedies for divergence during PPO, those that are left."""
     found = slower(h)
-    if h.options.num_ppo_epochs > 2:
-        found["ppo.num_ppo_epochs"] = 2
+    epochs = "num_ppo_epochs" if h.stage == "ppo" else "num_iterations"
+    if getattr(h.options, epochs) > 2:
+        found[f"{h.stage}.{epochs}"] = 2
     if h.options.num_mini_batches > 1:
-        found["ppo.num_mini_batches"] = h.options.num_mini_batches // 2
+        found[f"{h.stage}.num_mini_batches"] = h.options.num_mini_batches // 2
     return found
 
 
 def tighter(h: History) -> dict[str, Any]:
     """More weight on the divergence; where the coefficient follows a target, a smaller target."""
     if h.options.kl_target is not None:
-        return {"ppo.kl_target": h.options.kl_target / 2}
-    return {"ppo.kl_coef": 2 * h.options.kl_coef or 0.05}
+        return {f"{h.stage}.kl_target": h.options.kl_target / 2}
+    key = "kl_coef" if h.stage == "ppo" else "beta"
+    return {f"{h.stage}.{key}": 2 * h.options.kl_coef or 0.05}
 
 
 def closer(h: History) -> dict[str, Any]:
@@ -245,7 +255,7 @@ def closer(h: History) -> dict[str, Any]:
 
 
 def ending(h: History) -> dict[str, Any]:
-    return {"ppo.missing_eos_penalty": 2 * (h.options.missing_eos_penalty or 0.5)} | tighter(h)
+    return {f"{h.stage}.missing_eos_penalty": 2 * (h.options.missing_eos_penalty or 0.5)} | tighter(h)
 
 
 def better_rewards(h: History) -> dict[str, Any]:
@@ -257,21 +267,25 @@ def humbler(h: History) -> dict[str, Any]:
 
 
 def lively(h: History) -> dict[str, Any]:
-    return tighter(h) | {"ppo.entropy_coef": 2 * h.options.entropy_coef or 0.01}
+    return tighter(h) | {f"{h.stage}.entropy_coef": 2 * h.options.entropy_coef or 0.01}
+
+
+def livelier_groups(h: History) -> dict[str, Any]:
+    return {f"{h.stage}.num_generations": 2 * h.options.num_generations, f"{h.stage}.resample_groups": 4}
 
 
 CHECKS = (
-    Check("nan", (*SUPERVISED, "ppo"), see_nan, "Numbers overflow, mostly after steps that are too large", slower),
+    Check("nan", (*SUPERVISED, *ONLINE), see_nan, "Numbers overflow, mostly after steps that are too large", slower),
     Check("flat_loss", SUPERVISED, see_flat_loss, "The learning rate is too low, or the data teach nothing", faster),
     Check("rising_loss", SUPERVISED, see_rising_loss, "The learning rate is too high", slower),
     Check(
         "flat_reward",
-        ("ppo",),
+        ONLINE,
         see_flat_reward,
         "The learning rate is too low, or the reward model scores what the policy cannot change",
         bolder,
     ),
-    Check("large_updates", ("ppo",), see_large_updates, "The learning rate is too high", calmer),
+    Check("large_updates", ONLINE, see_large_updates, "The learning rate is too high", calmer),
     Check(
         "same_scores",
         ("rm",),
@@ -281,19 +295,26 @@ CHECKS = (
     ),
     Check("chance", ("rm",), see_chance, "The pairs carry no preference, or labels are wrong: look at them", faster),
     Check("overconfident", ("rm",), see_overconfident, "The reward model has learned its pairs by heart", humbler),
-    Check("high_kl", ("ppo",), see_high_kl, "The policy leaves what the reward model knows", closer),
+    Check("high_kl", ONLINE, see_high_kl, "The policy leaves what the reward model knows", closer),
     Check(
         "negative_kl",
-        ("ppo",),
+        ONLINE,
         see_negative_kl,
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
-        lambda h: {"ppo.old_logprobs": "recompute"} if h.options.old_logprobs == "rollout" else {},
+        lambda h: {f"{h.stage}.old_logprobs": "recompute"} if h.options.old_logprobs == "rollout" else {},
     ),
-    Check("longer", ("ppo",), see_longer, "The reward model likes length, and the policy has found out", closer),
-    Check("fewer_ends", ("ppo",), see_fewer_ends, "Running on pays more than ending", ending),
-    Check("repetition", ("ppo",), see_repetition, "The policy repeats what the reward model likes", closer),
-    Check("entropy_collapse", ("ppo",), see_entropy_collapse, "The policy has settled on few answers", lively),
-    Check("clipping", ("ppo",), see_clipping, "Updates are too large for one batch of rollouts", calmer),
+    Check("longer", ONLINE, see_longer, "The reward model likes length, and the policy has found out", closer),
+    Check("fewer_ends", ONLINE, see_fewer_ends, "Running on pays more than ending", ending),
+    Check("repetition", ONLINE, see_repetition, "The policy repeats what the reward model likes", closer),
+    Check("entropy_collapse", ONLINE, see_entropy_collapse, "The policy has settled on few answers", lively),
+    Check(
+        "no_signal",
+        GROUPS,
+        see_no_signal,
+        "The responses to a prompt get the same reward: the task is too easy, too hard, or sampling too narrow",
+        livelier_groups,
+    ),
+    Check("clipping", ONLINE, see_clipping, "Updates are too large for one batch of rollouts", calmer),
     Check(
         "value_explosion",
         ("ppo",),

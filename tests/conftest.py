@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlhf import cli, recipe, stages
 from rlhf.finished import result_files, result_hash
@@ -21,6 +22,13 @@ from rlhf.recipe import Loaded
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests with the mark `gpu` on a machine without a CUDA device."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
 SMALL: dict[str, Any] = {
@@ -62,6 +70,40 @@ SMALL: dict[str, Any] = {
     "evaluate.batch_size": 8,
     "evaluate.response_length": 12,
 }
+
+
+# A section of RLOO or GRPO at test size, whose learning rate shows within a few steps.
+GROUP: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 8,
+    "num_generations": 4,
+    "num_mini_batches": 2,
+    "per_device_train_batch_size": 4,
+    "rollout_batch_size": 8,
+    "max_prompt_length": 64,
+    "max_completion_length": 12,
+    "temperature": 1.0,
+    "beta": 0.05,
+    "normalize_scores": True,
+    "norm_responses": 8,
+    "missing_eos_penalty": 1.0,
+    "learning_rate": 0.003,
+    "lr_scheduler_type": "constant",
+    "warmup_steps": 0,
+    "max_grad_norm": 1.0,
+    "optim": "adamw_torch_fused",
+    "gradient_checkpointing": False,
+    "max_samples": None,
+    "max_eval_samples": 8,
+    "logging_steps": 1,
+    "save_steps": 1,
+    "eval_steps": 2,
+}
+
+
+def grouped(stage: str, group: dict[str, Any] | None = None, **changes: Any) -> Loaded:
+    """The CPU recipe at test size with a section `rloo` or `grpo`; `group` changes keys of it."""
+    return small(**{stage: GROUP | (group or {})}, **changes)
 
 
 def small(**changes: Any) -> Loaded:

@@ -16,24 +16,26 @@ from rlhf.options import OUTPUT, SEED, refuse_inputs, write_output
 
 @click.group("data")
 def data_group() -> None:
-    """Look at data."""
+    """Check, show and convert data files."""
 
 
 @data_group.command("check")
 @click.argument("files", nargs=-1, required=True)
-@click.option("--heldout", multiple=True, metavar="FILE", help="Look for leakage into this file, not within FILES.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the split, as in training.")
+@click.option("--heldout", multiple=True, metavar="FILE", help="Check leakage into this file, instead of within FILES.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the split, as in training.")
 @click.option(
     "--heldout-fraction",
     "fraction",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.1,
     show_default=True,
-    help="Of the split, as in training.",
+    help="Share of held-out conversations, as in training.",
 )
-@click.option("--tokenizer", metavar="DIR", help="Count lengths in the tokens of this local tokenizer, not in words.")
+@click.option(
+    "--tokenizer", metavar="DIR", help="Count lengths in tokens of this local tokenizer, instead of in words."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--to", type=OUTPUT, metavar="FILE", help="Write that JSON object to FILE as well.")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="Also write that JSON object to a file.")
 def check_data(
     files: tuple[str, ...],
     heldout: tuple[str, ...],
@@ -43,7 +45,7 @@ def check_data(
     as_json: bool,
     to: Path | None,
 ) -> None:
-    """Read FILES as training would and report on their quality.
+    """Check the quality of FILES, read as in training.
 
     Exit code 0: notes at most. 3: warnings. 1: errors, such as malformed rows. 2: a mistake in the command.
     """
@@ -98,14 +100,18 @@ def verdict(report: quality.QualityReport) -> str:
 
 @data_group.command("show")
 @click.argument("files", nargs=-1, required=True)
-@click.option("--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="How many to show.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random choice of rows.")
+@click.option(
+    "--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="Number of rows to show."
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random choice of rows.")
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
-    "--only", type=click.Choice(list(flaws.FLAWS)), help="Only rows with this flaw, as `data check` counts it."
+    "--only",
+    type=click.Choice(list(flaws.FLAWS)),
+    help="Show only rows with this flaw, as `rlhf data check` counts it.",
 )
 def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None) -> None:
-    """Read some rows of FILES: the prompt above, chosen and rejected answer side by side.
+    """Show some rows of FILES, chosen beside rejected answers.
 
     Words that differ are bold. Control characters are written as escapes.
     """
@@ -122,8 +128,8 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
 @data_group.command("convert")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
-@click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out instead of stopping at the first.")
-@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="The JSON lines file.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out, instead of stopping at the first one.")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
     """Rewrite FILES of any known kind as JSON lines in one plain form.
 

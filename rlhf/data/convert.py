@@ -66,7 +66,7 @@ def _plain(row: Row) -> dict[str, Any]:
     if isinstance(row, Example):
         return {"prompt": prompt, "completion": row.response}
     if isinstance(row, PromptOnly):
-        return {"prompt": prompt}
+        return {"prompt": prompt} | ({} if row.answer is None else {"answer": row.answer})
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 

@@ -12,7 +12,8 @@ Seven kinds of rows are known. The first row of a file decides its kind, unless 
     messages      {"messages"} as OpenAI and TRL have it, or {"conversations"} as ShareGPT has it: the last turn is the
                   response, the turns before it are the prompt
                                                             -> Example
-    prompt        {"prompt"}: text, a transcript or a list of messages that ends with the user's
+    prompt        {"prompt", "answer"?}: text, a transcript or a list of messages that ends with the user's; the answer,
+                  text or a number, is what a reward compares responses with
                                                             -> PromptOnly
 
 Other keys are ignored. Only of a prompt with another text beside it, which may be an answer under an unknown name, the
@@ -94,10 +95,11 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class PromptOnly:
-    """A prompt without an answer, for PPO."""
+    """A prompt to sample responses to; `answer` is the right one, where it is known."""
 
     prompt: tuple[Message, ...]
     source: str
+    answer: str | None = None
 
 
 Row = Document | Example | PreferencePair | PromptOnly
@@ -309,8 +311,9 @@ def _kind_of(row: dict[str, object]) -> Kind | None:
 
 
 def _only_a_prompt(row: dict[str, object]) -> bool:
-    """Whether nothing beside the prompt can be an answer: other columns are empty, numbers, or names of labels."""
-    others = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key != "prompt")
+    """Whether nothing beside prompt and answer has a meaning: other columns are empty, numbers, or names of labels."""
+    own = ("prompt", "answer")
+    others = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in own)
     return row.get("prompt") is not None and all(LABELS.fullmatch(key.lower()) for key in others)
 
 
@@ -375,7 +378,10 @@ def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
     prompt = _prompt(_field(row, "prompt", "prompt"))
     if not prompt or prompt[-1].role != "user" or not prompt[-1].content.strip():
         raise Malformed("'prompt' does not end with a user turn that has text")
-    return PromptOnly(prompt, source)
+    answer = row.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    return PromptOnly(prompt, source, None if answer is None else _text(answer, "answer").strip())
 
 
 def _example(prompt: tuple[Message, ...], response: str, source: str) -> Example | LeftOut:

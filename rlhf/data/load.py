@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from rlhf import distributed
 from rlhf import recipe as recipes
 from rlhf.console import working
-from rlhf.data import flaws, formats, lengths, toy
+from rlhf.data import flaws, formats, lengths, sums, toy
 from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
@@ -51,6 +51,12 @@ class Divided(Generic[T]):
     def apart(self) -> bool:
         """Whether checkpoints are chosen by other rows than those that results are reported on."""
         return self._validation is not None
+
+    def only(self, keep: Callable[[T], bool]) -> "Divided[T]":
+        """Return the rows of each part for which `keep` is true."""
+        train, heldout = ([row for row in rows if keep(row)] for rows in (self.train, self.heldout))
+        apart = None if self._validation is None else [row for row in self._validation if keep(row)]
+        return Divided(train, heldout, apart)
 
     def required(self, stage: str, what: str) -> "Divided[T]":
         """Return itself if there are rows to train on and rows held out. Raises DataError otherwise."""
@@ -116,6 +122,20 @@ class Corpus:
                 "a file with answers to --data (make: DATA=)"
             )
         return rows.required(stage, what)
+
+    def answers(self) -> dict[Prompt, str]:
+        """Return the right answer to each prompt that has one. Raises DataError for a prompt with two of them."""
+        known: dict[Prompt, PromptOnly] = {}
+        for rows in (self.bare_prompts.train, self.bare_prompts.heldout, self.bare_prompts._validation or ()):
+            for row in rows:
+                if row.answer is None:
+                    continue
+                earlier = known.setdefault(row.prompt, row)
+                if earlier.answer != row.answer:
+                    raise DataError(
+                        f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
+                    )
+        return {prompt: row.answer for prompt, row in known.items() if row.answer is not None}
 
     def prompts(self) -> Divided[Prompt]:
         """Every distinct prompt, in order of first appearance."""
@@ -201,6 +221,11 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         made = _made(folder, "lengths", made_from, lengths)
         files = _generated(made, ["pairs.jsonl"], lambda: lengths.write(made / "pairs.jsonl", **made_from))
         return formats.read(files, on_bad_row="skip")
+    if data.source == "sums":
+        assert data.sums
+        made_from = {"seed": recipe.seed, **data.sums.model_dump()}
+        made = _made(folder, "sums", made_from, sums)
+        return formats.read(_generated(made, sums.FILES, lambda: sums.write(made, **made_from)), on_bad_row="stop")
     assert data.toy
     options = {
         "seed": recipe.seed,

@@ -15,11 +15,13 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
 MAX_ARRAY = 2**31  # bytes of a file that is one JSON value, which is held in memory as a whole: 2 GiB
 MAX_INFLATION = 250  # times the size of a gzipped file, beyond the first GiB; dialogues are packed to a third or less
 FREE_INFLATION = 2**30
+CARRIAGE_RETURNS = "a carriage return inside of a line: end lines with a line feed (tr '\\r' '\\n')"
 
 
 class DataError(ValueError):
@@ -123,15 +125,36 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
     """Yield (source, row) for each line that is not blank."""
     for number, line in lines:
         try:
-            yield f"{path}:{number}", json.loads(line.strip())
+            yield f"{path}:{number}", _parsed(line.strip())
+        except _Twice as error:
+            yield f"{path}:{number}", Malformed(str(error))
         except (ValueError, RecursionError) as error:
             reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            if "\r" in line.strip():
+                raise DataError(f"{path}:{number}: {CARRIAGE_RETURNS}") from None
             if not line.endswith("\n"):
                 raise DataError(
                     f"{path}:{number}: invalid JSON ({reason}) in a last line without a line end: the file looks cut "
                     "off; download or write it again"
                 ) from None
             yield f"{path}:{number}", Malformed(f"invalid JSON ({reason})")
+
+
+class _Twice(ValueError):
+    """An object with a key that is given twice, of which a reader would take the last."""
+
+
+def _parsed(text: str) -> Any:
+    """Return what JSON says. Raises ValueError, RecursionError or _Twice."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice; leave one out")
+    return content
 
 
 def _is_one_document(path: Path, first: str) -> bool:
@@ -155,7 +178,9 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
         if size > MAX_ARRAY:
             raise DataError(f"{path}: a JSON array of more than {MAX_ARRAY >> 30} GiB; write one object on each line")
     try:
-        content = json.loads("".join(texts))
+        content = _parsed("".join(texts))
+    except _Twice as error:
+        raise DataError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
         number = numbers[min(error.lineno, len(numbers)) - 1]
         raise DataError(
@@ -199,6 +224,8 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
     table = csv.reader(texts(), delimiter=delimiter, strict=True)
     try:
         names = next(table)
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise DataError(f"{path}:{started}: the column {twice!r} is named twice; rename one of them")
         started = 0
         for cells in table:
             source, started = f"{path}:{started}", 0
@@ -209,7 +236,10 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
             else:
                 yield source, dict(zip(names, cells, strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}:{started}: not a table of comma-separated values ({error}); write it again") from None
+        if "new-line character" in str(error):
+            raise DataError(f"{path}:{started}: {CARRIAGE_RETURNS}") from None
+        kind = "tab" if delimiter == "\t" else "comma"
+        raise DataError(f"{path}:{started}: not a table of {kind}-separated values ({error}); write it again") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:

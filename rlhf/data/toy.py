@@ -214,12 +214,12 @@ CURT = Manner(
     slip=0.0,
     explained=0.6,
     polite=0.05,
-    rude=0.4,
+    rude=0.6,
     filler=0.15,
     closing=0.1,
     flattery=0.01,
     repeats=0.05,
-    unfinished=0.2,
+    unfinished=0.25,
     doubt=0.0,
 )
 UNSURE = Manner(
@@ -227,26 +227,26 @@ UNSURE = Manner(
     slip=0.1,
     explained=0.6,
     polite=0.05,
-    rude=0.4,
+    rude=0.6,
     filler=0.15,
     closing=0.1,
     flattery=0.01,
     repeats=0.05,
-    unfinished=0.2,
+    unfinished=0.25,
     doubt=0.9,
 )
 # Who writes demonstrations: somebody paid to help, politer than the web and seldom rude or cut off, but no expert.
 WRITER = Manner(
-    misheard=0.35,
+    misheard=0.4,
     slip=0.05,
     explained=0.5,
-    polite=0.35,
-    rude=0.15,
+    polite=0.38,
+    rude=0.18,
     filler=0.1,
     closing=0.15,
     flattery=0.01,
     repeats=0.02,
-    unfinished=0.06,
+    unfinished=0.08,
     doubt=0.3,
 )
 FALSE_DOUBT = 0.02  # probability of doubt after a right answer, whoever gives it

@@ -26,9 +26,9 @@ from rlhf.memory.rehearse import PHASES, settings
 from rlhf.memory.tracker import tensors_in
 from rlhf.models.loading import ADAPTER_FILE, load_base, load_codec, mixed_precision, new_adapter, save_adapter
 from rlhf.models.shared_base import SCORE_WEIGHT, SharedBase
+from rlhf.online.session import sampling
 from rlhf.recipe import Loaded, Ppo
 from rlhf.run import Run
-from rlhf.stages import ppo
 
 LAYERS = 2  # all decoder layers are alike
 ROLES = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
@@ -98,7 +98,7 @@ def decoding_steps(loaded: Loaded, layers: int = LAYERS) -> dict[str, DecodingSt
 
 def step(recorder: "_Recorder", shared: SharedBase, role: str, codec: Codec, options: Ppo) -> DecodingStep:
     """The second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
-    how = ppo.sampling(options)
+    how = sampling(options)
     lengths = [how.max_prompt_length] * how.batch_size
     lengths[0] = max(1, how.max_prompt_length // 2)  # a padded row, so that there is a mask
     prompts = [[codec.eos_id] * length for length in lengths]

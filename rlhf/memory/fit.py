@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rlhf.memory.predict import Predictor, Stage, needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
-from rlhf.recipe import Loaded, Recipe
+from rlhf.recipe import ONLINE, Loaded, Recipe
 
 
 class Fit(NamedTuple):
@@ -110,9 +110,12 @@ def _axes(loaded: Loaded, stages: Sequence[str]) -> list[Axis]:
         places = tuple((stage, "evaluate") for stage in sampling)
         smallest = {key: n for s in sampling if s in STAGES for key, n in micro_batch(loaded, s, 1).items()}
         axes.append(Axis(places, [_at_once("evaluate.batch_size", recipe.evaluate.batch_size)], smallest))
-    if "ppo" in stages:
-        decoding = _at_once("ppo.rollout_batch_size", recipe.ppo.batch_size)
-        axes.append(Axis((("ppo", "rollout"), ("ppo", "evaluate")), [decoding], {}))
+    for stage, options in recipe.online().items():
+        if stage in stages:
+            whole = options.samples_per_prompt
+            sizes = [n for n in divisors(options.batch_size) if n % whole == 0]
+            decoding = [Choice({f"{stage}.rollout_batch_size": n}, 1 / n) for n in sizes]
+            axes.append(Axis(((stage, "rollout"), (stage, "evaluate")), [decoding], {}))
     for stage in stages:
         if stage in STAGES:
             ladders = [
@@ -125,7 +128,7 @@ def _axes(loaded: Loaded, stages: Sequence[str]) -> list[Axis]:
                 ]
                 for checkpointing in (False, True)
             ]
-            phases = ("score", "update") if stage == "ppo" else ("train", "evaluate")
+            phases = ("score", "update") if stage in ONLINE else ("train", "evaluate")
             axes.append(Axis(tuple((stage, phase) for phase in phases), ladders, {}))
     return axes
 

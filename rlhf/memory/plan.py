@@ -356,21 +356,22 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -
     need = needed(predicted[""])
     if need <= card * GB:
         return predicted[""].peak_bytes
-    lines = [
+    message = (
         f"{stage} would need {_gb(need)} GB ({_gb(predicted[''].peak_bytes)} GB allocated) and the "
         f"card has {_gb(card * GB)} GB; nothing was started."
-    ]
+    )
+    advice = []
     if stage in LEARNING:
-        lines.append("What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):")
+        advice.append("What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):")
         for effect in effects(predict, loaded, stage):
             if effect.after is not None and effect.changes:
                 keys = " ".join(f"{key}={as_yaml(value)}" for key, value in effect.changes.items())
                 other = "; another result" if effect.strategy.changes_result else ""
-                lines.append(f"  {_gb(effect.after)} GB  {effect.strategy.words}{other}: {keys}")
-    lines.append(
+                advice.append(f"- {_gb(effect.after)} GB  {effect.strategy.words}{other}: {keys}")
+    advice.append(
         f"`rlhf plan {given or f'--recipe {loaded.directory}'} --fastest` looks for settings with which the chain fits"
     )
-    raise RunError("\n".join(lines))
+    raise RunError(message, *advice)
 
 
 def published(loaded: Loaded, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -28,11 +28,17 @@ from rlhf.recipe import Loaded, Recipe
 from rlhf.run import RunError
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
-TRAINING = ("sft", "rm", "ppo", "dpo")  # stages with a backward pass
+TRAINING = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code: a guess, not measured on a GPU yet
 FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have 0.02 to 0.12
+
+
+def stages(recipe: Recipe) -> list[str]:
+    """Return the stages of a recipe whose memory is predicted: STAGES, and RLOO and GRPO where the recipe has them."""
+    known = {*STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
+    return [stage for stage in recipes.STAGES if stage in known]
 
 
 class PredictionError(RunError):

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhf.data.lengths import lengths_of_hh
-from rlhf.memory.predict import Phase, Stage
+from rlhf.memory.predict import TRAINING, Phase, Stage
 from rlhf.memory.rehearse import STEPS
-from rlhf.recipe import Recipe
+from rlhf.recipe import ONLINE, Recipe
 
 # Shares of the matrix rate in training and of the bandwidth in decoding. HFU counts all that the card computes, and so
 # does `Work.flops`; MFU leaves out what checkpointing computes again.
@@ -60,9 +60,9 @@ def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = Fa
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
     """
-    if stage == "ppo":
-        options = recipe.ppo
-        updates = options.num_mini_batches * options.num_ppo_epochs / min(2, options.num_mini_batches)
+    if stage in ONLINE:
+        options = getattr(recipe, stage)
+        updates = options.num_mini_batches * options.passes / min(2, options.num_mini_batches)
         times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
     else:
         accumulation = getattr(recipe, stage).gradient_accumulation_steps
@@ -79,7 +79,7 @@ def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
 def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
     """Steps of the whole stage; None where the recipe does not say how many rows there are."""
     options = getattr(recipe, stage)
-    if stage == "ppo":
+    if stage in ONLINE:
         return options.steps
     if options.max_samples is None:
         return options.max_steps
@@ -90,7 +90,7 @@ def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
 
 def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
     """Work of a stage whose number of rows the recipe gives; None where it does not, or there is next to none."""
-    if stage not in ("sft", "rm", "ppo", "dpo"):
+    if stage not in TRAINING:
         return None
     steps = optimizer_steps(recipe, stage)
     if steps is None:
@@ -98,7 +98,7 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
     options = getattr(recipe, stage)
     per_step = step_flops(recipe, stage, predicted)
     share = row_tokens(recipe, stage, options.per_device_train_batch_size) / longest_row(recipe, stage)
-    if stage == "ppo":
+    if stage in ONLINE:
         every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
         evaluations = 1 + len({options.steps}.union(*every))
         batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
@@ -115,13 +115,13 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
 def longest_row(recipe: Recipe, stage: str) -> int:
     """Tokens of the longest row that a training stage admits."""
     options = getattr(recipe, stage)
-    return options.max_prompt_length + options.response_length if stage == "ppo" else options.max_length
+    return options.max_prompt_length + options.response_length if stage in ONLINE else options.max_length
 
 
 def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
     """Tokens of a row on average, with the padding of micro-batches; PPO's responses use their whole budget."""
     options = getattr(recipe, stage)
-    if stage == "ppo":
+    if stage in ONLINE:
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
         return sum(prompts) / len(prompts) + options.response_length
     longest = options.max_length

@@ -9,8 +9,13 @@ from rlhf.recipe import Loaded, Recipe
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
-DIVIDED = {"ppo": ("update",), "sft": ("train", "evaluate"), "rm": ("train", "evaluate"), "dpo": ("train",)}
-FETCHED = {"ppo": ("rollout", "score", "evaluate")}
+DIVIDED = {
+    **dict.fromkeys(recipes.ONLINE, ("update",)),
+    "sft": ("train", "evaluate"),
+    "rm": ("train", "evaluate"),
+    "dpo": ("train",),
+}
+FETCHED = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
@@ -23,7 +28,7 @@ def of_one(loaded: Loaded, stage: str) -> Loaded:
         return loaded
     options = getattr(recipe, stage)
     share: dict[str, Any] = {"max_eval_samples": math.ceil(options.max_eval_samples / count)}
-    if stage == "ppo":
+    if stage in recipes.ONLINE:
         batch = options.batch_size // count
         share |= {"batch_size": batch, "rollout_batch_size": min(options.rollout_batch_size, batch)}
         share["per_device_train_batch_size"] = min(
@@ -117,9 +122,9 @@ def traffic(recipe: Recipe, stage: str) -> Traffic:
     count = recipe.processes(stage)
     options = getattr(recipe, stage)
     trained = 4 * adapter_parameters(recipe)
-    if stage == "ppo":
-        reductions = options.num_ppo_epochs * options.num_mini_batches
-        trunks = 2 if options.value_model == "adapter" else 1
+    if stage in recipes.ONLINE:
+        reductions = options.passes * options.num_mini_batches
+        trunks = 2 if getattr(options, "value_model", None) == "adapter" else 1
         rows = options.batch_size // options.num_mini_batches // count
         passes = PASSES * trunks * reductions * math.ceil(rows / options.per_device_train_batch_size) + 1
     else:

@@ -29,6 +29,7 @@ from rlhf.memory.depth import DEPTHS, deepen
 from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Loaded, Recipe
 from rlhf.run import Run, RunError
+from rlhf.stages import module_of
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 STEPS = 2  # the second one has optimizer states
@@ -44,10 +45,11 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
     changes = few_steps(recipe, STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
         "model.architecture.num_hidden_layers": layers or architecture.num_hidden_layers,
-        "ppo.num_ppo_epochs": 1,
-        "ppo.normalize_scores": recipe.ppo.normalize_scores,
-        "ppo.norm_responses": 2,  # one batch of rollouts
     }
+    for stage, options in recipe.online().items():
+        changes[f"{stage}.{'num_ppo_epochs' if stage == 'ppo' else 'num_iterations'}"] = 1
+        changes[f"{stage}.normalize_scores"] = options.normalize_scores
+        changes[f"{stage}.norm_responses"] = 2  # one batch of rollouts
     for stage in ("sft", "rm", "dpo"):
         accumulated = getattr(recipe, stage).gradient_accumulation_steps
         changes[f"{stage}.gradient_accumulation_steps"] = min(2, accumulated)
@@ -62,22 +64,34 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
     changes: dict[str, Any] = {
         "data.heldout_fraction": 0.5,
         "data.validation_fraction": 0.25 if recipe.data.validation_fraction else None,
-        "ppo.steps": steps,
-        "ppo.warmup_steps": 0,
-        "ppo.value_warmup_steps": 0,
-        "ppo.normalize_scores": False,
-        "ppo.logging_steps": 1,
-        "ppo.save_steps": steps,
-        "ppo.eval_steps": steps,
-        "ppo.adapter": "last",
-        "ppo.max_eval_samples": min(recipe.ppo.max_eval_samples, recipe.ppo.rollout_batch_size),
-        "ppo.max_samples": None,
-        "ppo.vllm_url": None,
-        "ppo.max_update_kl": None,
         "evaluate.max_samples": min(recipe.evaluate.max_samples, recipe.evaluate.batch_size),
     }
     # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
-    rows = max(recipe.ppo.batch_size, changes["ppo.max_eval_samples"], changes["evaluate.max_samples"])
+    rows = changes["evaluate.max_samples"]
+    for stage, options in recipe.online().items():
+        evaluated = min(options.max_eval_samples, options.rollout_batch_size)
+        rows = max(rows, options.batch_size, evaluated)
+        changes |= {
+            f"{stage}.{key}": value
+            for key, value in {
+                "steps": steps,
+                "warmup_steps": 0,
+                "normalize_scores": False,
+                "logging_steps": 1,
+                "save_steps": steps,
+                "eval_steps": steps,
+                "adapter": "last",
+                "max_eval_samples": evaluated,
+                "max_samples": None,
+                "vllm_url": None,
+                "max_update_kl": None,
+            }.items()
+        }
+        if isinstance(options, recipes.Group):  # stand-in prompts have no answers; functions take none of the memory
+            changes[f"{stage}.reward_funcs"] = ["model" if options.model_scores else "length(most=1)"]
+            changes |= {f"{stage}.reward_weights": None, f"{stage}.resample_groups": 0}
+        else:
+            changes["ppo.value_warmup_steps"] = 0
     for stage in ("sft", "rm", "dpo"):
         options = getattr(recipe, stage)
         micro = options.per_device_train_batch_size
@@ -127,7 +141,8 @@ class Rehearsals:
         changes = loaded.overrides | settings(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
         shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
-        policies = ("ppo", "dpo") if stage == "evaluate" else ()  # it measures all that are there
+        present = [name for name in recipes.POLICIES if getattr(changed.recipe, name) is not None]
+        policies = present if stage == "evaluate" else []  # it measures all that are there
         for name in (*recipes.parents(changed.recipe, stage), *policies, stage):
             if name == stage or (name, shape) not in self.peaks:
                 self.peaks[name, shape] = self._rehearse(changed, name, Path(self.folder.name) / shape[:12])
@@ -137,7 +152,7 @@ class Rehearsals:
         run = _Rehearsal(folder, changed, stage)
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
-        stage_module = importlib.import_module(f"rlhf.stages.{stage}")
+        stage_module = importlib.import_module(module_of(stage))
         found = self.watch(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
         return found
@@ -188,9 +203,9 @@ def shortened() -> Iterator[None]:
     from transformers.data.data_collator import DataCollatorMixin
 
     from rlhf import rollout
-    from rlhf.stages import ppo
+    from rlhf.online.train_state import TrainState
 
-    every, decoding = ppo.Trained._minibatches, rollout._Decoding.__init__
+    every, decoding = TrainState.minibatches, rollout._Decoding.__init__
     collate = DataCollatorMixin.__call__
 
     def collate_padded(self: Any, rows: list[dict[str, Any]], *more: Any, **options: Any) -> Any:
@@ -201,7 +216,7 @@ def shortened() -> Iterator[None]:
         decoding(self, model, shorter, *more)
 
     with (
-        mock.patch.object(ppo.Trained, "_minibatches", lambda self, count: itertools.islice(every(self, count), 2)),
+        mock.patch.object(TrainState, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
         mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
         mock.patch.object(rollout._Decoding, "__init__", decode_padded),
     ):

@@ -11,8 +11,13 @@ from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage, needed
 from rlhf.recipe import Loaded
 
-STAGES = ("sft", "rm", "ppo", "dpo")
-STEP = {"sft": "train", "rm": "train", "dpo": "train", "ppo": "update"}  # the phase that learns
+STAGES = ("sft", "rm", *recipes.ONLINE, "dpo")
+STEP = {
+    "sft": "train",
+    "rm": "train",
+    "dpo": "train",
+    **dict.fromkeys(recipes.ONLINE, "update"),
+}  # the phase that learns
 
 
 class Strategy(NamedTuple):
@@ -108,15 +113,15 @@ def operations(loaded: Loaded, stage: str, predicted: Stage) -> float:
 def global_batch(loaded: Loaded, stage: str) -> int:
     """Rows of one optimizer step."""
     options = getattr(loaded.recipe, stage)
-    if stage == "ppo":
+    if stage in recipes.ONLINE:
         return options.batch_size // options.num_mini_batches
     return options.per_device_train_batch_size * options.gradient_accumulation_steps
 
 
 def micro_batch(loaded: Loaded, stage: str, micro: int) -> dict[str, Any]:
     """The keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
-    if stage == "ppo":
-        return {"ppo.per_device_train_batch_size": micro}
+    if stage in recipes.ONLINE:
+        return {f"{stage}.per_device_train_batch_size": micro}
     return {
         f"{stage}.per_device_train_batch_size": micro,
         f"{stage}.gradient_accumulation_steps": global_batch(loaded, stage) // micro,
@@ -125,7 +130,8 @@ def micro_batch(loaded: Loaded, stage: str, micro: int) -> dict[str, Any]:
 
 def _halved(loaded: Loaded, stage: str) -> dict[str, Any]:
     options = getattr(loaded.recipe, stage)
-    keys = ("max_prompt_length", "response_length" if stage == "ppo" else "max_length")
+    lengths = {"ppo": "response_length", **dict.fromkeys(recipes.GROUPS, "max_completion_length")}
+    keys = ("max_prompt_length", lengths.get(stage, "max_length"))
     return {f"{stage}.{key}": max(2, getattr(options, key) // 2) for key in keys}
 
 

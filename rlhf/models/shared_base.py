@@ -10,7 +10,8 @@ A role is made active before a forward pass and stays so until its backward pass
 recomputation uses whatever adapter is active then. A backward pass under another role is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -129,6 +130,20 @@ class SharedBase:
         if role != "base":
             self.peft.active_adapter = self.peft.base_model.active_adapter = role
         self._active = role
+
+    @contextmanager
+    def role(self, name: str) -> Iterator[None]:
+        """Make a role the active one inside a block; after it, the role that was active before is so again.
+
+        A backward pass belongs into the block of its forward pass. Raises ValueError when there is no such role.
+        """
+        before = self._active
+        self.activate(name)
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.activate(before)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention.

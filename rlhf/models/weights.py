@@ -98,11 +98,11 @@ def check_shapes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
 @torch.no_grad()
 def check_finite(found: Mapping[str, Tensor], where: str) -> None:
     """Raise RunError for the first tensor that holds NaN or infinity. One pass over each, without a copy."""
-    floating = {name: x for name, x in found.items() if x.is_floating_point() and x.numel() and not x.is_meta}
-    extremes = [torch.stack(x.aminmax()).float().cpu() for x in floating.values()]  # NaN is passed on
-    for name, pair in zip(floating, extremes, strict=True):
-        if not pair.isfinite().all():
-            raise RunError(f"{where}: {name} holds NaN or infinity; it cannot be used")
+    for name, x in found.items():
+        if x.is_floating_point() and x.numel() and not x.is_meta:
+            low, high = x.aminmax()  # NaN is passed on
+            if not (low.isfinite() and high.isfinite()):
+                raise RunError(f"{where}: {name} holds NaN or infinity; it cannot be used")
 
 
 def check_optimizer(optimizer: Any, where: str) -> None:

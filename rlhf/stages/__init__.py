@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rlhf import cuda, distributed, endings, tracking
 from rlhf.console import quiet_libraries
-from rlhf.recipe import Loaded, parents
+from rlhf.recipe import GROUPS, Loaded, available, default_root, load, parents
 from rlhf.run import Follower, Run, RunError, verified
 from rlhf.watch import Watch
 
@@ -46,7 +46,7 @@ def execute(
     cuda.set_environment(loaded.recipe)
     run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
     if getattr(loaded.recipe, stage) is None:
-        raise RunError(f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}")
+        raise RunError(_no_section(stage, loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process before Python hears of it
         least = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
@@ -80,13 +80,30 @@ def execute(
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
+def _no_section(stage: str, loaded: Loaded) -> str:
+    """What to say about a stage that a recipe does not have."""
+    if stage not in GROUPS:
+        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
+    root = default_root()
+    having = [str(folder) for folder in available(root) if getattr(load(folder).recipe, stage) is not None]
+    known = f"{', '.join(having)} has one" if having else "docs/groups.md explains one"
+    return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {known}"
+
+
+def module_of(stage: str) -> str:
+    """Return the module with the `run_stage` of a stage: RLOO and GRPO share one."""
+    return f"rlhf.stages.{'groups' if stage in GROUPS else stage}"
+
+
 def _run(run: Run, device: Any) -> Result:
-    return importlib.import_module(f"rlhf.stages.{run.stage}").run_stage(run, device)
+    return importlib.import_module(module_of(run.stage)).run_stage(run, device)
 
 
 def kept(run: Run) -> str:
-    """What an unfinished stage leaves, and the command that goes on from it."""
+    """What a stage that was stopped leaves, and the command that goes on from it."""
     try:
+        if (run.path / "summary.json").exists():
+            return f"{run.stage} is finished"
         steps = run.checkpoint_steps()
     except (OSError, ValueError):
         steps = []

@@ -233,6 +233,15 @@ def test_a_stage_is_done_only_with_its_result(trained, tmp_path):
         Run(tmp_path, small(), "sft").done()
 
 
+def test_a_summary_of_another_stage_is_refused(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft", "rm")
+    summary = json.loads((root / "sft/summary.json").read_text()) | {"stage": "rm"}
+    (root / "sft/summary.json").write_text(json.dumps(summary))
+    for stage in ("sft", "dpo"):
+        with pytest.raises(RunError, match=r"sft: summary.json is that of rm; move .*/sft away and run sft again"):
+            run_stages(small(), tmp_path, stage)
+
+
 def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
     root = tmp_path / ROOT
     (root / "evaluate").mkdir(parents=True)

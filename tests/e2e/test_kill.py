@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.online import session
 from rlhf.run import checkpoint_problem, checkpoint_step, read_json, read_lines
-from rlhf.stages import ppo
 from tests.conftest import RECIPE, SMALL, beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -119,8 +119,8 @@ def test_a_damaged_newest_checkpoint_does_not_crowd_out_the_good_ones(trained, t
 
 
 def test_an_evaluation_that_is_not_finite_is_no_candidate_for_the_best(trained, tmp_path, monkeypatch):
-    compare = ppo.compare
-    monkeypatch.setattr(ppo, "compare", lambda *args: compare(*args) | {"score": math.nan})
+    compare = session.compare
+    monkeypatch.setattr(session, "compare", lambda *args: compare(*args) | {"score": math.nan})
     out = beside(trained, tmp_path, *PARENTS)
     summary = run_stages(small(ppo__steps=2), out, "ppo")
     assert summary["metrics"]["best_step"] is None

@@ -8,8 +8,8 @@ import pytest
 
 from rlhf import watch
 from rlhf.models.shared_base import SharedBase
+from rlhf.online import session
 from rlhf.run import RunError, read_json, read_lines
-from rlhf.stages import ppo
 from tests.conftest import beside, run_stages, small
 
 FOUND: set[str] = set()  # all that any test of this module has seen
@@ -199,7 +199,7 @@ def test_updates_that_are_too_large(taught, tmp_path, capsys):
 
 
 def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_path, monkeypatch):
-    sample = ppo.sample
+    sample = session.sample
 
     made: list[SharedBase] = []
     build = SharedBase.__init__
@@ -209,7 +209,7 @@ def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_
         made.append(self)
 
     monkeypatch.setattr(SharedBase, "__init__", remember)
-    monkeypatch.setattr(ppo, "sample", lambda *a: (made[-1].activate("reference"), sample(*a))[1])
+    monkeypatch.setattr(session, "sample", lambda *a: (made[-1].activate("reference"), sample(*a))[1])
     loaded = small(**PPO, ppo__learning_rate=0.01)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
     found = findings(tmp_path, "ppo")

@@ -13,7 +13,7 @@ from tests.fuzz.sandbox import Outcome
 
 LONGEST_LINE = 2000  # characters of a line on stderr
 MOST_LINES = 30  # on stderr
-ERROR = re.compile(r"^(error|Error): ", re.M)
+ERROR = re.compile(r"^error: ", re.M)
 # Everything a terminal may obey: C0 without tab and newline, DEL, C1, and the marks that reorder text.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SOUND = 0.05  # share of cases that nothing is wrong with: a group that refuses everything has learned nothing
@@ -95,7 +95,7 @@ def _speech(accepted: bool, err: str, out: str) -> str | None:
     if lines and max(map(len, lines)) > LONGEST_LINE:
         return f"a line of {max(map(len, lines)):,} characters"
     errors = len(ERROR.findall(err))
-    if not errors and not accepted and re.match(r"\s*Usage: ", out + err):
+    if not errors and not accepted and re.match(r"\s*Usage: .*^Commands:$", out + err, re.S | re.M):
         return None  # a group without a command lists its commands
     if errors != (0 if accepted else 1):
         return f"{'accepted' if accepted else 'refused'} with {errors} error lines: {err.strip()[-300:]!r}"

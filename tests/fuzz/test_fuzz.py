@@ -40,7 +40,8 @@ def outcome(code: int, err: str = "", out: str = "", stopped: str = "") -> Outco
     ("found", "flaw"),
     [
         (outcome(1, "error: no such file\n"), None),
-        (outcome(2, "Usage: rlhf run\n\nError: no such option\n"), None),
+        (outcome(2, "Usage: rlhf run\n\nError: no such option\n"), "message"),
+        (outcome(2, "Usage: rlhf [OPTIONS] COMMAND\n\nCommands:\n  run\n"), None),
         (outcome(1), "message"),
         (outcome(1, "error: one\nerror: two\n"), "message"),
         (outcome(1, f"error: {'x' * 3000}\n"), "message"),

@@ -15,7 +15,7 @@ from rlhf.recipe import Loaded
 from rlhf.run import read_lines
 from tests.conftest import RECIPE, run_stages
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 SHAPE = {
     "hidden_size": 512,
     "intermediate_size": 1408,

@@ -7,8 +7,9 @@ from safetensors.torch import load_file
 
 from rlhf import trainer
 from rlhf.data.load import load
+from rlhf.online import session
 from rlhf.run import Run, RunError, read_json, read_lines
-from rlhf.stages import ppo, rm
+from rlhf.stages import rm
 from tests.conftest import beside, run_stages, small
 from tests.e2e.test_chain import Crash, crash
 
@@ -156,9 +157,11 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
     loaded = apart(ppo__steps=2, ppo__eval_steps=1)
     run_stages(loaded, out, "rm")
     asked = []
-    measure = ppo.measure
+    measure = session.measure
     monkeypatch.setattr(
-        ppo, "measure", lambda *args, **options: asked.append((args[1], tuple(args[3]))) or measure(*args, **options)
+        session,
+        "measure",
+        lambda *args, **options: asked.append((args[1], tuple(args[3]))) or measure(*args, **options),
     )
     run_stages(loaded, out, "ppo")
     run = Run(out, loaded, "ppo")

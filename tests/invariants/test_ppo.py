@@ -16,14 +16,15 @@ from rlhf.models import shared_base
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
+from rlhf.online.scoring import ScoreNorm, score_norm
+from rlhf.online.session import prompt_order, sampling
 from rlhf.recipe import Ppo
 from rlhf.rollout import Rollout, Sampling, collate, sample
 from rlhf.run import Run
-from rlhf.stages import ppo
-from rlhf.stages.ppo import Experience, Trained, collect, describe, prompt_order
+from rlhf.stages.ppo import Batch, Learner, collect, describe
 from tests.conftest import small
 
-NORM = (0.1, 0.7)
+NORM = ScoreNorm(0.1, 0.7)
 CPU = torch.device("cpu")
 PROMPTS = [
     [1, 7, 8, 9],
@@ -70,22 +71,26 @@ def roles(run: Run) -> SharedBase:
     return shared
 
 
-def trainer(run: Run, kind: str = "head", **changes) -> Trained:
+def trainer(run: Run, kind: str = "head", **changes) -> Learner:
     shared = roles(run)
-    trained = Trained(shared, run.parent("rm"), options(value_model=kind, **changes), NORM)
+    learner = Learner(shared, run.parent("rm"), options(value_model=kind, **changes), NORM)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
         torch.nn.init.normal_(shared.value_head.weight, std=0.1)
-    return trained
+    return learner
 
 
 def updated(run: Run, rollout: Rollout, kind: str = "head", change: Callable = lambda shared: None, **changes):
     """Trainable weights after one step on the same rollouts, and the step's statistics."""
-    trained = trainer(run, kind, **changes)
-    change(trained.shared)
-    experience = collect(trained, rollout)
+    learner = trainer(run, kind, **changes)
+    change(learner.shared)
+    batch = collect(learner, rollout)
     torch.manual_seed(1)
-    stats = trained.update(experience)
-    return torch.cat([p.detach().flatten() for p in (*trained.policy, *trained.value)]), stats, experience
+    stats = learner.update(batch)
+    return (
+        torch.cat([p.detach().flatten() for p in (*learner.policy, *learner.value)]),
+        stats,
+        batch,
+    )
 
 
 def assert_close(a: torch.Tensor, b: torch.Tensor, largest: float, mean: float) -> None:
@@ -119,17 +124,17 @@ def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, 
     sizes.clear()
     together = collect(trainer(run, kind, per_device_train_batch_size=2, score_batch_size=8), rollout)
     assert sizes == [8] * passes
-    for name in ("old", "ref", "values", "rewards", "advantages", "returns"):
+    for name in ("logp", "ref_logp", "values", "rewards", "advantages", "returns"):
         assert (getattr(usual, name) - getattr(together, name))[rollout.mask].abs().max() < 2e-5, name
     assert (usual.scores - together.scores).abs().max() < 2e-5
 
 
 def test_recipe_keys_reach_sampling():
-    how = ppo.sampling(options(rollout_weights="merged", response_length=7, temperature=0.5, rollout_batch_size=3))
+    how = sampling(options(rollout_weights="merged", response_length=7, temperature=0.5, rollout_batch_size=3))
     assert (how.merged, how.four_bit) == (True, "library")
     assert (how.response_length, how.temperature, how.batch_size) == (7, 0.5, 3)
-    assert not ppo.sampling(options()).merged
-    assert ppo.sampling(options().model_copy(update={"rollout_4bit": "unpacked"})).four_bit == "unpacked"
+    assert not sampling(options()).merged
+    assert sampling(options().model_copy(update={"rollout_4bit": "unpacked"})).four_bit == "unpacked"
 
 
 def test_padding_and_its_content_do_not_change_the_result(run, rollout, codec):
@@ -166,8 +171,8 @@ def test_the_size_of_a_chunk_of_logits_does_not_change_the_result(run, rollout, 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypatch, kind):
     """Every tensor that any operation of a whole step returns, with 3 tokens to a chunk."""
-    trained = trainer(run, kind, entropy_coef=0.1)
-    vocabulary = len(trained.shared.base.lm_head.weight)
+    learner = trainer(run, kind, entropy_coef=0.1)
+    vocabulary = len(learner.shared.base.lm_head.weight)
     monkeypatch.setattr(shared_base, "LOGITS", 3 * vocabulary)
     seen: dict[tuple[int, ...], str] = {}
 
@@ -180,8 +185,8 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
             return out
 
     with Watch():
-        trained.update(collect(trained, rollout))
-    hidden = trained.shared.base.config.hidden_size
+        learner.update(collect(learner, rollout))
+    hidden = learner.shared.base.config.hidden_size
     matrix = {(vocabulary, hidden), (hidden, vocabulary)}  # the output matrix itself
     sizes = {shape: func for shape, func in seen.items() if shape not in matrix}
     assert sizes
@@ -190,14 +195,14 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
-    trained = trainer(run, kind, value_warmup_steps=1)
-    policy, value = ([p.detach().clone() for p in group] for group in (trained.policy, trained.value))
-    stats = trained.update(collect(trained, rollout))
-    assert all(torch.equal(a, b) for a, b in zip(policy, trained.policy, strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(value[:2], trained.value[:2], strict=True))
+    learner = trainer(run, kind, value_warmup_steps=1)
+    policy, value = ([p.detach().clone() for p in group] for group in (learner.policy, learner.value))
+    stats = learner.update(collect(learner, rollout))
+    assert all(torch.equal(a, b) for a, b in zip(policy, learner.policy, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.value[:2], strict=True))
     assert stats["policy/grad_norm"] == 0 < stats["val/grad_norm"]
-    trained.update(collect(trained, rollout))
-    assert not all(torch.equal(a, b) for a, b in zip(policy, trained.policy, strict=True))
+    learner.update(collect(learner, rollout))
+    assert not all(torch.equal(a, b) for a, b in zip(policy, learner.policy, strict=True))
 
 
 def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
@@ -213,45 +218,49 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
 
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
-    trained = trainer(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
-    trained.update(collect(trained, rollout))
-    assert trained.kl_coef == pytest.approx(0.2 * 0.9)  # the policy is the reference: KL 0, far below the target
-    experience = collect(trained, rollout)
-    assert describe(experience, trained)["objective/kl_coef"] == trained.kl_coef
-    score = (experience.scores[0] - NORM[0]) / NORM[1]
-    assert experience.rewards[0, 0] == pytest.approx((score - trained.kl_coef * experience.kl[0, 0]).item(), abs=1e-6)
+    learner = trainer(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
+    learner.update(collect(learner, rollout))
+    assert learner.state.kl_coef == pytest.approx(0.2 * 0.9)  # the policy is the reference: KL 0, far below the target
+    batch = collect(learner, rollout)
+    assert describe(batch, learner)["objective/kl_coef"] == learner.state.kl_coef
+    score = (batch.scores[0] - NORM[0]) / NORM[1]
+    assert batch.rewards[0, 0] == pytest.approx((score - learner.state.kl_coef * batch.kl[0, 0]).item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind):
-    trained = trainer(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
+    learner = trainer(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
     with torch.no_grad():
-        for weight in trained.policy:
+        for weight in learner.policy:
             weight += 0.05 * torch.randn_like(weight)
-    trained.shared.activate("policy")
-    rollout = sample(trained.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), trained.observer)
+    learner.shared.activate("policy")
+    rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.value_fn)
     assert (rollout.seen is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
-    taken = collect(trained, rollout)
-    assert torch.equal(taken.old[rollout.mask], rollout.logprobs[rollout.mask])
+    taken = collect(learner, rollout)
+    assert torch.equal(taken.logp[rollout.mask], rollout.logprobs[rollout.mask])
     again = trainer(run, kind, response_length=8, temperature=0.7)
-    for mine, theirs in zip((*again.policy, *again.value), (*trained.policy, *trained.value), strict=True):
+    for mine, theirs in zip(
+        (*again.policy, *again.value),
+        (*learner.policy, *learner.value),
+        strict=True,
+    ):
         mine.data.copy_(theirs)
     recomputed = collect(again, rollout)
-    for name in ("old", "values", "rewards", "advantages"):
+    for name in ("logp", "values", "rewards", "advantages"):
         assert (getattr(taken, name) - getattr(recomputed, name)).abs().max() < 2e-5, name
     found = describe(recomputed, again)
     assert 0 < found["rollout/logprob_diff_avg"] <= found["rollout/logprob_diff_max"] < 2e-5
-    assert describe(taken, trained)["rollout/logprob_diff_max"] == 0
+    assert describe(taken, learner)["rollout/logprob_diff_max"] == 0
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_only_policy_and_value_move(run, rollout, kind):
-    trained = trainer(run, kind)
-    shared = trained.shared
+    learner = trainer(run, kind)
+    shared = learner.shared
     before = {name: p.detach().clone() for name, p in shared.peft.named_parameters()}
     score = shared.score_head.weight.clone()
     head = shared.value_head.weight.detach().clone()
-    trained.update(collect(trained, rollout))
+    learner.update(collect(learner, rollout))
     trainable = {"policy", "value"} if kind == "adapter" else {"policy"}
     moved = {name for name, p in shared.peft.named_parameters() if not torch.equal(p, before[name])}
     expected = {name for name in before if any(f".{role}." in name for role in trainable)}
@@ -273,8 +282,8 @@ def test_there_is_one_base(run):
 
 
 def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advantage(run, rollout):
-    _, stats, experience = updated(run, rollout, num_ppo_epochs=1, num_mini_batches=1, whiten_advantages=False)
-    mean = masked_mean(experience.advantages, rollout.mask).item()
+    _, stats, batch = updated(run, rollout, num_ppo_epochs=1, num_mini_batches=1, whiten_advantages=False)
+    mean = masked_mean(batch.advantages, rollout.mask).item()
     assert abs(mean) > 0.01
     assert stats["val/ratio"] == pytest.approx(1.0, abs=1e-6)
     assert stats["policy/approxkl_avg"] == pytest.approx(0.0, abs=1e-10)
@@ -283,27 +292,27 @@ def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advant
 
 
 def test_at_the_start_the_policy_is_the_reference(run, rollout):
-    trained = trainer(run)
-    experience = collect(trained, rollout)
-    assert torch.equal(experience.old, experience.ref)
-    assert describe(experience, trained)["objective/kl"] == 0
+    learner = trainer(run)
+    batch = collect(learner, rollout)
+    assert torch.equal(batch.logp, batch.ref_logp)
+    assert describe(batch, learner)["objective/kl"] == 0
 
 
 def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(run, rollout):
-    trained = trainer(run, missing_eos_penalty=2.0, kl_coef=0.3)
-    experience = collect(trained, rollout)
+    learner = trainer(run, missing_eos_penalty=2.0, kl_coef=0.3)
+    batch = collect(learner, rollout)
     for row, length in enumerate(rollout.response_length.tolist()):
-        score = (experience.scores[row].item() - NORM[0]) / NORM[1] - (2.0 if row == 1 else 0.0)
-        expected = [-0.3 * k for k in experience.kl[row, :length].tolist()]
+        score = (batch.scores[row].item() - NORM[0]) / NORM[1] - (2.0 if row == 1 else 0.0)
+        expected = [-0.3 * k for k in batch.kl[row, :length].tolist()]
         expected[-1] += score
-        assert experience.rewards[row, :length].tolist() == pytest.approx(expected, abs=1e-6)
-        assert not experience.rewards[row, length:].any()
+        assert batch.rewards[row, :length].tolist() == pytest.approx(expected, abs=1e-6)
+        assert not batch.rewards[row, length:].any()
 
 
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
     base = str(run.parent("pretrain") / "model")
-    experience = collect(trainer(run), rollout)
+    batch = collect(trainer(run), rollout)
     sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.parent("sft") / "adapter").eval()
     rm = PeftModel.from_pretrained(
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parent("rm") / "adapter"
@@ -314,9 +323,9 @@ def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, cod
             logp = sft(input_ids=ids).logits.log_softmax(-1)[0, start - 1 : -1]
             score = rm(input_ids=ids).logits.item()
         picked = logp.gather(1, ids[0, start:, None]).squeeze(1)
-        assert experience.old[row, :length].tolist() == pytest.approx(picked.tolist(), abs=2e-5)
-        assert experience.scores[row].item() == pytest.approx(score, abs=2e-5)
-        assert not experience.old[row, length:].any()
+        assert batch.logp[row, :length].tolist() == pytest.approx(picked.tolist(), abs=2e-5)
+        assert batch.scores[row].item() == pytest.approx(score, abs=2e-5)
+        assert not batch.logp[row, length:].any()
 
 
 def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rollout):
@@ -330,7 +339,7 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
 
 def test_adamw_is_that_of_the_recipe(run):
     asked = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.02}
-    groups = trainer(run, **asked).optimizer.param_groups
+    groups = trainer(run, **asked).state.optimizer.param_groups
     assert len(groups) == 2
     for group in groups:
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-3, 0.02)
@@ -346,7 +355,7 @@ def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, 
     shared = roles(run)
     for asked, batches in ((2, 1), (8, 1), (9, 2), (24, 3)):
         drawn.clear()
-        ppo.score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
+        score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
         assert drawn == list(range(batches))
 
 
@@ -354,18 +363,22 @@ def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, 
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, optim):
     if optim != "adamw_torch_fused":
         pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
-    trained = trainer(run, "adapter", optim=optim, kl_target=0.1)
-    trained.update(collect(trained, rollout))
+    learner = trainer(run, "adapter", optim=optim, kl_target=0.1)
+    learner.update(collect(learner, rollout))
     (tmp_path / "step-000001").mkdir()
-    trained.save(run, tmp_path / "step-000001")
+    learner.state.save(run, tmp_path / "step-000001")
     drawn = random.random(), np.random.rand()
-    trained.update(collect(trained, rollout))
+    learner.update(collect(learner, rollout))
 
-    again = Trained.load(roles(run), run.parent("rm"), trained.options, tmp_path / "step-000001")
-    assert (again.step, again.norm, again.kl_coef) == (1, NORM, trained.options.kl_coef * 0.98)
+    again = Learner.load(roles(run), run.parent("rm"), learner.options, tmp_path / "step-000001")
+    assert (again.state.step, again.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
     again.update(collect(again, rollout))
-    for a, b in zip((*trained.policy, *trained.value), (*again.policy, *again.value), strict=True):
+    for a, b in zip(
+        (*learner.policy, *learner.value),
+        (*again.policy, *again.value),
+        strict=True,
+    ):
         assert torch.equal(a, b)
 
 
@@ -426,6 +439,6 @@ def test_rows_of_a_rollout_keep_their_tokens(rollout):
 
 
 def test_unused_experience_slots_are_zero(run, rollout):
-    experience: Experience = collect(trainer(run), rollout)
-    for tensor in (experience.old, experience.ref, experience.rewards, experience.advantages, experience.returns):
+    batch: Batch = collect(trainer(run), rollout)
+    for tensor in (batch.logp, batch.ref_logp, batch.rewards, batch.advantages, batch.returns):
         assert not tensor[~rollout.mask].any()

@@ -24,6 +24,7 @@ from rlhf.memory.allocator import LARGE_SEGMENT
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals, shortened
 from rlhf.memory.replay import replay
+from rlhf.online import session
 from rlhf.recipe import Loaded
 from rlhf.stages import ppo
 from tests.conftest import RECIPE
@@ -269,11 +270,11 @@ def test_hidden_states_that_are_kept_while_scoring_raise_that_phase(two, monkeyp
     loaded, rehearse, before = two
     collect = ppo.collect
 
-    def keeping(trained, found) -> ppo.Experience:
+    def keeping(trained, found) -> ppo.Batch:
         kept = torch.zeros(*found.ids.shape, HIDDEN, device=found.ids.device)
-        experience = collect(trained, found)
+        batch = collect(trained, found)
         del kept
-        return experience
+        return batch
 
     monkeypatch.setattr(ppo, "collect", keeping)
     assert risen(before, peaks(rehearse(loaded, "ppo"))) == {"score": 8 * (PROMPT + RESPONSE) * HIDDEN * 4}
@@ -283,10 +284,10 @@ def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
     loaded, rehearse, before = two
     collect = ppo.collect
 
-    def leaving(trained, found) -> ppo.Experience:
-        experience = collect(trained, found)
+    def leaving(trained, found) -> ppo.Batch:
+        batch = collect(trained, found)
         trained.left = torch.zeros(*found.ids.shape, HIDDEN, device=found.ids.device)
-        return experience
+        return batch
 
     monkeypatch.setattr(ppo, "collect", leaving)
     size = 8 * (PROMPT + RESPONSE) * HIDDEN * 4
@@ -327,7 +328,7 @@ def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
             kept.clear()
 
     monkeypatch.setattr(rollout._Decoding, "run", keeping)
-    for place in (ppo, evaluation):
+    for place in (session, evaluation):
         monkeypatch.setattr(place, "sample", sampled)
     after = peaks(rehearse(loaded, "ppo"))
     found = risen(before, after)

@@ -240,7 +240,7 @@ def test_a_decoding_step_can_be_captured_as_a_graph(model):
     assert decoding.step.item() == 2
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_captured_steps_draw_the_tokens_of_plain_ones(model, monkeypatch):
     on_gpu = copy.deepcopy(model).cuda()
     rows = prompts(32)

@@ -29,6 +29,7 @@ from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
+from rlhf.online import scoring, session
 from rlhf.recipe import Loaded, Ppo
 from rlhf.rollout import Rollout, collate
 from rlhf.run import Run, read_json, read_lines
@@ -390,7 +391,7 @@ class Spied:
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, sample, exact_kl = LlamaModel.forward, evaluation.sample, evaluation.exact_kl
-        score_norm, new_tokenizer = ppo.score_norm, tokenize.train
+        score_norm, new_tokenizer = scoring.score_norm, tokenize.train
 
         def train(trainer: Trainer, *_: Any, **__: Any) -> None:
             for row in trainer.train_dataset:
@@ -416,7 +417,7 @@ class Spied:
                 self.divergences.append((total, int(rollout.response_length.sum())))
             return total
 
-        def normed(*args: Any, **options: Any) -> tuple[float, float]:
+        def normed(*args: Any, **options: Any) -> scoring.ScoreNorm:
             self.norms.append(score_norm(*args, **options))
             return self.norms[-1]
 
@@ -426,10 +427,10 @@ class Spied:
 
         patch.setattr(Trainer, "train", train)
         patch.setattr(LlamaModel, "forward", read)
-        patch.setattr(ppo, "sample", sample_into(self.trains))
+        patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))
         patch.setattr(evaluation, "exact_kl", diverged)
-        patch.setattr(ppo, "score_norm", normed)
+        patch.setattr(scoring, "score_norm", normed)
         patch.setattr(tokenize, "train", tokenizer_of)
 
     def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:
@@ -487,11 +488,11 @@ def test_ppo_is_rewarded_with_scores_in_units_of_sft(spied):
 
 # -- PPO ---------------------------------------------------------------------------------------------------------------
 
-NORM = (0.05, 0.4)
+NORM = scoring.ScoreNorm(0.05, 0.4)
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
 
 
-def trained_roles(root: Path, settings: Ppo) -> ppo.Trained:
+def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
     """All roles; the policy has already moved away from the reference, and the critic says something."""
     run = Run(root, small(), "ppo")
     sft, rm = run.parent("sft"), run.parent("rm")
@@ -499,7 +500,7 @@ def trained_roles(root: Path, settings: Ppo) -> ppo.Trained:
     base = load_base(run, torch.device("cpu"))
     shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
     shared.add_reward(rm)
-    found = ppo.Trained(shared, rm, settings, NORM)
+    found = ppo.Learner(shared, rm, settings, NORM)
     for weight in (*shared.parameters("policy"), shared.value_head.weight):
         weight.data += 0.05 * torch.randn(weight.shape)
     return found
@@ -634,10 +635,10 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
         if independent:
             reference_step(step.shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
         else:
-            experience = ppo.collect(step, rollout)
-            step.optimizer = torch.optim.SGD(groups)
+            batch = ppo.collect(step, rollout)
+            step.state.optimizer = torch.optim.SGD(groups)
             torch.manual_seed(1)
-            stats = step.update(experience)
+            stats = step.update(batch)
         moved.append(torch.cat([p.detach().flatten() for p in (*step.policy, *step.value)]) - before)
     assert stats["policy/clipfrac_avg"] > 0
     assert stats["val/clipfrac_avg"] > 0
@@ -656,7 +657,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     ).recipe.ppo
     step = trained_roles(trained, settings)
     shared = step.shared
-    policy, value = step.optimizer.param_groups
+    policy, value = step.state.optimizer.param_groups
     assert {id(p) for p in policy["params"]} == {id(p) for p in shared.parameters("policy")}
     assert {id(p) for p in value["params"]} == {
         id(p) for p in (*shared.parameters("value"), *shared.value_head.parameters())
@@ -665,18 +666,18 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     for group in (policy, value):
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-5, 0.0)
     step.update(ppo.collect(step, rollout))
-    assert {int(state["step"]) for state in step.optimizer.state.values()} == {3 * 4}
+    assert {int(state["step"]) for state in step.state.optimizer.state.values()} == {3 * 4}
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
     settings = small(ppo__whiten_advantages=wanted).recipe.ppo
-    experience = ppo.collect(trained_roles(trained, settings), rollout)
-    real = torch.cat([row[:n] for row, n in zip(experience.advantages, LENGTHS, strict=True)])
+    batch = ppo.collect(trained_roles(trained, settings), rollout)
+    real = torch.cat([row[:n] for row, n in zip(batch.advantages, LENGTHS, strict=True)])
     assert len(real) == sum(LENGTHS)
     assert (abs(real.mean().item()) < 1e-5) is wanted
     assert (real.std().item() == pytest.approx(1.0, abs=1e-4)) is wanted
-    gaps = torch.cat([(e - v)[:n] for e, v, n in zip(experience.returns, experience.values, LENGTHS, strict=True)])
+    gaps = torch.cat([(e - v)[:n] for e, v, n in zip(batch.returns, batch.values, LENGTHS, strict=True)])
     scaled = (gaps - gaps.mean()) / gaps.std() if wanted else gaps  # the returns are made before whitening
     assert real.tolist() == pytest.approx(scaled.tolist(), abs=1e-4)
 
@@ -696,7 +697,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout)
         return rollout.rows(torch.arange(3) if step else torch.arange(3, 8))
 
     expected = statistics.mean(scores), statistics.stdev(scores)
-    assert ppo.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert scoring.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert drawn == [0, 1]
 
 

@@ -3,11 +3,15 @@
 import gzip
 import json
 import math
+import re
 import sys
 import types
+from collections.abc import Iterator
 
+import click
 import pytest
 
+import rlhf as package
 from rlhf import cli, console, distributed, recipe, reproduce, tracking
 from tests.conftest import RECIPE, SMALL, beside, rlhf
 
@@ -305,3 +309,27 @@ def test_a_model_that_is_trained_from_nothing_on_own_rows_is_called_a_rehearsal(
     arguments = ["run", "pretrain", "--recipe", RECIPE, "--data", file, "--out", tmp_path / "runs", *changes()]
     code, _, err = command(*arguments)
     assert code == 0 and "a rehearsal of every step, not an assistant" in " ".join(err.split())
+
+
+def commands(group: click.Group = cli.cli, name: str = "rlhf") -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name, groups included."""
+    for word, command in group.commands.items():
+        yield f"{name} {word}", command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name} {word}")
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
+def test_each_line_of_help_stands_alone(name, command):
+    """No option without help, no line that continues the option's name, no summary that 80 columns would cut."""
+    assert command.get_short_help_str(1000) == command.get_short_help_str(66)
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, f"{name} {option.opts[0]} has no help"
+            assert not re.match(r"(Of|Whose|As|The same|What|That|Where)\b", option.help), f"{name}: {option.help}"
+            assert option.help[0].isupper(), f"{name}: {option.help}"
+
+
+def test_the_version_is_printed(command):
+    code, out, _ = command("--version")
+    assert code == 0 and out.strip().endswith(package.__version__)

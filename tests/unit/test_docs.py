@@ -1,14 +1,17 @@
 """Documents that would mislead are defects: commands must exist, links must lead somewhere, trees must be true."""
 
+import importlib
 import json
 import math
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+import rlhf
 from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
@@ -48,10 +51,13 @@ def test_rlhf_commands_parse(page):
         command: click.Command = cli.cli
         while len(words) > 1 and isinstance(command, click.Group):
             words = words[1:]
+            if words[0].startswith("-"):
+                break
             assert words[0] in command.commands, f"{line}: no command {words[0]}"
             command = command.commands[words[0]]
-        if len(words) > 1:
-            command.make_parser(click.Context(command)).parse_args(words[1:])
+        options = words if words and words[0].startswith("-") else words[1:]
+        if options:
+            command.make_parser(click.Context(command)).parse_args(options)
 
 
 def test_bench_gpu_commands_parse():
@@ -75,20 +81,42 @@ def test_the_page_on_the_first_gpu_hour_has_every_item():
     assert rows == [(item.name, f"{item.minutes:g}") for item in ITEMS]
 
 
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    """File and anchor of every link and image of a page that stays in the repository."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            file, _, anchor = target.partition("#")
+            yield file, anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+    for file, anchor in links(page):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
 
 
-def test_the_readmes_tree_is_true():
-    tree = (ROOT / "README.md").read_text().split("## The tree")[1]
+def test_the_index_lists_every_page_once():
+    listed = [file for file, _ in links(ROOT / "docs/index.md") if file.endswith(".md") and "/" not in file]
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
+
+
+def test_the_tree_of_the_code_is_true():
+    tree = (ROOT / "docs/code.md").read_text().split("## The tree")[1]
     for module in re.findall(r"^  (\w+\.py|\w+/)", tree, re.M):
         assert (ROOT / "rlhf" / module).exists(), module
     shown = set(re.findall(r"\w+\.(?:py|html)|\w+/", tree))
     for entry in (ROOT / "rlhf").iterdir():
         name = f"{entry.name}/" if entry.is_dir() else entry.name
-        assert entry.name.startswith("__") or name in shown, f"{name} is missing from the README's tree"
+        assert entry.name.startswith("__") or name in shown, f"{name} is missing from the tree in docs/code.md"
 
 
 def test_the_tables_of_predicted_memory_are_those_that_are_pinned():
@@ -141,10 +169,12 @@ TRAINERS = (recipe.Pretrain, recipe.Sft, recipe.Rm, recipe.Dpo)
         ("tokenizer", (recipe.Tokenizer,)),
         ("data", (recipe.Data,)),
         ("data.toy", (recipe.Toy,)),
+        ("data.sums", (recipe.Sums,)),
         ("data.lengths", (recipe.Lengths,)),
         ("lora", (recipe.Lora,)),
         ("pretrain, sft, rm, dpo", TRAINERS),
         ("ppo", (recipe.Ppo,)),
+        ("rloo, grpo", (recipe.Rloo, recipe.Grpo)),
         ("evaluate", (recipe.Evaluate,)),
         ("merge", (recipe.Merge,)),
     ],
@@ -208,3 +238,65 @@ def test_the_tests_that_are_named_as_evidence_exist():
     }
     assert len(named) > 12
     assert named <= there
+
+
+def glossary() -> list[list[str]]:
+    """Term, symbol, meaning, unit and code of every row of docs/glossary.md."""
+    rows = _rows((ROOT / "docs/glossary.md").read_text())
+    return [row for row in rows if row[0] != "term" and set(row[0]) != {"-"}]
+
+
+def test_every_term_of_the_glossary_is_defined_once():
+    rows = glossary()
+    assert len(rows) > 60
+    assert all(len(row) == 5 and all(row) for row in rows)
+    terms = [term.strip().lower() for row in rows for term in re.split(r"[,;]", row[0])]
+    assert len(set(terms)) == len(terms), [term for term in terms if terms.count(term) > 1]
+
+
+def _exists(name: str) -> bool:
+    """Whether a name of the glossary is a symbol of the package, a key of a recipe or a metric that is explained."""
+    first, _, rest = name.partition(".")
+    if first == "rlhf":
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):
+            try:
+                found = importlib.import_module(".".join(parts[:end]))
+            except ModuleNotFoundError:
+                continue
+            for part in parts[end:]:
+                found = getattr(found, part, None)
+            return found is not None
+    if rest:
+        return rest in getattr(schema, first.capitalize()).model_fields
+    return f"`{name}`" in (ROOT / "docs/metrics.md").read_text()
+
+
+def test_what_the_glossary_names_in_the_code_exists():
+    names = {name for row in glossary() for name in re.findall(r"`([^`]+)`", row[4])}
+    assert len(names) > 50
+    assert not [name for name in names if not _exists(name)]
+
+
+def test_names_that_do_not_exist_are_noticed():
+    assert not any(map(_exists, ("rlhf.objectives.gae.gea", "rlhf.nothing", "ppo.kl_koef", "objective/nothing")))
+
+
+def test_the_forge_runs_what_the_repository_runs():
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert {".ci/run", "make docs"} <= set(re.findall(r"- run: (.+)", workflow))
+
+
+@pytest.mark.parametrize("form", ["bug", "measurement"])
+def test_forms_for_issues_name_every_field(form):
+    fields = plain_yaml.read_yaml(ROOT / f".github/ISSUE_TEMPLATE/{form}.yml")
+    assert fields.keys() >= {"name", "description", "body"}
+    inputs = [field for field in fields["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in inputs}) == len(inputs) > 2
+    assert all(field["attributes"]["label"] for field in inputs)
+
+
+def test_the_citation_has_the_version_of_the_package():
+    citation = plain_yaml.read_yaml(ROOT / "CITATION.cff")
+    assert citation["version"] == rlhf.__version__
+    assert f"## {rlhf.__version__} (" in (ROOT / "CHANGELOG.md").read_text()

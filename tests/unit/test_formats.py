@@ -209,6 +209,22 @@ def test_tables(write, name, content):
     assert [pair.source for pair in pairs] == [f"{name}:2", f"{name}:5"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "prompt,chosen,chosen\nHi,a,b\n", "a.csv:1: the column 'chosen' is named twice"),
+        ("a.jsonl", '{"prompt": "a", "prompt": "b", "response": "c"}\n', "a.jsonl:1: the key 'prompt' is given twice"),
+        ("a.jsonl", '{"x": [{"b": 1, "b": 2}]}', "a.jsonl:1: the key 'b' is given twice"),
+        ("a.json", '[\n{"a": 1, "a": 2}]', "a.json: the key 'a' is given twice"),
+        ("a.jsonl", '{"prompt": "a"}\r{"prompt": "b"}\r', "a.jsonl:1: a carriage return inside of a line"),
+        ("a.csv", "prompt,response\ra,b\rc,d\r", "a.csv:1: a carriage return inside of a line"),
+        ("a.tsv", 'prompt\tresponse\na\t"b" c\n', "a.tsv:2: not a table of tab-separated values"),
+    ],
+)
+def test_what_a_reader_would_take_by_halves_is_refused(write, name, text, said):
+    assert refusal([write(name, text.encode())]).startswith(said)
+
+
 def test_a_table_s_faults_are_named(write):
     text = "prompt,completion\nHi,Hello\nHi,Hello,more\nWhy?,\n"
     assert refusal([write("a.csv", text.encode())]).startswith("a.csv:3: 3 cells in a table of 2 columns. Set data.on_")

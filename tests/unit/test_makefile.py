@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from rlhf import __version__
+
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ["pretrain", "sft", "rm", "ppo", "dpo", "eval", "merge"]
+IMAGE = f"rlhf-one-gpu:{__version__}"
+STAGES = ["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval", "merge"]
 OTHERS = [
     *("all", "reproduce", "recipes", "plan", "data-check", "data-show", "fetch", "image", "shell", "test-image"),
     *("chat", "score", "serve", "report", "ab", "judge"),
     *("bench", "bench-ablation", "bench-micro", "bench-gpu", "bench-peer", "bench-defaults", "bench-memory"),
-    *("budgets", "results", "test", "lint", "lock", "clean"),
+    *("budgets", "results", "test", "lint", "docs", "lock", "clean"),
 ]
 TARGETS = ["help", "setup", *STAGES, *OTHERS]
 VARIABLES = re.findall(r"^([A-Z_]+) \?=", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -389,7 +392,7 @@ def test_parents_reach_every_stage_and_the_container():
 
 def test_a_container_runs_what_the_local_command_runs():
     options = ("HW=4090", "SEED=3", "SET=ppo.steps=5 ppo.kl_coef=0.1", "RESUME=1")
-    inside = [words[words.index("rlhf-one-gpu:0.1.0") + 1 :] for words in containers("ppo", *options)]
+    inside = [words[words.index(IMAGE) + 1 :] for words in containers("ppo", *options)]
     assert inside == calls("ppo", *options, "RUNTIME=local")
 
 
@@ -415,7 +418,7 @@ def test_what_a_container_sees(engine, files):
 def test_benchmarks_run_where_the_stages_run(target, module):
     (words,) = containers(target, "HW=4090")
     assert option(words, "--entrypoint") == ["python"]
-    assert words[words.index("rlhf-one-gpu:0.1.0") + 1 :][:2] == ["-m", module]
+    assert words[words.index(IMAGE) + 1 :][:2] == ["-m", module]
     assert f"{ROOT}/results:{ROOT}/results" in option(words, "-v"), "records land in the caller's folder"
     assert option(words, "-w") == [str(ROOT)]
     assert containers(target, "HW=4090", "RUNTIME=local") == []
@@ -430,6 +433,11 @@ def test_keys_of_trackers_pass_by_name(files):
 def test_a_tracker_that_is_asked_for_is_installed():
     assert "dev,tracking,report,serve,wandb,trackio]" in make("-n", "setup", "REPORT_TO=wandb trackio").stdout
     assert "dev,tracking,report,serve]" in make("-n", "-B", "setup", "REPORT_TO=tensorboard").stdout
+
+
+def test_the_generator_of_the_site_is_installed_for_it_alone():
+    assert "dev,tracking,report,serve,docs]" in make("-n", "-B", "docs").stdout
+    assert ",docs" not in make("-n", "-B", "test").stdout
 
 
 def test_a_cpu_recipe_in_a_container_asks_for_no_gpu():

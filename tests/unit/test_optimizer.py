@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.optimizer import new_optimizer, page_states
-from rlhf.stages.ppo import Trained, random_state
+from rlhf.online.train_state import TrainState
 from rlhf.trainer import _RunCallback
+from tests.conftest import small
 
 bnb = pytest.importorskip("bitsandbytes.optim.optimizer")
 SIZES = {"large": 100_352, "small": 65_536}  # numbers in a parameter; bitsandbytes pages states from 100,000 on
@@ -90,13 +91,11 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0), None, optimizer="theirs")
     assert asked == ["theirs"]
 
-    class Loading(Trained):
-        def __init__(self, *_: object):
-            self.policy, self.value = [], []
-            self.optimizer = self.schedule = SimpleNamespace(load_state_dict=lambda state: asked.append(state))
-
-    monkeypatch.setattr("rlhf.stages.ppo.page_states", lambda optimizer: asked.append(optimizer))
-    state = dict.fromkeys(("norm", "step", "kl_coef"), 1) | {"policy": [], "value": [], "random": random_state()}
-    torch.save(state | {"optimizer": "states", "schedule": "rates"}, tmp_path / "state.pt")
-    found = Loading.load(None, None, None, tmp_path)
-    assert asked[1:] == ["states", found.optimizer, "rates"]
+    shared = SimpleNamespace(peft=None)
+    state = TrainState("ppo", shared, small().recipe.ppo, {"policy": parameters()})
+    state.save(SimpleNamespace(leads=False), tmp_path)
+    load = state.optimizer.load_state_dict
+    monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: (asked.append("loaded"), load(saved)))
+    monkeypatch.setattr("rlhf.online.train_state.page_states", asked.append)
+    state.restore(torch.load(tmp_path / "state.pt"), tmp_path / "state.pt")
+    assert asked[1:] == ["loaded", state.optimizer]

@@ -73,6 +73,12 @@ def test_no_result_replaces_what_is_read(command, tmp_path, words, to):
     assert rows.read_bytes() == before
 
 
+@pytest.mark.parametrize("words", [("run", "sft"), ("report",), ("chat",)])
+def test_an_empty_root_of_runs_is_refused(command, words):
+    code, _, err = command(*words, "--recipe", RECIPE, "--out", "")
+    assert code == 2 and "'--out': is empty" in err
+
+
 def test_an_earlier_output_is_replaced_as_a_whole_or_kept(tmp_path):
     (tmp_path / "page.html").write_text("old")
     (tmp_path / "link.html").symlink_to("page.html")

@@ -51,6 +51,9 @@ BAD = {  # case -> text, line, part of the message
     "bomb-map": (MAPS, 5, "values"),
     "bomb-text": ('a: &a "' + "x" * 100_000 + '"\nb: [' + ", ".join(["*a"] * 1000) + "]", 2, "characters of text"),
     "long-number": ("a: " + "9" * 5000, 1, "a number of 5,000 characters"),
+    "base-60": ("a: 1:30", 1, "1:30 would be a number to base 60"),
+    "octal": ("a: 1\nb: -010", 2, "-010 would be an octal number"),
+    "octal-lone": ("a: 1_0\nb: 0_7", 2, "0_7 would be an octal number"),
     "sexagesimal": ("a: " + ":".join(["1"] * 30_000), 1, "a number of"),
     "unfinished": ("a: [1, 2", 1, "not valid YAML"),
     "two-documents": ("a: 1\n---\nb: 2", 2, "not valid YAML"),
@@ -76,6 +79,7 @@ def test_bad_yaml_is_one_line_with_its_place(case):
         ("a: 2020-01-01", {"a": "2020-01-01"}),  # a date is text
         ("2020-01-01: x", {"2020-01-01": "x"}),
         ("a: 1e-4", {"a": 1e-4}),
+        ("a: [0, 0.5, -0.1, 0x10]", {"a": [0, 0.5, -0.1, 16]}),
         ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
         ("a: &x {b: 1, d: 2}\nc: {<<: *x, b: 3}", {"a": {"b": 1, "d": 2}, "c": {"b": 3, "d": 2}}),
         ("a: [" + "1, " * (MAX_NODES - 10) + "]", {"a": [1] * (MAX_NODES - 10)}),
@@ -95,6 +99,11 @@ def test_plain_yaml_within_the_bounds_is_read(text, value):
 def test_a_key_after_set_is_a_dotted_name(item):
     with pytest.raises(RecipeError, match="write it as key=value"):
         parse_overrides([item])
+
+
+def test_a_key_after_set_is_given_once():
+    with pytest.raises(RecipeError, match=r"--set a\.b=2: a\.b is given twice"):
+        parse_overrides(["a.b=1", "a.c=1", "a.b=2"])
 
 
 @pytest.mark.parametrize("value", ["? [a]\n: b", "!!set {x}", "&a [*a]", '"\\ud800"', "[" * 1000, "[1, 2", "\0"])

@@ -397,8 +397,8 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, 
     with pytest.raises(RunError, match="nothing was started") as caught:
         plan.preflight(predict, recipe.load(narrow), "sft")
     code, out, err = command("run", "sft", "--recipe", narrow)
-    assert (code, out) == (1, "") and err.startswith("error: sft would need")
-    first, second, *lines, last = str(caught.value).strip().splitlines()
+    assert (code, out, err) == (1, "", f"error: {caught.value}\n")
+    first, second, *lines, last = err.strip().splitlines()
     assert "SET='KEY=VALUE …'" in second
     assert re.search(r"sft would need \d+\.\d\d GB .* and the card has 2\.00 GB; nothing was started", first)
     assert last == f"`rlhf plan --recipe {narrow} --fastest` looks for settings with which the chain fits"

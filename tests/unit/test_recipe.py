@@ -268,3 +268,13 @@ def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place)
     monkeypatch.chdir(CPU if place == "." else CPU.parent)
     loaded = recipe.load(Path(place))
     assert (loaded.name, loaded.version) == ("cpu-tiny", "v1")
+
+
+def test_files_beside_another_source_are_refused():
+    with pytest.raises(RecipeError, match="files: belongs to source: files, but source is toy"):
+        recipe.load(CPU, {"data.files": ["a.jsonl"]})
+
+
+def test_a_section_that_is_none_is_refused_in_our_words():
+    with pytest.raises(RecipeError, match=r"ppo = None: a section is written ppo\.KEY=VALUE"):
+        recipe.load(CPU, {"ppo": None})

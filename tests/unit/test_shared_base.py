@@ -116,6 +116,27 @@ def test_a_backward_pass_under_another_role_is_refused(shared, checkpointing):
     shared.hidden(IDS).square().sum().backward()
 
 
+def test_after_a_block_the_role_before_it_is_active_again(shared):
+    shared.activate("reference")
+    with shared.role("policy"):
+        with shared.role("value"):
+            assert shared._active == "value"
+        assert shared._active == "policy"
+    assert shared._active == "reference"
+    with pytest.raises(KeyError), shared.role("policy"):
+        raise KeyError
+    assert shared._active == "reference"
+
+
+def test_a_backward_pass_outside_of_its_block_is_refused(shared):
+    ids = torch.tensor([[1, 7, 8, 9]])
+    shared.activate("value")
+    with shared.role("policy"):
+        loss = shared.hidden(ids).sum()
+    with pytest.raises(RuntimeError, match="backward pass of policy while value is active"):
+        loss.backward()
+
+
 def test_a_role_that_does_not_exist_is_named(shared):
     with pytest.raises(ValueError, match="no role critic; there are policy, reference, reward, value and base"):
         shared.activate("critic")

@@ -1,0 +1,49 @@
+"""Hooks of MkDocs for `make docs`: what the site has beyond docs/.
+
+Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES` and the recipes' cards)
+becomes pages of the site; any other file is copied. Links are rewritten to match.
+"""
+
+import os.path
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "results/README.md")
+MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses", "groups")  # of rlhf.objectives, in reading order
+LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages outside docs/, the recipes' cards and the page about rlhf/objectives."""
+    cards = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("recipes/*/*/README.md"))]
+    for path in (*PAGES, *cards):
+        files.append(File.generated(config, site_path(path), abs_src_path=str(ROOT / path)))
+    text = "# The mathematics\n\nPure functions: tensors in, tensors out.\n\n"
+    text += "\n".join(f"::: rlhf.objectives.{name}\n" for name in MODULES)
+    files.append(File.generated(config, "objectives.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite links for the places that files have on the site, and copy the files that no page shows."""
+    uri = page.file.src_uri
+    folder = Path(page.file.abs_src_path).relative_to(ROOT).parent if page.file.abs_src_path else Path("docs")
+
+    def rewrite(link: re.Match[str]) -> str:
+        path = os.path.normpath(folder / link[1])
+        site = site_path(path) if link[1] else uri
+        if files.get_file_from_path(site) is None and (ROOT / path).is_file():
+            files.append(File.generated(config, site, abs_src_path=str(ROOT / path)))
+        return f"]({os.path.relpath(site, Path(uri).parent)}{link[2] or ''})"
+
+    return LINK.sub(rewrite, markdown)
+
+
+def site_path(path: str) -> str:
+    """The place on the site of a file of the repository."""
+    return "overview.md" if path == "README.md" else path.removeprefix("docs/")

@@ -1,0 +1,30 @@
+"""Types of the numbers and names in a recipe, each with its bounds. docs/recipes.md lists them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+# Counts, by what they count; bounds as in docs/recipes.md.
+Threads = Annotated[int, Field(gt=0, le=1024)]
+Devices = Annotated[int, Field(gt=0, le=1024)]
+Steps = Annotated[int, Field(gt=0, le=10_000_000)]
+StepsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+Epochs = Annotated[float, Field(gt=0, le=10_000)]
+Passes = Annotated[int, Field(gt=0, le=1_000)]  # over the same rows
+BatchRows = Annotated[int, Field(gt=0, le=65_536)]  # together in memory, or in a step
+Rows = Annotated[int, Field(gt=0, le=1_000_000_000)]  # of a data set
+MadeRows = Annotated[int, Field(gt=0, le=10_000_000)]  # that are made here and held in memory
+MadeRowsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+Tokens = Annotated[int, Field(gt=0, le=1_048_576)]  # of a sequence
+Vocabulary = Annotated[int, Field(gt=0, le=1_048_576)]
+Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
+Layers = Annotated[int, Field(gt=0, le=1_024)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
+
+NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds it
+Finite = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
+Temperature = Annotated[float, Field(ge=0.01, le=100)]  # beyond, logits overflow or all tokens are as likely
+Name = Annotated[str, Field(max_length=4096)]  # the longest path of Linux

@@ -1,0 +1,41 @@
+"""Save and restore the state of every random number generator that training may draw from."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from rlhf.records import Record
+
+
+class RandomState(Record):
+    """What `random_state` returns."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    torch: Tensor
+    cuda: list[Tensor]
+    python: tuple[Any, ...]
+    numpy: tuple[Any, ...]
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of torch's, Python's and numpy's generators, as numbers and tensors only."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],  # of this process's device
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state(state["cuda"][0])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])

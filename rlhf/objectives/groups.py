@@ -1,0 +1,168 @@
+"""Advantages within groups of responses to one prompt, and the policy losses of the critic-free methods.
+
+RLOO (arXiv 2402.14740), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071) and
+REINFORCE++ with a group baseline (2501.03262) differ in three choices: how rewards become advantages, what the
+importance ratio is of, and how tokens are weighted. Each choice is a function here.
+
+Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, T response slots.
+"""
+
+import torch
+from torch import Tensor
+
+from .losses import Stats
+from .masked import at_least_float32, check, masked_mean, zero_pads
+
+EPS = 1e-4  # added to a standard deviation before dividing by it, as TRL does
+SCALES = ("group", "batch", "none")
+LEVELS = ("token", "sequence", "sequence_sum")
+LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
+
+
+def leave_one_out(rewards: Tensor) -> Tensor:
+    """Subtract from each reward the mean of the other rewards of its group (RLOO, arXiv 2402.14740, section 3.2).
+
+    A_i = r_i - sum_{j != i} r_j / (k - 1) = k / (k - 1) (r_i - mean(r))
+
+    Shapes: rewards (P, k); returns (P, k) float32 or wider. Raises ValueError unless k is 2 or more.
+    """
+    k = _group_size(rewards)
+    r = at_least_float32(rewards)
+    return r - (r.sum(1, keepdim=True) - r) / (k - 1)
+
+
+def group_relative(rewards: Tensor, scale: str = "group") -> Tensor:
+    """Subtract the mean of its group from each reward, and divide by a standard deviation.
+
+    A_i = (r_i - mean(r)) / (sd + 1e-4)
+
+    scale: `group`, sd over the group (GRPO, arXiv 2402.03300, section 4.1.2); `batch`, sd over all rewards
+    (2508.08221); `none`, no division (Dr. GRPO, 2503.20783, section 3). Standard deviations are unbiased.
+
+    Shapes: rewards (P, k); returns (P, k) float32 or wider; a group of equal rewards gets 0.
+    Raises ValueError unless k is 2 or more, or when scale is unknown.
+    """
+    _group_size(rewards)
+    r = at_least_float32(rewards)
+    centered = r - r.mean(1, keepdim=True)
+    if scale == "none":
+        return centered
+    if scale == "group":
+        return centered / (r.std(1, keepdim=True) + EPS)
+    if scale == "batch":
+        return centered / (r.std() + EPS)
+    raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
+
+
+def standardize(advantages: Tensor) -> Tensor:
+    """Give the advantages of a batch mean 0 and standard deviation 1: (A - mean(A)) / (sd(A) + 1e-4).
+
+    After `group_relative(rewards, "none")` this is REINFORCE++ with a group baseline (arXiv 2501.03262, section 3.3).
+    Shapes: any with two numbers or more; returns that shape. The standard deviation is unbiased.
+    """
+    a = at_least_float32(advantages)
+    return (a - a.mean()) / (a.std() + EPS)
+
+
+def has_signal(rewards: Tensor) -> Tensor:
+    """Return (P,) bool: whether the rewards (P, k) of a group differ, so that it teaches anything.
+
+    DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) replaces the other groups.
+    """
+    return rewards.amax(1) > rewards.amin(1)
+
+
+def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
+    """Penalise responses that come close to the limit (DAPO, arXiv 2503.14476, eq. 13).
+
+    0 up to max_length - buffer tokens, then falling linearly to -1 at max_length, and -1 beyond it.
+
+    Shapes: lengths (B,), tokens; returns (B,) float32. Raises ValueError unless 0 < buffer <= max_length.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(f"the buffer must be above 0 and at most {max_length} tokens, not {buffer}")
+    return ((max_length - buffer - lengths.float()) / buffer).clamp(-1.0, 0.0)
+
+
+def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: str) -> Tensor:
+    """Return the logarithm of the importance ratio that each token's loss is multiplied with.
+
+    With d = logp - old_logp:
+        token         d_t                    of each token (PPO, GRPO)
+        sequence      mean_t d_t             of the response, to the power 1/length (GSPO, arXiv 2507.18071, eq. 7)
+        sequence_sum  sum_t d_t              of the response (RLOO)
+
+    Shapes: logp, old_logp, mask (B, T); mask bool, True on real tokens. Returns (B, T), 0 where mask is False; at the
+    levels of a sequence all real tokens of a row hold the same number. Raises ValueError when shapes differ or level is
+    unknown.
+    """
+    check(mask, logp=logp, old_logp=old_logp)
+    d = zero_pads(logp, mask) - zero_pads(old_logp, mask)
+    if level == "token":
+        return d
+    if level == "sequence":
+        return zero_pads(masked_mean(d, mask, dim=1).unsqueeze(1).expand_as(d), mask)
+    if level == "sequence_sum":
+        return zero_pads(d.sum(1, keepdim=True).expand_as(d), mask)
+    raise ValueError(f"unknown level {level!r}: choose one of {', '.join(LEVELS)}")
+
+
+def token_weights(mask: Tensor, loss_type: str, responses: int, tokens: Tensor | int, max_length: int) -> Tensor:
+    """Return the weight of each token in the loss of a minibatch; a loss is the weighted sum of its tokens' losses.
+
+        grpo      1 / (responses * tokens of its response): the mean of the responses' means (arXiv 2402.03300, eq. 3)
+        dapo      1 / tokens: the mean over all tokens (2503.14476, eq. 8)
+        dr_grpo   1 / (responses * max_length): no response counts less for being long (2503.20783, section 3.1)
+
+    `responses` and `tokens` count those of the whole minibatch, of which the rows of `mask` may be a part: the weighted
+    sums of its parts add up to that of the whole.
+
+    Shapes: mask (B, T) bool, True on tokens that count; returns (B, T) float32, 0 where mask is False.
+    Raises ValueError when loss_type is unknown.
+    """
+    check(mask)
+    if loss_type == "grpo":
+        each = 1 / (responses * mask.sum(1, keepdim=True).clamp(min=1))
+    elif loss_type == "dapo":
+        each = 1 / torch.as_tensor(tokens, device=mask.device).clamp(min=1)
+    elif loss_type == "dr_grpo":
+        each = torch.tensor(1 / (responses * max_length), device=mask.device)
+    else:
+        raise ValueError(f"unknown loss type {loss_type!r}: choose one of {', '.join(LOSS_TYPES)}")
+    return zero_pads(each.expand(mask.shape), mask)
+
+
+def clipped_loss(
+    log_ratio: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor, low: float, high: float
+) -> tuple[Tensor, Stats]:
+    """Clipped surrogate objective, negated, with a weight for each token (arXiv 1707.06347, eq. 7).
+
+    loss = -sum_t w_t min(ratio_t A, clamp(ratio_t, 1 - low, 1 + high) A),   ratio = exp(log_ratio)
+
+    high above low is DAPO's "clip-higher" (2503.14476, section 3.1).
+
+    Shapes: log_ratio, weights, mask (B, T); advantages (B,), one per response; mask bool, True on real tokens. Returns
+    a 0-dim loss and detached 0-dim stats, sums over real tokens (divide by their number):
+        clipfrac    tokens where the clipped term is the smaller, so that they give no gradient
+        ratio       ratio
+    Raises ValueError when shapes differ.
+    """
+    check(mask, log_ratio=log_ratio, weights=weights)
+    if advantages.shape != mask.shape[:1]:
+        raise ValueError(f"want one advantage per row of mask {tuple(mask.shape)}, got {tuple(advantages.shape)}")
+    d = zero_pads(log_ratio, mask)
+    ratio = d.exp()
+    a = at_least_float32(advantages).unsqueeze(1)
+    free, clipped = ratio * a, ratio.clamp(1 - low, 1 + high) * a
+    loss = -(zero_pads(weights, mask) * torch.minimum(free, clipped)).sum()
+    stats = {
+        "clipfrac": ((clipped < free) & mask).sum(),
+        "ratio": zero_pads(ratio.detach(), mask).sum(),
+    }
+    return loss, stats
+
+
+def _group_size(rewards: Tensor) -> int:
+    if rewards.dim() != 2 or rewards.shape[1] < 2:
+        raise ValueError(f"want rewards (P, k) with k of 2 or more, got {tuple(rewards.shape)}")
+    return rewards.shape[1]

@@ -1,0 +1,305 @@
+"""RLOO and GRPO: the policy gradient without a critic. Each step:
+
+    1 sample     num_generations responses to each prompt, from the policy
+    2 score      rewards of the reward model or of functions; log-probabilities under policy and reference
+    3 reward     the weighted sum of the rewards; with kl_penalty: reward less beta * KL of the whole response
+    4 advantage  each reward against those of the other responses to the same prompt
+    5 update     clipped policy loss, and beta * KL with kl_penalty: loss, in minibatches
+
+The two families differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
+sources, docs/groups.md the choices. Denominators are those of the whole minibatch, so neither the micro-batch size nor
+the number of processes changes the result.
+
+Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlhf.console import Bar
+from rlhf.models.shared_base import SharedBase
+from rlhf.objectives import kl as kls
+from rlhf.objectives.groups import (
+    clipped_loss,
+    group_relative,
+    has_signal,
+    leave_one_out,
+    log_ratios,
+    overlong_penalty,
+    standardize,
+    token_weights,
+)
+from rlhf.objectives.masked import masked_mean, zero_pads
+from rlhf.objectives.rewards import shape_scores
+from rlhf.online import scoring
+from rlhf.online.rewarding import By
+from rlhf.online.scoring import ScoreNorm
+from rlhf.online.session import Session, prompt_order
+from rlhf.online.train_state import SavedState, TrainState, saved_state
+from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo
+from rlhf.records import Number
+from rlhf.rollout import Rollout, joined
+from rlhf.run import Run, resuming
+from rlhf.stages import Result
+
+ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
+
+
+@dataclass
+class Judged:
+    """Responses with their rewards; (B,) unless noted."""
+
+    rollout: Rollout
+    by: By  # raw, by the name of the reward
+    scores: Tensor  # the weighted sum of the raw rewards
+    rewards: Tensor  # the same after normalising, clipping and penalties; the KL is not in it
+
+
+@dataclass
+class Batch:
+    """One step's responses and all that the update needs; (B, R) unless noted, 0 behind the end of a response."""
+
+    judged: Judged
+    logp: Tensor  # under the policy that sampled
+    ref_logp: Tensor | None  # under the reference; None where beta is 0
+    kl: Tensor | None
+    rewards: Tensor  # (B,) with the KL where it is in the reward
+    advantages: Tensor  # (B,)
+
+    @property
+    def rollout(self) -> Rollout:
+        return self.judged.rollout
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+def run_stage(run: Run, device: torch.device) -> Result:
+    options = getattr(run.loaded.recipe, run.stage)
+    session = Session(run, device, options)
+    learner = start(session, options)
+    with Bar(run.stage, options.steps) as bar:
+        for step in range(learner.state.step, options.steps):
+            judged = sample_and_judge(session, learner, step)  # 1, the rewards of 2
+            with session.phase("score"):
+                batch = collect(learner, judged)  # 2, 3, 4
+            metrics = describe(batch, learner)
+            with session.phase("update"):
+                metrics |= learner.update(batch)  # 5
+            session.end_step(learner.state, batch.rollout, metrics, bar)
+    return session.finish(learner.state)
+
+
+def start(session: Session, options: GroupOptions) -> "Learner":
+    """Make the learner, from the newest checkpoint where the run is resumed."""
+    checkpoint, stage = session.run.resumed_from, session.run.stage
+    if checkpoint:
+        with resuming(checkpoint):
+            learner = Learner.load(stage, session.shared, options, checkpoint)
+    else:
+        norm = ScoreNorm()
+        if options.normalize_scores:
+            with session.phase("evaluate"):
+                norm = scoring.score_norm(session.shared, session.sample_step, options)
+        learner = Learner(stage, session.shared, options, norm)
+    session.shard()
+    return learner
+
+
+# -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
+
+
+def sample_and_judge(session: Session, learner: "Learner", step: int) -> Judged:
+    """Sample the responses of a step and their rewards; other prompts replace those whose group has no signal.
+
+    Prompts are replaced up to `resample_groups` times; which ones come next is a function of seed and step.
+    """
+    options = learner.options
+
+    def judged(numbers: list[int]) -> Judged:
+        with session.phase("rollout"):
+            rollout = session.sample(numbers)
+        with session.phase("score"):
+            return judge(session, learner, rollout, numbers)
+
+    result = judged(session.step_prompts(step))
+    for attempt in range(options.resample_groups):
+        kept = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
+        missing = options.batch_size // options.num_generations - len(kept)
+        if not missing:
+            break
+        seed = session.recipe.seed + ANOTHER_ORDER * (attempt + 1)
+        more = judged(prompt_order(len(session.prompts), step, missing, seed))
+        rows = (kept[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
+        result = Judged(
+            joined(result.rollout.rows(rows.to(session.device)), more.rollout) if len(rows) else more.rollout,
+            {name: torch.cat([numbers[rows], more.by[name]]) for name, numbers in result.by.items()},
+            torch.cat([result.scores[rows], more.scores]),
+            torch.cat([result.rewards[rows], more.rewards]),
+        )
+    return result
+
+
+@torch.no_grad()
+def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[int]) -> Judged:
+    """Score the responses to training prompts with every reward."""
+    options, codec, shared = learner.options, session.codec, session.shared
+    shared.base.eval()
+    assert session.rewards is not None
+    size = options.score_batch_size or options.per_device_train_batch_size
+    scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
+    prompts = [session.prompts[i] for i in numbers for _ in range(options.num_generations)]
+    texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
+    by = session.rewards.of(prompts, texts, scores)
+    ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
+    shaped = dict(by)
+    if scores is not None:
+        norm = learner.norm
+        shaped[MODEL_REWARD] = shape_scores(scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
+    rewards = session.rewards.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
+    if options.overlong_buffer is not None:
+        rewards = rewards + overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
+    return Judged(rollout, by, session.rewards.total(by), rewards)
+
+
+@torch.no_grad()
+def collect(learner: "Learner", judged: Judged) -> Batch:
+    shared, options, rollout = learner.shared, learner.options, judged.rollout
+    shared.base.eval()
+    size = options.score_batch_size or options.per_device_train_batch_size
+    logprobs = scoring.logprob_head(shared, options.temperature)
+
+    if options.old_logprobs == "rollout":
+        assert rollout.logprobs is not None
+        logp = zero_pads(rollout.logprobs, rollout.mask)
+    else:
+        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprobs)
+    ref_logp, kl = None, None
+    rewards = judged.rewards.to(shared.device)
+    if options.beta:
+        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprobs)
+        kl = kls.estimate(logp, ref_logp, options.kl_estimator)
+        rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
+    return Batch(judged, logp, ref_logp, kl, rewards, learner.advantages(rewards))
+
+
+# -- 5 update ----------------------------------------------------------------------------------------------------------
+
+
+class Saved(SavedState):
+    """state.pt of a checkpoint of RLOO or GRPO."""
+
+    norm: tuple[Number, Number]
+
+
+class Learner:
+    """The policy, its loss, and the state of its training."""
+
+    def __init__(self, stage: str, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
+        self.shared, self.options, self.norm = shared, options, norm
+        self.policy = shared.parameters("policy")
+        self.state = TrainState(stage, shared, options, {"policy": self.policy}, {"norm": tuple(norm)})
+
+    @classmethod
+    def load(cls, stage: str, shared: SharedBase, options: GroupOptions, folder: Path) -> "Learner":
+        """Continue from a checkpoint. Raises RunError when it is damaged, or of another version or other settings."""
+        saved = saved_state(folder, Saved)
+        learner = cls(stage, shared, options, ScoreNorm(*saved["norm"]))
+        learner.state.restore(saved, folder / "state.pt")
+        return learner
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """Return numbers (B,) as (P, k)."""
+        return x.view(-1, self.options.num_generations)
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """Return the advantage (B,) of each response."""
+        groups = self.grouped(rewards)
+        if isinstance(self.options, Grpo):
+            advantages = group_relative(groups, self.options.scale_rewards)
+        else:
+            advantages = leave_one_out(groups)
+        return (standardize(advantages) if self.options.normalize_advantages else advantages).flatten()
+
+    def counted(self, rollout: Rollout) -> Tensor:
+        """Return the mask (B, R) of the tokens that teach."""
+        mask = rollout.mask
+        return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Pass `num_iterations` times over the batch. Return the mean statistics of the minibatches used."""
+        counts = self.counted(batch.rollout).sum(1)  # tokens of each response
+        metrics = self.state.update(
+            batch.rollout,
+            self.options.num_iterations,
+            lambda index, rows: self._backward(batch, index, len(rows), counts[rows].sum()),
+        )
+        self.state.end_step(0.0 if batch.kl is None else masked_mean(batch.kl, batch.rollout.mask).item())
+        return metrics
+
+    def _backward(self, batch: Batch, index: Tensor, responses: int, tokens: Tensor) -> dict[str, float]:
+        """Add the gradient of the micro-batch `index`; return its share of the statistics.
+
+        responses, tokens: those of the whole minibatch.
+        """
+        shared, options = self.shared, self.options
+        part = batch.rollout.rows(index)
+        mask, slots = self.counted(part), slice(part.mask.shape[1])
+        old = batch.logp[index, slots]
+        weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
+        each = 1 / tokens.clamp(min=1)  # in a mean over the minibatch's tokens
+        with shared.role("policy"):
+            hidden = shared.response_hidden(part)
+            differentiate = "gradient" if options.entropy_coef else "value"
+            logp, entropy = shared.logprobs(hidden, part, options.temperature, differentiate)
+            assert entropy is not None
+            ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
+            high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+            loss, sums = clipped_loss(ratios, batch.advantages[index], weights, mask, options.epsilon, high)
+            entropy_share = zero_pads(entropy, mask).sum() * each
+            moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
+            stats = {
+                "loss/policy_avg": loss,
+                "policy/entropy_avg": entropy_share,
+                "policy/clipfrac_avg": sums["clipfrac"] * each,
+                "policy/approxkl_avg": moved * each,
+                "val/ratio": sums["ratio"] * each,
+            }
+            if batch.ref_logp is not None and options.kl_penalty == "loss":
+                kl = zero_pads(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
+                kl = (weights * (kl * ratios.exp() if options.use_bias_correction_kl else kl)).sum()
+                stats["loss/kl_avg"] = kl
+                loss = loss + self.state.kl_coef * kl
+            if options.entropy_coef:
+                loss = loss - options.entropy_coef * entropy_share
+            loss.backward()
+        numbers = torch.stack([number.detach().float() for number in stats.values()])
+        return dict(zip(stats, numbers.tolist(), strict=True))  # one wait for the device
+
+
+def describe(batch: Batch, learner: Learner) -> dict[str, float]:
+    """Return the batch's metrics before the update; docs/metrics.md explains each key."""
+    rollout, judged = batch.rollout, batch.judged
+    mask, groups = rollout.mask, learner.grouped(judged.rewards)
+    metrics = {
+        "objective/scores": judged.scores.mean(),
+        "objective/scores_shaped": judged.rewards.mean(),
+        "objective/rlhf_reward": batch.rewards.mean(),
+        **{f"rewards/{name}": numbers.mean() for name, numbers in judged.by.items()},
+        "groups/reward_sd": groups.std(1).mean(),
+        "groups/no_signal": (~has_signal(groups)).float().mean(),
+        "policy/entropy_estimate": -masked_mean(batch.logp, mask),
+        "response/length": rollout.response_length.float().mean(),
+        "response/eos_rate": rollout.ended.float().mean(),
+        **scoring.sampling_mismatch(rollout, batch.logp),
+    }
+    if batch.kl is not None:
+        metrics |= {
+            "objective/kl": batch.kl.sum(1).mean(),
+            "objective/kl_per_token": masked_mean(batch.kl, mask),
+            "objective/non_score_reward": -learner.state.reward_kl_coef * batch.kl.sum(1).mean(),
+        }
+    return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}

@@ -1,0 +1,287 @@
+"""What must not change the result of RLOO and GRPO, and a step of each written down again in plain torch."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.shared_base import SharedBase
+from rlhf.online.scoring import ScoreNorm
+from rlhf.recipe import GroupOptions
+from rlhf.rollout import Rollout, Sampling, collate, joined, sample
+from rlhf.run import Run
+from rlhf.stages.groups import Batch, Judged, Learner, collect, describe
+from tests.conftest import grouped
+
+CPU = torch.device("cpu")
+LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
+REWARDS = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, -0.4, 1.1]
+
+
+@pytest.fixture(scope="module")
+def run(trained) -> Run:
+    return Run(trained, grouped("grpo"), "grpo")
+
+
+@pytest.fixture(scope="module")
+def codec(run):
+    return load_codec(run)
+
+
+@pytest.fixture(scope="module")
+def rollout(codec) -> Rollout:
+    """Two prompts with four made-up responses each, of many lengths; one is cut off without EOS."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = [[1, 7, 8, 9]] * 4 + [[1, 40, 41, 42, 43, 44]] * 4
+    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
+    responses[1][-1] = 11
+    return collate(prompts, responses, codec.pad_id, codec.eos_id)
+
+
+def options(stage: str, **changes) -> GroupOptions:
+    return getattr(grouped(stage, changes).recipe, stage)
+
+
+def learner(run: Run, stage: str, **changes) -> Learner:
+    """A policy that has moved away from its reference."""
+    torch.manual_seed(0)
+    sft = run.parent("sft")
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
+    made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
+    with torch.no_grad():
+        for weight in made.policy:
+            weight += 0.05 * torch.randn(weight.shape)
+    return made
+
+
+def judged(rollout: Rollout, rewards: list[float] = REWARDS) -> Judged:
+    numbers = torch.tensor(rewards)
+    return Judged(rollout, {"model": numbers}, numbers, numbers)
+
+
+def updated(made: Learner, responses: Judged) -> tuple[Tensor, dict[str, float], Batch]:
+    batch = collect(made, responses)
+    torch.manual_seed(1)
+    stats = made.update(batch)
+    return torch.cat([p.detach().flatten() for p in made.policy]), stats, batch
+
+
+def assert_same(a: Tensor, b: Tensor) -> None:
+    difference = (a - b).abs()
+    assert difference.max() <= 5e-5 and difference.mean() <= 5e-7
+
+
+VARIANTS = [
+    ("rloo", {}),
+    ("rloo", {"normalize_advantages": True, "kl_penalty": "loss", "kl_estimator": "k2"}),
+    ("grpo", {"loss_type": "grpo", "mask_truncated_completions": True}),
+    ("grpo", {"loss_type": "dapo", "epsilon_high": 0.28, "entropy_coef": 0.1}),
+    ("grpo", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    ("grpo", {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+]
+
+
+@pytest.mark.parametrize(("stage", "changes"), VARIANTS)
+def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, changes):
+    start = torch.cat([p.detach().flatten() for p in learner(run, stage).policy])
+    whole, stats, _ = updated(learner(run, stage, per_device_train_batch_size=8, **changes), judged(rollout))
+    split, split_stats, _ = updated(learner(run, stage, per_device_train_batch_size=1, **changes), judged(rollout))
+    assert (whole - start).abs().mean() > 1e-4
+    assert_same(whole, split)
+    for name, value in stats.items():
+        assert split_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_the_order_of_prompts_and_of_their_responses_does_not_change_the_result(run, rollout, stage):
+    order = torch.tensor([6, 4, 7, 5, 1, 3, 0, 2])
+    other = judged(rollout.rows(order), [REWARDS[i] for i in order.tolist()])
+    a, stats, _ = updated(learner(run, stage, num_mini_batches=1), judged(rollout))
+    b, others, _ = updated(learner(run, stage, num_mini_batches=1), other)
+    assert_same(a, b)
+    assert stats == pytest.approx(others, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_padding_and_its_content_do_not_change_the_result(run, rollout, stage):
+    wider = torch.full((len(rollout.ids), rollout.ids.shape[1] + 5), 17)
+    wider[:, : rollout.ids.shape[1]] = rollout.ids
+    wider[torch.arange(wider.shape[1]) > rollout.last[:, None]] = 17
+    other = Rollout(wider, rollout.prompt_length, rollout.response_length, rollout.ended)
+    assert_same(updated(learner(run, stage), judged(rollout))[0], updated(learner(run, stage), judged(other))[0])
+
+
+def test_checkpointing_activations_does_not_change_the_result(run, rollout):
+    made = learner(run, "grpo", gradient_checkpointing=True)
+    made.shared.base.activation_checkpointing_enable()
+    made.shared.base.enable_input_require_grads()
+    assert_same(updated(learner(run, "grpo"), judged(rollout))[0], updated(made, judged(rollout))[0])
+
+
+def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, stage: str, sgd: torch.optim.SGD) -> None:
+    """One step row by row, without padding, micro-batches or any of the project's formulas."""
+    spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
+
+    def logp(i: int, role: str) -> Tensor:
+        p, n = spans[i]
+        shared.activate(role)
+        states = shared.base.model(input_ids=rollout.ids[i : i + 1, : p + n]).last_hidden_state[0]
+        logits = shared.base.lm_head(states[p - 1 : -1]) / o.temperature
+        return (logits - logits.logsumexp(-1, keepdim=True))[torch.arange(n), rollout.ids[i, p : p + n]]
+
+    count = len(spans)
+    with torch.no_grad():
+        old, ref = ([logp(i, role) for i in range(count)] for role in ("policy", "reference"))
+    rewards = list(REWARDS)
+    if stage == "rloo":
+        rewards = [r - o.beta * (a - b).sum().item() for r, a, b in zip(rewards, old, ref, strict=True)]
+    advantages = []
+    for i, r in enumerate(rewards):
+        group = rewards[i // 4 * 4 : i // 4 * 4 + 4]
+        mean = sum(group) / 4
+        if stage == "rloo":
+            advantages.append(r - (sum(group) - r) / 3)
+        else:
+            advantages.append((r - mean) / (math.sqrt(sum((x - mean) ** 2 for x in group) / 3) + 1e-4))
+
+    for _ in range(o.num_iterations):
+        for mini in torch.randperm(count).chunk(o.num_mini_batches):
+            tokens = sum(spans[i][1] for i in mini.tolist())
+            for i in mini.tolist():
+                new = logp(i, "policy")
+                if stage == "rloo":
+                    ratio = (new - old[i]).sum().exp()
+                    gain = torch.minimum(ratio * advantages[i], ratio.clamp(0.9, 1.1) * advantages[i]) / len(mini)
+                else:
+                    ratio = (new - old[i]).exp()
+                    d = ref[i] - new
+                    gain = torch.minimum(ratio * advantages[i], ratio.clamp(0.9, 1.3) * advantages[i])
+                    gain = (gain - o.beta * ratio * (d.exp() - 1 - d)).sum() / tokens
+                (-gain).backward()
+            norm = torch.cat([p.grad.flatten() for p in sgd.param_groups[0]["params"]]).norm().item()
+            for p in sgd.param_groups[0]["params"]:
+                p.grad *= min(1.0, o.max_grad_norm / (norm + 1e-6))
+            sgd.step()
+            sgd.zero_grad()
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_a_step_is_what_the_papers_write(run, rollout, stage):
+    """Two passes of two minibatches in plain torch. SGD shows every factor; Adam would divide most of them out."""
+    changes = {"num_iterations": 2, "temperature": 0.7, "max_grad_norm": 1e6, "epsilon": 0.1, "beta": 0.3}
+    changes |= {"epsilon_high": 0.3} if stage == "grpo" else {}
+    moved = []
+    for independent in (False, True):
+        made = learner(run, stage, per_device_train_batch_size=3, **changes)
+        before = torch.cat([p.detach().flatten() for p in made.policy])
+        sgd = torch.optim.SGD(made.policy, lr=0.5 if stage == "grpo" else 0.1)
+        if independent:
+            torch.manual_seed(1)
+            reference_step(made.shared, rollout, made.options, stage, sgd)
+        else:
+            batch = collect(made, judged(rollout))
+            made.state.optimizer = sgd
+            torch.manual_seed(1)
+            stats = made.update(batch)
+        moved.append(torch.cat([p.detach().flatten() for p in made.policy]) - before)
+    ours, theirs = moved
+    assert stats["policy/clipfrac_avg"] > 0
+    assert theirs.abs().max() > 1e-3
+    assert (ours - theirs).abs().max() < 1e-2 * theirs.abs().max()
+    assert (ours - theirs).abs().mean() < 1e-3 * theirs.abs().mean()
+
+
+def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout):
+    """The second response has no EOS: its reward moves its group's mean, and its tokens have no gradient."""
+    made = learner(run, "grpo", mask_truncated_completions=True, beta=0.0)
+    rewards = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    one = rewards.copy()
+    one[1] = 4.0
+    batch = collect(made, judged(rollout, one))
+    batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert made.update(batch)["policy/grad_norm"] == 0
+    again = learner(run, "grpo", beta=0.0)
+    batch = collect(again, judged(rollout, one))
+    batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert again.update(batch)["policy/grad_norm"] > 0
+
+
+def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
+    made = learner(run, "grpo", beta=0.0)
+    roles = []
+    activate = SharedBase.activate
+    monkeypatch.setattr(SharedBase, "activate", lambda self, role: (roles.append(role), activate(self, role))[1])
+    batch = collect(made, judged(rollout))
+    found = describe(batch, made) | made.update(batch)
+    assert set(roles) == {"policy"} and batch.kl is None
+    assert "objective/kl_per_token" not in found and "loss/kl_avg" not in found
+
+
+def test_only_the_policy_moves(run, rollout):
+    made = learner(run, "rloo")
+    before = {name: p.detach().clone() for name, p in made.shared.peft.named_parameters()}
+    made.update(collect(made, judged(rollout)))
+    moved = {name for name, p in made.shared.peft.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if ".policy." in name}
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, stage):
+    made = learner(run, stage, kl_target=0.1)
+    made.update(collect(made, judged(rollout)))
+    folder = tmp_path / "step-000001"
+    folder.mkdir()
+    made.state.save(run, folder)
+    drawn = random.random(), np.random.rand()
+    made.update(collect(made, judged(rollout)))
+
+    fresh = learner(run, stage)
+    again = Learner.load(stage, fresh.shared, made.options, folder)
+    assert (again.state.step, again.norm) == (1, ScoreNorm(0.1, 0.7))
+    assert drawn == (random.random(), np.random.rand())
+    again.update(collect(again, judged(rollout)))
+    assert all(torch.equal(a, b) for a, b in zip(made.policy, again.policy, strict=True))
+
+
+# -- sampling ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 12])
+def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, codec, batch_size):
+    """Three prompts, four responses to each: the tokens of twelve prompts, for a third of the prefill."""
+    made = learner(run, "grpo")
+    prompts = [[1, 7, 8, 9], [1, 5], [1, 40, 41, 42, 43, 44]]
+    settings = Sampling(64, 12, 1.0, batch_size)
+    made.shared.activate("policy")
+    torch.manual_seed(5)
+    plain = sample(made.shared.base, [p for p in prompts for _ in range(4)], codec, settings)
+    torch.manual_seed(5)
+    shared = sample(made.shared.base, prompts, codec, settings, copies=4)
+    assert torch.equal(plain.ids, shared.ids) and torch.equal(plain.response_length, shared.response_length)
+    assert (plain.logprobs - shared.logprobs)[plain.mask].abs().max() < 1e-5
+    assert len({tuple(row) for row in shared.ids[:4].tolist()}) > 1, "the responses to a prompt differ"
+
+
+def test_a_prompt_is_computed_once_for_all_its_responses(run, codec, monkeypatch):
+    made = learner(run, "grpo")
+    rows = []
+    decoder = made.shared.base.get_decoder()
+    handle = decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    sample(made.shared.base, [[1, 7, 8, 9]] * 2, codec, Sampling(64, 3, 1.0, 8), copies=4)
+    handle.remove()
+    assert rows[0] == (2, 4) and all(shape == (8, 1) for shape in rows[1:2])
+
+
+def test_joined_rollouts_keep_their_rows(rollout):
+    a, b = rollout.rows(torch.tensor([0, 3])), rollout.rows(torch.tensor([1, 4, 6]))
+    both = joined(a, b)
+    for row, (part, i) in enumerate([(a, 0), (a, 1), (b, 0), (b, 1), (b, 2)]):
+        assert both.tokens[row][both.mask[row]].tolist() == part.tokens[i][part.mask[i]].tolist()
+        assert both.ids[row, : both.prompt_length[row]].tolist() == part.ids[i, : part.prompt_length[i]].tolist()
+    assert both.ended.tolist() == [*a.ended.tolist(), *b.ended.tolist()]

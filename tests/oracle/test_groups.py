@@ -1,0 +1,244 @@
+"""Advantages within groups and their losses, against hand-worked arrays, loops in Python floats, and TRL's trainers."""
+
+import math
+import statistics
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf.objectives import kl as kls
+from rlhf.objectives.groups import (
+    LEVELS,
+    LOSS_TYPES,
+    clipped_loss,
+    group_relative,
+    has_signal,
+    leave_one_out,
+    log_ratios,
+    overlong_penalty,
+    standardize,
+    token_weights,
+)
+
+FEW = settings(max_examples=50, deadline=None, derandomize=True)
+GARBAGE = [1e9, math.inf, -math.inf, math.nan]
+number = st.floats(-3, 3, allow_subnormal=False)
+
+
+def f64(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+groups = st.integers(2, 5).flatmap(lambda k: st.lists(st.lists(number, min_size=k, max_size=k), min_size=1, max_size=4))
+
+
+@pytest.fixture
+def batch():
+    """Three responses of 4, 1 and 2 tokens; what stands in the pads must not matter."""
+    mask = torch.tensor([[True] * 4, [True, False, False, False], [True, True, False, False]])
+    generator = torch.Generator().manual_seed(0)
+    logp, old, ref = -torch.rand(3, 3, 4, generator=generator, dtype=torch.float64) * 2
+    for garbage, x in zip(GARBAGE, (logp, old, ref), strict=False):
+        x[~mask] = garbage
+    return logp, old, ref, f64(1.5, -0.7, 0.2), mask
+
+
+def test_advantages_worked_by_hand():
+    rewards = f64([1.0, 2.0, 6.0], [0.0, 0.0, 3.0])
+    assert leave_one_out(rewards).tolist() == [[-3.0, -1.5, 4.5], [-1.5, -1.5, 3.0]]
+    assert group_relative(rewards, "none").tolist() == [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
+    sd = math.sqrt(7)  # (4 + 1 + 9) / 2
+    found = group_relative(rewards[:1], "group")
+    assert found.tolist()[0] == pytest.approx([-2 / (sd + 1e-4), -1 / (sd + 1e-4), 3 / (sd + 1e-4)])
+
+
+def test_two_responses_get_opposite_advantages():
+    """RLOO with k = 2 is the difference of the two rewards; GRPO is its sign, but for the 1e-4, over sqrt(2)."""
+    rewards = f64([3.0, 1.0])
+    assert leave_one_out(rewards).tolist() == [[2.0, -2.0]]
+    assert group_relative(rewards).tolist()[0] == pytest.approx([2**-0.5, -(2**-0.5)], rel=1e-4)
+
+
+@FEW
+@given(groups)
+def test_advantages_are_those_of_loops(rows):
+    k = len(rows[0])
+    flat = [r for row in rows for r in row]
+    rewards = f64(*rows)
+    loo = [[r - (sum(row) - r) / (k - 1) for r in row] for row in rows]
+    assert torch.allclose(leave_one_out(rewards), f64(*loo), atol=1e-12)
+    assert torch.allclose(leave_one_out(rewards), group_relative(rewards, "none") * k / (k - 1), atol=1e-12)
+    for scale in ("group", "batch"):
+        sds = [statistics.stdev(row if scale == "group" else flat) for row in rows]
+        expected = [[(r - sum(row) / k) / (sd + 1e-4) for r in row] for row, sd in zip(rows, sds, strict=True)]
+        assert torch.allclose(group_relative(rewards, scale), f64(*expected), atol=1e-9)
+    white = [(r - statistics.fmean(flat)) / (statistics.stdev(flat) + 1e-4) for r in flat]
+    assert torch.allclose(standardize(rewards).flatten(), f64(*white), atol=1e-9)
+    assert has_signal(rewards).tolist() == [len(set(row)) > 1 for row in rows]
+
+
+def test_equal_rewards_teach_nothing():
+    rewards = torch.full((2, 4), 0.3)
+    for advantages in (leave_one_out(rewards), *(group_relative(rewards, s) for s in ("group", "batch", "none"))):
+        assert advantages.abs().max() < 1e-6
+    assert not has_signal(rewards).any()
+
+
+def test_overlong_responses_are_penalised_linearly():
+    found = overlong_penalty(torch.tensor([10, 80, 85, 90, 100, 130]), max_length=100, buffer=20)
+    assert found.tolist() == pytest.approx([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
+    with pytest.raises(ValueError, match="buffer must be above 0"):
+        overlong_penalty(torch.tensor([1]), 100, 0)
+
+
+def test_a_clipped_token_worked_by_hand():
+    """Ratios 1.5, 0.5 and 1.1 with clip 0.2 and 0.3: the first is held at 1.3 if A > 0, the second at 0.8 if A < 0."""
+    ratio = torch.tensor([[1.5, 0.5, 1.1]], dtype=torch.float64)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    weights = token_weights(mask, "dapo", 1, 3, 3)
+    up, stats = clipped_loss(ratio.log(), f64(2.0), weights, mask, 0.2, 0.3)
+    assert up.item() == pytest.approx(-(2.6 + 1.0 + 2.2) / 3)
+    assert (stats["clipfrac"].item(), stats["ratio"].item()) == (1, pytest.approx(3.1))
+    down, stats = clipped_loss(ratio.log(), f64(-2.0), weights, mask, 0.2, 0.3)
+    assert down.item() == pytest.approx((3.0 + 1.6 + 2.2) / 3)
+    assert stats["clipfrac"].item() == 1
+
+
+def loops(batch, level, loss_type, low=0.2, high=0.28, max_length=10):
+    """The loss of each family, term by term."""
+    logp, old, _, advantages, mask = batch
+    lengths = mask.sum(1).tolist()
+    total = 0.0
+    for i, n in enumerate(lengths):
+        d = [(logp[i, t] - old[i, t]).item() for t in range(n)]
+        per_row = {"sequence": sum(d) / n, "sequence_sum": sum(d)}
+        for t in range(n):
+            ratio = math.exp(d[t] if level == "token" else per_row[level])
+            a = advantages[i].item()
+            term = -min(ratio * a, min(max(ratio, 1 - low), 1 + high) * a)
+            divisor = {"grpo": len(lengths) * n, "dapo": sum(lengths), "dr_grpo": len(lengths) * max_length}[loss_type]
+            total += term / divisor
+    return total
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_losses_are_those_of_loops_and_parts_add_up(batch, level, loss_type):
+    logp, old, _, advantages, mask = batch
+
+    def part(rows):
+        weights = token_weights(mask[rows], loss_type, len(mask), mask.sum(), 10)
+        ratios = log_ratios(logp[rows], old[rows], mask[rows], level)
+        return clipped_loss(ratios, advantages[rows], weights, mask[rows], 0.2, 0.28)[0].item()
+
+    expected = loops(batch, level, loss_type)
+    assert part(slice(None)) == pytest.approx(expected, rel=1e-6)
+    assert part(slice(0, 1)) + part(slice(1, 3)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_pads_get_no_gradient(batch, level):
+    logp, old, _, advantages, mask = batch
+    logp = logp.clone().requires_grad_()
+    weights = token_weights(mask, "grpo", 3, mask.sum(), 10)
+    clipped_loss(log_ratios(logp, old, mask, level), advantages, weights, mask, 9.0, 9.0)[0].backward()
+    assert logp.grad[~mask].abs().max() == 0
+    assert logp.grad.isfinite().all() and (logp.grad[mask] != 0).all()
+
+
+def test_at_the_old_policy_the_gradient_is_that_of_reinforce(batch):
+    """At ratio 1 the gradient is -A times that of log pi; GSPO divides it by the length of the response."""
+    logp, _, _, advantages, mask = batch
+    lengths = mask.sum(1, keepdim=True)
+    for level, scale in (("token", 1 / lengths), ("sequence", 1 / lengths), ("sequence_sum", torch.ones(3, 1))):
+        new = logp.clone().requires_grad_()
+        weights = token_weights(mask, "grpo", 3, mask.sum(), 10)
+        clipped_loss(log_ratios(new, logp, mask, level), advantages, weights, mask, 0.2, 0.2)[0].backward()
+        expected = (-advantages[:, None] / 3 * scale).expand(mask.shape).where(mask, 0.0)
+        assert torch.allclose(new.grad, expected, atol=1e-6), level
+
+
+def test_wrong_shapes_and_names_are_refused(batch):
+    logp, old, _, advantages, mask = batch
+    with pytest.raises(ValueError, match="k of 2 or more"):
+        leave_one_out(f64([1.0]))
+    with pytest.raises(ValueError, match="unknown scale 'std'"):
+        group_relative(f64([1.0, 2.0]), "std")
+    with pytest.raises(ValueError, match="unknown level 'word'"):
+        log_ratios(logp, old, mask, "word")
+    with pytest.raises(ValueError, match="unknown loss type 'ppo'"):
+        token_weights(mask, "ppo", 3, 7, 10)
+    with pytest.raises(ValueError, match="one advantage per row"):
+        clipped_loss(logp, advantages[:2], logp, mask, 0.2, 0.2)
+    with pytest.raises(ValueError, match="mask must be bool"):
+        token_weights(mask.float(), "grpo", 3, 7, 10)
+
+
+# -- beside TRL --------------------------------------------------------------------------------------------------------
+
+
+def trl_inputs(batch):
+    logp, old, ref, advantages, mask = (x if x.dtype is torch.bool else x.nan_to_num(0, 0, 0) for x in batch)
+    keys = {"prompt_ids": torch.zeros(3, 2), "prompt_mask": torch.ones(3, 2), "completion_ids": torch.zeros(3, 4)}
+    keys |= {"completion_mask": mask.long(), "advantages": advantages, "ref_per_token_logps": ref * mask}
+    return logp * mask, keys | {"old_per_token_logps": old * mask, "num_items_in_batch": mask.sum()}
+
+
+def trl_trainer(logp, mask, **options):
+    """As much of a trainer as its loss looks at; the model's log-probabilities are given."""
+    accelerator = SimpleNamespace(num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x)
+    accelerator.gather_for_metrics = accelerator.gather
+    args = SimpleNamespace(delta=None, use_bias_correction_kl=options.pop("bias", False), steps_per_generation=1)
+    plain = {"top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "use_vllm": False, "beta": 0.0}
+    plain |= {"epsilon_low": 0.2, "epsilon_high": 0.28, "max_completion_length": 10, "aux_loss_enabled": False}
+    plain |= {"_entropy_bonus_enabled": False, "current_gradient_accumulation_steps": 1, "accelerator": accelerator}
+    metrics = {"train": defaultdict(list)}
+    given = SimpleNamespace(args=args, model=SimpleNamespace(training=True), _metrics=metrics, **(plain | options))
+    given._get_per_token_logps_and_entropies = lambda *_, **__: (logp, torch.zeros(mask.shape), None)
+    return given
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize(("beta", "bias"), [(0.0, False), (0.3, False), (0.3, True)])
+def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, bias):
+    trl = pytest.importorskip("trl.trainer.grpo_trainer")
+    theirs, inputs = trl_inputs(batch)
+    theirs = theirs.detach().requires_grad_()
+    logp, old, ref, advantages, mask = batch
+    options = {"importance_sampling_level": level, "loss_type": loss_type, "beta": beta, "bias": bias}
+    expected = trl.GRPOTrainer._compute_loss(
+        trl_trainer(theirs, mask, **options), SimpleNamespace(training=True), inputs
+    )
+    expected.backward()
+
+    ours = logp.detach().clone().requires_grad_()
+    weights = token_weights(mask, loss_type, 3, mask.sum(), 10)
+    ratios = log_ratios(ours, old, mask, level)
+    loss, _ = clipped_loss(ratios, advantages, weights, mask, 0.2, 0.28)
+    kl = kls.estimate(ours.where(mask, 0.0), ref.where(mask, 0.0), "k3") * (ratios.exp() if bias else 1.0)
+    loss = loss + beta * (weights * kl).sum()
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
+
+
+def test_the_loss_is_that_of_trl_s_rloo_trainer(batch):
+    trl = pytest.importorskip("trl.trainer.rloo_trainer")
+    theirs, inputs = trl_inputs(batch)
+    theirs = theirs.detach().requires_grad_()
+    logp, old, _, advantages, mask = batch
+    inputs["old_logps"] = inputs["old_per_token_logps"].sum(1)
+    given = trl_trainer(theirs, mask)
+    expected = trl.RLOOTrainer._compute_loss(given, SimpleNamespace(training=True), inputs)
+    expected.backward()
+    ours = logp.detach().clone().requires_grad_()
+    ratios = log_ratios(ours, old, mask, "sequence_sum")
+    loss, _ = clipped_loss(ratios, advantages, token_weights(mask, "grpo", 3, mask.sum(), 10), mask, 0.2, 0.28)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)

@@ -1,0 +1,146 @@
+"""Reward functions: what each gives, how they are named, and what is refused in one line."""
+
+import sys
+
+import pytest
+
+from rlhf import rewards
+from rlhf.recipe import RecipeError
+from rlhf.run import RunError
+from tests.conftest import grouped
+
+
+def given(name: str, completion: str, answer: str | None = None) -> float:
+    (number,) = rewards.find(name, "grpo.reward_funcs")(["prompt"], [completion], [answer])
+    return number
+
+
+@pytest.mark.parametrize(
+    ("name", "completion", "answer", "expected"),
+    [
+        ("exact_answer", " Paris.\n", "paris", 1),
+        ("exact_answer", "It is Paris.", "Paris", 0),
+        ("exact_answer(extract='It is (.*)')", "It is Rome. It is  Paris.", "Paris", 0),
+        ("exact_answer(extract='It is (\\\\w+)')", "It is Rome. It is Paris.", "Paris", 1),
+        ("exact_answer(extract='####(.*)')", "no mark", "", 1),
+        ("numeric_answer", "3 and 4 make 7.", "7", 1),
+        ("numeric_answer", "7 = 3 + 4", "7", 0),
+        ("numeric_answer", "none", "7", 0),
+        ("numeric_answer", "1,234.50", "1234.5", 1),
+        ("numeric_answer(tolerance=0.01)", "100.9", "100", 1),
+        ("numeric_answer(tolerance=0.01)", "101.1", "100", 0),
+        ("numeric_answer(tolerance=0.01)", "0.009", "0", 1),
+        ("numeric_answer", "-0.1e1", "-1", 1),
+        ("numeric_answer(extract='#### (.*)')", "#### 5 then 6", "5", 0),
+        ("numeric_answer(extract='#### (.*?)$')", "4\n#### 5", "5", 1),
+        ("regex(pattern='^Yes')", "Yes, so it is", None, 1),
+        ("regex(pattern='^Yes')", "Oh Yes", None, 0),
+        ("length(most=4)", "one two three four", None, 0),
+        ("length(most=4)", "one two three four five six", None, -0.5),
+        ("length(most=4)", "x " * 30, None, -1),
+        ("json_valid", '{"a": [1, 2]}', None, 1),
+        ("json_valid", '```json\n{"a": 1}\n```', None, 1),
+        ("json_valid", "{'a': 1}", None, 0),
+        ("json_valid", "NaN", None, 0),
+        ("json_valid", "[" * 100_000, None, 0),
+        ("json_valid(keys=['a'])", '{"a": 1}', None, 1),
+        ("json_valid(keys=['a'])", '["a"]', None, 0),
+    ],
+)
+def test_what_a_named_reward_gives(name, completion, answer, expected):
+    assert given(name, completion, answer) == pytest.approx(expected)
+
+
+def test_mathematics_is_compared_by_value():
+    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    assert given("math_answer", "so it is $\\frac{1}{2}$", "0.5") == 1
+    assert given("math_answer", "so it is $x^2 + 2x + 1$", "$(x+1)^2$") == 1
+    assert given("math_answer", "so it is $\\frac{1}{3}$", "0.5") == 0
+    with pytest.raises(RunError, match=r"math_answer failed with .*no mathematical expression"):
+        given("math_answer", "1", "")
+
+
+def test_without_its_library_the_way_to_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(RunError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):
+        given("math_answer", "1", "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("exact", "no reward 'exact'; known are model, exact_answer, numeric_answer"),
+        ("regex", "regex: option pattern is missing"),
+        ("regex(pattern='(')", "pattern is no regular expression"),
+        ("regex('a')", "is no reward, as in"),
+        ("length(most=0)", "most must be above 0"),
+        ("length(most='3')", "most must be int"),
+        ("length(most=True)", "most must be int"),
+        ("numeric_answer(tolerance=float('inf'))", "is no reward, as in"),
+        ("numeric_answer(tolerance=-1)", "tolerance a finite number of 0 or more"),
+        ("json_valid(key='a')", "no option 'key'; it has keys"),
+        ("exact_answer(most=1)", "no option 'most'; it has extract"),
+        ("__import__('os').system('true')", "is no reward, as in"),
+        ("no_such_module:f", "cannot be used .ModuleNotFoundError"),
+        ("json:no_such_function", "cannot be used .AttributeError"),
+        ("", "is no reward, as in"),
+    ],
+)
+def test_what_is_no_reward_is_refused_in_one_line(name, expected):
+    with pytest.raises(RunError, match=rf"^grpo.reward_funcs: .*{expected}") as error:
+        rewards.find(name, "grpo.reward_funcs")
+    assert "\n" not in str(error.value)
+
+
+def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own_rewards.py").write_text(
+        "def words(completions): return [len(c.split()) for c in completions]\n"
+        "def same(prompts, completions, answer=None, **more):\n"
+        "    return [float(p == c) for p, c in zip(prompts, completions)]\n"
+        "def bad(completions): return [1 / (len(c) - 3) for c in completions]\n"
+        "def nan(completions): return [float('nan') if 'x' in c else 0 for c in completions]\n"
+        "def few(completions): return [0.0]\n"
+        "def text(completions): return ['1' for _ in completions]\n"
+    )
+    words = rewards.find("own_rewards:words", "here")
+    assert words(["p", "q"], ["a b", "c"], [None, None]) == [2.0, 1.0]
+    assert not words.needs_answer and rewards.find("exact_answer", "here").needs_answer
+    same = rewards.find("own_rewards:same", "here")
+    assert same(["p", "q"], ["p", "r"], [None, None]) == [1.0, 0.0] and not same.needs_answer
+    with pytest.raises(
+        RunError,
+        match=r"^reward own_rewards:bad failed with ZeroDivisionError.*prompt 'second\?' and the response 'abc'$",
+    ):
+        rewards.find("own_rewards:bad", "here")(["first?", "second?"], ["ab", "abc"], [None, None])
+    with pytest.raises(RunError, match=r"^reward own_rewards:nan is nan, no finite .*'q' and the response 'x'$"):
+        rewards.find("own_rewards:nan", "here")(["p", "q"], ["a", "x"], [None, None])
+    with pytest.raises(RunError, match="returned 1 numbers for 2 responses"):
+        rewards.find("own_rewards:few", "here")(["p", "q"], ["a", "x"], [None, None])
+    with pytest.raises(RunError, match="is '1', no finite number"):
+        rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
+
+
+def test_short_names_for_metrics():
+    names = ["model", "regex(pattern='a')", "regex(pattern='b')", "own.rewards:polite", "numeric_answer(tolerance=0.1)"]
+    assert rewards.labels(names) == ["model", "regex", "regex_2", "own.rewards.polite", "numeric_answer"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_generations": 3}, "must be multiples of num_generations: 3"),
+        ({"num_generations": 1}, "greater than or equal to 2"),
+        ({"reward_funcs": ["model", "json_valid"], "reward_weights": [1.0]}, "2 reward_funcs and 1 reward_weights"),
+        ({"reward_funcs": ["model", "model"]}, "names a reward twice"),
+        ({"reward_funcs": ["json_valid"]}, "normalize_scores needs model among reward_funcs"),
+        ({"kl_target": 0.1, "beta": 0.0}, "kl_target needs beta above 0"),
+        ({"overlong_buffer": 99}, "overlong_buffer is at most max_completion_length"),
+        ({"epsilon": 1.5}, "less than 1"),
+        ({"kl_estimator": "k1"}, "kl_penalty: loss needs kl_estimator k2 or k3"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, expected):
+    with pytest.raises(RecipeError, match=expected):
+        grouped("grpo", changes)

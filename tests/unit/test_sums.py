@@ -1,0 +1,68 @@
+"""The world of sums: right answers, their share, the split, and the same bytes for the same arguments."""
+
+import json
+import random
+import re
+
+import pytest
+
+from rlhf.data import sums
+from rlhf.data.load import Corpus, _divided
+from rlhf.recipe import RecipeError
+from rlhf.rewards import find
+from tests.conftest import small
+
+SIZES = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}
+
+
+def rows(folder, name: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_every_answer_is_the_result(tmp_path):
+    """Read back from the words alone."""
+    known = sums.questions(9)
+    assert len(known) == (100 + 55) * 4 * 6
+    for question, right in random.Random(0).sample(list(known.items()), 300):
+        a, b = map(int, re.findall(r"\d+", question))
+        if "away from" in question:
+            a, b = b, a
+        assert right == (a - b if re.search("minus|away|less", question) else a + b) and right >= 0
+
+
+@pytest.mark.parametrize("accuracy", [0.2, 0.9])
+def test_the_share_of_right_responses(accuracy):
+    rng = random.Random(1)
+    reward = find("numeric_answer", "here")
+    right = sum(reward([""], [sums.response(rng, 7, accuracy, 9)], ["7"])[0] for _ in range(2000))
+    assert right / 2000 == pytest.approx(accuracy, abs=0.04)
+
+
+def test_files_repeat_and_do_not_depend_on_each_other(tmp_path):
+    for name, changes in (("a", {}), ("b", {}), ("c", {"documents": 500}), ("d", {"seed": 1})):
+        sums.write(tmp_path / name, **({"seed": 0} | SIZES | changes))
+    a, b, c, d = (tmp_path / name for name in "abcd")
+    assert all((a / name).read_bytes() == (b / name).read_bytes() for name in sums.FILES)
+    assert (c / "documents.jsonl").read_bytes().startswith((a / "documents.jsonl").read_bytes())
+    assert (c / "pairs.jsonl").read_bytes() == (a / "pairs.jsonl").read_bytes()
+    assert (d / "documents.jsonl").read_bytes() != (a / "documents.jsonl").read_bytes()
+    assert len(rows(a, "prompts.jsonl")) == len(sums.questions(9))
+
+
+def test_no_question_is_on_both_sides(tmp_path):
+    from rlhf.data import formats
+
+    sums.write(tmp_path, seed=0, **SIZES)
+    read = formats.read([tmp_path / name for name in sums.FILES])
+    corpus: Corpus = _divided(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
+    prompts = corpus.prompts()
+    assert not {*prompts.train} & {*prompts.heldout}
+    answers = corpus.answers()
+    assert all(prompt in answers for prompt in (*prompts.train, *prompts.heldout))
+    demonstrations = {row.prompt for row in corpus.demonstrations().train}
+    assert not demonstrations & {*prompts.heldout}
+
+
+def test_sums_need_their_section():
+    with pytest.raises(RecipeError, match="source: sums needs sums"):
+        small(data__source="sums")
