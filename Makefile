@@ -5,7 +5,7 @@
 
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
-## RECIPE     folder of a recipe version, used instead of HW: recipes/cpu-tiny/v1
+## RECIPE     folder of a recipe version, used instead of HW: recipes/cpu-tiny/v2
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
@@ -86,7 +86,6 @@ ONLY ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
-merged  := $(or $(patsubst merge.stage=%,%,$(filter merge.stage=%,$(SET))),ppo)
 STAGES  := pretrain sft rm ppo rloo grpo dpo eval merge
 TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint docs lock clean
 
@@ -145,14 +144,14 @@ data-show: setup ## show some rows of the files in DATA, chosen beside rejected 
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
 pretrain: $(ready)  ## train a small base model from scratch, for recipes without a published one
-sft: $(ready) pretrain ## train SFT: supervised fine-tuning
-rm: $(ready) sft    ## train the reward model on pairs of a chosen and a rejected answer
-ppo: $(ready) sft rm ## train PPO: the policy against the reward model
-rloo: $(ready) sft rm ## train RLOO: several answers to a prompt and no critic, for recipes with that section
-grpo: $(ready) sft rm ## train GRPO: advantages relative to the group, for recipes with that section
-dpo: $(ready) sft   ## train DPO: the policy on the pairs themselves
-eval: $(ready) ppo  ## compare the trained policies on held-out prompts
-merge: $(ready) $(merged) ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
+sft: $(ready)       ## train SFT: supervised fine-tuning
+rm: $(ready)        ## train the reward model on pairs of a chosen and a rejected answer
+ppo: $(ready)       ## train PPO: the policy against the reward model
+rloo: $(ready)      ## train RLOO: several answers to a prompt and no critic, for recipes with that section
+grpo: $(ready)      ## train GRPO: advantages relative to the group, for recipes with that section
+dpo: $(ready)       ## train DPO: the policy on the pairs themselves
+eval: $(ready)      ## compare the trained policies on held-out prompts
+merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 report: setup       ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
 ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
@@ -170,7 +169,7 @@ reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with it
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 $(STAGES):
-	@$(rlhf) run $(@:eval=evaluate) $(strip $(recipe) $(options) $(parents) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
+	@$(rlhf) run $(@:eval=evaluate) --with-parents $(strip $(recipe) $(options) $(parents) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
 scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" $(if $(RESPONSE),--response "$$RESPONSE",$(error score: PROMPT needs RESPONSE))))
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))

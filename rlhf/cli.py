@@ -50,6 +50,7 @@ from rlhf.lookup import (
     pair_options,
     recipes_given,
     recipes_root,
+    typed_options,
 )
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
@@ -57,7 +58,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
-from rlhf.run import Run, RunError, read_summary
+from rlhf.run import ParentMissing, Run, RunError, read_summary
 
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 REHEARSAL = (
@@ -82,6 +83,7 @@ def cli() -> None:
 @click.option(
     "--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send the metrics to this tracker."
 )
+@click.option("--with-parents", is_flag=True, help="First run the stages that this one builds on, unless finished.")
 @click.option("--if-needed", is_flag=True, help="Succeed if the stage is finished, or not part of the recipe.")
 @click.option(
     "--stop-on", multiple=True, metavar="CHECK", help="End the stage when this check finds something; all: any check."
@@ -105,6 +107,7 @@ def run(
     parents: Path | None,
     resume: bool,
     report_to: tuple[str, ...],
+    with_parents: bool,
     if_needed: bool,
     stop_on: tuple[str, ...],
     preflight: bool,
@@ -112,7 +115,7 @@ def run(
 ) -> None:
     """Run one stage of a recipe.
 
-    The stages that it builds on must be finished.
+    The stages that it builds on must be finished, or are run first with --with-parents.
     """
     if more_data and not data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
@@ -123,8 +126,25 @@ def run(
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    if if_needed and (path := Run(out, loaded, stage, parents).elsewhere(stage)):
-        console.OUT.print(f"{stage}: done ({path})", markup=False)
+    def command_for(other: str, resume: bool) -> list[str]:
+        leave_out = {"with_parents", "if_needed", "" if resume else "resume"}
+        files = [word for file in more_data for word in ("--data", file)]
+        return ["run", other, *typed_options(click.get_current_context(), leave_out), *files]
+
+    def report_done(other: str) -> bool:
+        run = Run(out, loaded, other, parents)
+        path = run.elsewhere(other) or (run.path if run.done() is not None else None)
+        if path:
+            console.OUT.print(f"{other}: done ({path})", markup=False)
+        return path is not None
+
+    if with_parents:
+        for parent in recipe.stages_before(loaded.recipe, stage):
+            if not report_done(parent):
+                code = endings.run_child([sys.executable, "-m", "rlhf.cli", *command_for(parent, resume)])
+                if code:
+                    sys.exit(code)
+    if if_needed and report_done(stage):
         return
     started = Run(out, loaded, stage, parents)
     if distributed.to_launch(loaded.recipe, stage) and started.done() is None:
@@ -138,20 +158,21 @@ def run(
         with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
             return planning.preflight(predict, loaded, stage, named(hw, directory, changes))
 
-    summary, result, path = stages.execute(
-        stage,
-        loaded,
-        out,
-        resume=resume,
-        report_to=report_to,
-        preflight=predict_peak,
-        stop_on=stop_on,
-        parents_root=parents,
-    )
+    try:
+        summary, result, path = stages.execute(
+            stage,
+            loaded,
+            out,
+            resume=resume,
+            report_to=report_to,
+            preflight=predict_peak,
+            stop_on=stop_on,
+            parents_root=parents,
+        )
+    except ParentMissing as error:
+        first = shlex.join(["rlhf", *command_for(error.parent, resume and error.begun)])
+        raise RunError(f"{error}: first run `{first}`, or add --with-parents") from error
     if distributed.rank():
-        return
-    if if_needed and result is None:
-        console.OUT.print(f"{stage}: done ({path})", markup=False)
         return
     console.summary_table(summary, path)
     if stage == "pretrain" and data:

@@ -2,7 +2,6 @@
 
 import io
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import click
 from rlhf import distributed, endings, tracking
 from rlhf.data.formats import DataError
 from rlhf.recipe import RecipeError
-from rlhf.run import ParentMissing, RunError
+from rlhf.run import RunError
 from rlhf.terminal import one_line, say, shortened, visible
 
 BUG = 70  # exit code of a bug, as sysexits.h has it
@@ -69,8 +68,6 @@ def _tell(line: str) -> None:
 
 def _failed(error: Exception) -> int:
     """Explain an error. Returns the exit code."""
-    if isinstance(error, ParentMissing):
-        return fail(f"{error}: first run `{_same_command(error)}`")
     if isinstance(error, RunError):
         return fail(*error.lines)
     if isinstance(error, RecipeError | DataError | tracking.TrackerError):
@@ -120,28 +117,3 @@ def _abandon_stdout() -> None:
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _same_command(missing: ParentMissing) -> str:
-    """The command line that was given, for the stage that is missing."""
-    arguments = list(sys.argv[1:])
-    valued = {
-        f"--{name}"
-        for name in (
-            "hw",
-            "recipe",
-            "data",
-            "weights",
-            "out",
-            "parents",
-            "recipes",
-            "set",
-            "seed",
-            "report-to",
-            "stop-on",
-            "price",
-        )
-    }
-    place = next(i for i, word in enumerate(arguments) if word == missing.stage and arguments[i - 1] not in valued)
-    arguments[place] = missing.parent
-    return shlex.join(["rlhf", *(word for word in arguments if word != "--resume" or missing.begun)])

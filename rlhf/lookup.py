@@ -1,10 +1,11 @@
 """Options by which commands find a recipe and runs, and which version of a recipe --hw takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rlhf import distributed, recipe
 from rlhf.options import SEED, RunsFolder
@@ -116,6 +117,21 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def typed_options(context: click.Context, leave_out: Collection[str] = ()) -> list[str]:
+    """Return the options of a command as they were typed, those in `leave_out` excepted, for another command line."""
+    words = recipes_given()
+    for option in context.command.params:
+        name, typed = str(option.name), context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+        if not isinstance(option, click.Option) or not option.expose_value or not typed or name in leave_out:
+            continue
+        value = context.params[name]
+        if option.is_flag:
+            words.append((option.opts if value else option.secondary_opts)[-1])
+        else:
+            words += [word for one in (value if option.multiple else [value]) for word in (option.opts[0], str(one))]
+    return words
 
 
 def recipes_root() -> Path:

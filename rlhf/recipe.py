@@ -200,6 +200,12 @@ def parents(recipe: Recipe, stage: str) -> list[str]:
     return [name for name in STAGES if name in needed and getattr(recipe, name) is not None]
 
 
+def stages_before(recipe: Recipe, stage: str) -> list[str]:
+    """The stages to run before `stage`, in order: its parents, and one policy to evaluate, PPO's where there is one."""
+    policies = [name for name in POLICIES if getattr(recipe, name) is not None] if stage == "evaluate" else []
+    return [*parents(recipe, stage), *policies[:1]]
+
+
 def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The part of a recipe that decides what `stage` and its parents produce: runs are joined only where it agrees."""
     sections = {"hardware", "seed", "model", "tokenizer", "data", stage, *parents(recipe, stage)}

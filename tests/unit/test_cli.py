@@ -47,7 +47,7 @@ def test_several_files_may_follow_data(command, tmp_path):
         (tmp_path / name).write_text("")
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     _, _, err = command("run", "sft", "--recipe", RECIPE, "--out", tmp_path / "runs", "--data", *files)
-    assert f"rlhf run pretrain --recipe {RECIPE} --out {tmp_path / 'runs'} --data {files[0]} {files[1]}`" in err
+    assert f"pretrain --recipe {RECIPE} --data {files[0]} --out {tmp_path / 'runs'} --data {files[1]}`" in err
     code, _, err = command("run", "sft", "b.jsonl", "--recipe", RECIPE)
     assert code == 2
     assert "Files to train on follow --data" in err
@@ -130,6 +130,40 @@ def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
     assert f"first run `rlhf run pretrain {where}`" in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "my runs/cpu-tiny/v1/ppo").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "expected"),
+    [
+        ("pretrain", [], ""),
+        ("sft", [], "pretrain"),
+        ("rm", [], "pretrain sft"),
+        ("ppo", [], "pretrain sft rm"),
+        ("dpo", [], "pretrain sft"),
+        ("evaluate", [], "pretrain sft rm ppo"),
+        ("merge", [], "pretrain sft rm ppo"),
+        ("merge", ["--set", "merge.stage=dpo"], "pretrain sft dpo"),
+    ],
+)
+def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path, monkeypatch, stage, changes, expected):
+    """Each in a process of its own; the stage itself is not reached here, as nothing was really run."""
+    children: list[list[str]] = []
+    monkeypatch.setattr("rlhf.endings.run_child", lambda words: children.append(words) or 0)
+    options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
+    command("run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed")
+    assert [words[4] for words in children] == expected.split()
+    sets = ["--set", "model.dtype=bfloat16", *changes]
+    for words in children:
+        assert words[1:4] == ["-m", "rlhf.cli", "run"]
+        assert words[5:] == [*options[:4], *sets, "--seed", "3", "--resume", "--no-preflight"]
+
+
+def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, monkeypatch):
+    """It has said why itself."""
+    children: list[str] = []
+    monkeypatch.setattr("rlhf.endings.run_child", lambda words: children.append(words[4]) or 3 * (words[4] == "sft"))
+    code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
+    assert (code, out, err) == (3, "", "") and children == ["pretrain", "sft"]
 
 
 DAMAGED = {
