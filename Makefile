@@ -87,7 +87,7 @@ ONLY ?=
 TEST_ARGS ?=
 
 STAGES  := pretrain sft rm ppo rloo grpo dpo eval merge
-TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory budgets results test fuzz lint docs lock clean
+TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint docs lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -235,6 +235,8 @@ bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 50m"; --
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
 bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage of RECIPE
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
+bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
+	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
 budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## write results/README.md from the records in results/

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -35,7 +36,7 @@ def _line(file: Path, root: Path) -> str:
         record = json.loads(file.read_text(encoding="utf-8"))
     place = file.relative_to(root)
     kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
-    kinds["gpu_item"] = _gpu
+    kinds |= {"gpu_item": _gpu, "outside": _outside}
     tell = next((tell for key, tell in kinds.items() if key in record), None)
     if tell is None:
         raise RunError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
@@ -85,6 +86,12 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
     slowest, fastest = max(seconds, key=seconds.__getitem__), min(seconds, key=seconds.__getitem__)
     ratio = seconds[slowest] / seconds[fastest]
     return f"a PPO step beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
+
+
+def _outside(record: Mapping[str, Any]) -> tuple[str, str]:
+    errors = sorted(abs(row["error"]["reserved_max"]) for row in record["rows"] if "error" in row)
+    said = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
+    return f"predicted memory beside {record['outside']['hardware']}s of {record['outside']['repository']}", said
 
 
 def _gpu(record: Mapping[str, Any]) -> tuple[str, str]:

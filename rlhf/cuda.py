@@ -31,6 +31,12 @@ def set_environment(recipe: Recipe) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def expandable_segments() -> bool:
+    """Whether torch's allocator uses expandable segments in a process that `set_environment` has prepared."""
+    chosen = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
+    return "expandable_segments:true" in chosen.replace(" ", "").lower()
+
+
 def configure(deterministic: bool = False) -> None:
     """Choose CUDA kernels for this process. Every program that runs a model on CUDA calls this once, before the model.
 

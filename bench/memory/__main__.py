@@ -25,7 +25,8 @@ def cli() -> None:
 def pinned(write: bool) -> None:
     """Compare what is predicted for every recipe with its predicted.json.
 
-    Exit code 1 where a phase grew, or a decoding step has more operations or one that a graph cannot hold.
+    Exit code 1 where a phase grew, or needs more of the card, or a decoding step has more operations or one that a
+    graph cannot hold.
     """
     found, directories = False, budgets.pinned_recipes(ROOT / "recipes")
     with Predictor() as predict:
@@ -33,10 +34,12 @@ def pinned(write: bool) -> None:
             loaded = recipe.load(directory)
             peaks = budgets.predict(predict, loaded)
             step, problems = budgets.decoding_step(predict, loaded)
+            needed = budgets.needs(predict, loaded)
             if write:
-                budgets.pin(directory, peaks, step, budgets.strategies(predict, loaded))
+                budgets.pin(directory, peaks, step, budgets.strategies(predict, loaded), needed)
             else:
                 problems += budgets.growth(budgets.pinned(directory), peaks)
+                problems += budgets.more_needed(budgets.pinned_needs(directory), needed)
                 problems += budgets.more_operations(budgets.pinned_step(directory), step)
             for line in problems:
                 found = True

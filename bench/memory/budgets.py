@@ -14,6 +14,7 @@ ALLOWED = 0.03  # growth of a phase's peak over what is pinned
 FILE = "predicted.json"
 
 Peaks = dict[str, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
+Needs = dict[str, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
 Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
 
 
@@ -26,6 +27,15 @@ def predict(predictor: Predictor, loaded: Loaded) -> Peaks:
     return {
         stage: {name: phase.components for name, phase in predictor(loaded, stage).items() if name} for stage in STAGES
     }
+
+
+def needs(predictor: Predictor, loaded: Loaded) -> Needs:
+    """What each phase needs of the card with the gaps between blocks, without paged states and the driver's context."""
+    found = {}
+    for stage in STAGES:
+        phases = {name: phase.needed_bytes for name, phase in predictor(loaded, stage).items() if name}
+        found[stage] = {name: size for name, size in phases.items() if size is not None}
+    return {stage: phases for stage, phases in found.items() if phases}
 
 
 def strategies(predictor: Predictor, loaded: Loaded) -> dict[str, Any] | None:
@@ -41,12 +51,13 @@ def decoding_step(predictor: Predictor, loaded: Loaded) -> tuple[Step, list[str]
     return step, [f"decoding step of {role}: {reason}" for role, n in found.items() for reason in n.unsafe]
 
 
-def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | None) -> None:
+def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | None, needed: Needs) -> None:
     """Write what is predicted for a recipe.
 
-    `peaks` in bytes by component, the operations of a decoding `step`, and the effects of the strategies if known.
+    `peaks` in bytes by component, the operations of a decoding `step`, the effects of the strategies if known, and what
+    each phase `needed`.
     """
-    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step}
+    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
     if effects:
         content["strategies"] = effects
     (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -59,6 +70,20 @@ def pinned(directory: Path) -> Peaks:
 def pinned_step(directory: Path) -> Step:
     """The operations of a decoding step that are pinned; empty where none are."""
     return json.loads((directory / FILE).read_text(encoding="utf-8")).get("decoding_step", {})
+
+
+def pinned_needs(directory: Path) -> Needs:
+    """What the phases need as it is pinned; empty where nothing is."""
+    return json.loads((directory / FILE).read_text(encoding="utf-8")).get("needed", {})
+
+
+def more_needed(before: Needs, now: Needs) -> Iterator[str]:
+    """One line for each phase that needs more than `ALLOWED` above what is pinned."""
+    for stage, phases in before.items():
+        for phase, old in phases.items():
+            new = now.get(stage, {}).get(phase, 0)
+            if new / old - 1 > ALLOWED:
+                yield f"{stage}/{phase} needs {new / old - 1:.1%} more of the card: {new / 1e9:.2f} GB"
 
 
 def more_operations(before: Step, now: Step) -> Iterator[str]:

@@ -18,14 +18,32 @@ COMPONENTS = (
 )
 
 
+class Event(NamedTuple):
+    """An allocation (`bytes` > 0), the release of what an earlier event allocated (< 0), or a mark (0).
+
+    `storage` numbers what is allocated or released; None is a mark. `name` is an allocation's operation, or the mark.
+    """
+
+    storage: int | None
+    bytes: int
+    phase: tuple[str, ...]
+    name: str
+
+
 class Phase(NamedTuple):
-    """Bytes at the peak of one phase, and what they are; operations per second are counted over the whole phase."""
+    """Bytes at the peak of one phase, and what they are; operations are counted over the whole phase.
+
+    `reserved_bytes` and `needed_bytes` as in rlhf/memory/replay.py, without paged states and the driver's context; None
+    where nothing was replayed.
+    """
 
     peak_bytes: int
     components: dict[str, int]
     paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
     flops: int  # all that the card computes
     recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
+    reserved_bytes: int | None = None
+    needed_bytes: int | None = None
 
 
 Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage

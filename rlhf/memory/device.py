@@ -10,6 +10,7 @@ at the end.
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar
 from unittest import mock
@@ -24,15 +25,17 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
 from rlhf import rollout
+from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
+from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
+from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
 from rlhf.models import loading
 
 aten = torch.ops.aten
 META = torch.device("meta")
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
-HALF = (torch.float16, torch.bfloat16)
 FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
 RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_like", "native_dropout", "multinomial"}
 
@@ -42,7 +45,8 @@ class StandIn(Tracker):
 
     def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int, gpu: Gpu = UNKNOWN):
         super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
-        self.stands_for = stands_for
+        self.stands_for, self.gpu = stands_for, gpu
+        self._shapes = Shapes()
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> "StandIn":
@@ -57,15 +61,18 @@ class StandIn(Tracker):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [*tensors_in(*args, *kwargs.values())]
-        if func in _ANSWERS and any(x.device == META for x in tensors):
+        on_device = [x for x in tensors if x.device == META]
+        if on_device and func in _ANSWERS:
             return _ANSWERS[func](*args, **kwargs)
+        if not all(map(_is_known, on_device)):
+            return self._shapes(func, args, kwargs)
         out = func(*args, **kwargs)
         made = [*tensors_in(out)]
         name = func._schema.name.removeprefix("aten::")
         if (
-            (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
-            and any(x.device == META for x in made)
+            any(x.device == META for x in made)
             and all(x.numel() <= KNOWN for x in made)
+            and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
             and name not in RANDOM
         ):
             args, kwargs = tree_map(_value, (args, kwargs))
@@ -81,8 +88,17 @@ class StandIn(Tracker):
 
 
 def _is_known(x: Tensor) -> bool:
-    """Numbers from the host are known if they are integers: what is floating may be a weight."""
-    return hasattr(x, "_known") if x.device == META else not x.is_floating_point() or not x.dim()
+    """Numbers from the host are known if they are integers, or a mask: what else is floating may be a weight."""
+    if x.device == META:
+        return hasattr(x, "_known")
+    return not x.is_floating_point() or not x.dim() or _is_mask(x)
+
+
+def _is_mask(x: Tensor) -> bool:
+    """Whether a floating tensor of the host has zeros and ones only, and a one. Copies of unknown numbers are zeros."""
+    if x.requires_grad or not 0 < x.numel() <= KNOWN:
+        return False
+    return bool(((x == 0) | (x == 1)).all()) and bool(x.any())
 
 
 def _floating(tensors: list[Tensor]) -> bool:
@@ -182,7 +198,7 @@ def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = tor
 def _patches(stand_in: StandIn) -> Iterator[Any]:
     """Context managers that put right what would go another way on `meta`."""
     patch = mock.patch.object
-    yield patch(F, "scaled_dot_product_attention", _attention(stand_in.stands_for))
+    yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for, stand_in.gpu))
     yield patch(torch, "tensor", _tensor)
     yield from _autocast_patches()
     # accelerate finds the trainers' device, and knows no stand-in.
@@ -223,6 +239,9 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(head, "backward", staticmethod(_recomputing(stand_in, head.backward)))
     yield mock.patch("trl.trainer.utils._use_triton", lambda device: True)
     yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
+    if rollout.GRAPHS:
+        yield patch(rollout._Decoding, "advance", _captured(stand_in))
+        yield patch(rollout._Decoding, "_deliver", _without_graph(stand_in))
 
 
 def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[Any]:
@@ -250,53 +269,6 @@ def _optimizers_know_meta(form: str) -> Iterator[Any]:
         yield mock.patch(f"{place}._get_{form}_kernels_supported_devices", lambda: ["cuda", "cpu", "meta"])
 
 
-def _attention(stands_for: str) -> Callable[..., Tensor]:
-    """The kernels that torch chooses on the device; on `meta` it would compute attention in plain steps."""
-    kernel = _attention_on_cuda if stands_for == "cuda" else _attention_on_cpu
-
-    def attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale)
-
-    return attention
-
-
-def _attention_on_cuda(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
-) -> Tensor:
-    """Flash attention where it can be, else the memory-efficient kernel, whose bias is aligned to 16 elements."""
-    if mask is None and q.dtype in HALF:
-        return aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
-    bias = None
-    if mask is not None:
-        bias = torch.zeros_like(mask, dtype=q.dtype) if mask.dtype == torch.bool else mask
-        short = -bias.shape[-1] % 16
-        if short:
-            bias = F.pad(bias, (0, short))[..., : bias.shape[-1]]
-        bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    if k.shape[1] != q.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    return aten._scaled_dot_product_efficient_attention(q, k, v, bias, needs_lse, dropout, causal, scale=scale)[0]
-
-
-def _attention_on_cpu(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
-) -> Tensor:
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=q.dtype)
-    kernel = aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(q, k, v, dropout, causal, attn_mask=mask, scale=scale)[0]
-
-
 def _move_adapter(self: LoraLayer, adapter_name: str, device: Any = None) -> None:
     weight = self.get_base_layer().weight
     dtype = weight.dtype if weight.is_floating_point() else None
@@ -322,6 +294,33 @@ def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
         stand_in.label(self.values, "kv_cache")
 
     return lazy_initialization
+
+
+def _captured(stand_in: StandIn) -> Callable[..., None]:
+    """A decoding step; the last one of two stands for a captured one, as most are of a response that is long enough."""
+    original = rollout._Decoding.advance
+    steps: weakref.WeakKeyDictionary[rollout._Decoding, int] = weakref.WeakKeyDictionary()
+
+    def advance(self: rollout._Decoding) -> None:
+        steps[self] = steps.get(self, 0) + 1
+        capture = steps[self] == 2 and self.room > rollout.WORTH_A_GRAPH + 1
+        if capture:
+            stand_in.mark(CAPTURE)
+        original(self)
+        if capture:
+            stand_in.mark(CAPTURED)
+
+    return advance
+
+
+def _without_graph(stand_in: StandIn) -> Callable[..., None]:
+    original = rollout._Decoding._deliver
+
+    def deliver(self: rollout._Decoding) -> None:
+        stand_in.mark(DROPPED)
+        original(self)
+
+    return deliver
 
 
 def _counted_hook(stand_in: StandIn, hook: Any) -> Any:
@@ -403,6 +402,7 @@ def _autocast_patches() -> Iterator[Any]:
     yield patch(torch, "get_autocast_dtype", lambda d: torch.bfloat16 if d == "meta" else dtype(d))
     yield patch(torch.amp, "is_autocast_available", lambda d: d == "meta" or available(d))
     products = [(F, "linear"), (torch, "matmul"), (torch, "bmm"), (torch, "mm"), (torch.Tensor, "__matmul__")]
+    products.append((F, "scaled_dot_product_attention"))
     for place, name in products:
         yield patch(place, name, _casting(getattr(place, name)))
 

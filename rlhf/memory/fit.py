@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from rlhf.memory.predict import Predictor, Stage, reserved
+from rlhf.memory.predict import Predictor, Stage, needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
 from rlhf.recipe import ONLINE, Loaded, Recipe
@@ -55,20 +55,19 @@ def fit(
 
 
 def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int, say: Callable[[str], None]) -> Fit:
-    device = loaded.recipe.hardware.device
     chosen: dict[str, Any] = {}
 
     def too_much(axis: Axis, choice: Choice) -> bool:
         changed = with_changes(loaded, chosen | axis.others | choice.changes)
         phases = (predict(changed, stage).get(phase) for stage, phase in axis.places)
-        return any(reserved(phase, device) > limit for phase in phases if phase)
+        return any(needed(phase) > limit for phase in phases if phase)
 
     axes = _axes(loaded, stages)
     for at, axis in enumerate(axes, 1):
         say(f"choosing {' and '.join(axis.ladders[0][0].changes)} ({at} of {len(axes)})")
         chosen |= _fastest(axis, partial(too_much, axis)).changes
     found = {stage: predict(with_changes(loaded, chosen), stage) for stage in stages}
-    lacking = tuple(stage for stage, phases in found.items() if reserved(phases[""], device) > limit)
+    lacking = tuple(stage for stage, phases in found.items() if needed(phases[""]) > limit)
     as_it_is = loaded.recipe.model_dump()
     return Fit({key: value for key, value in chosen.items() if _value(as_it_is, key) != value}, found, lacking)
 

@@ -13,7 +13,7 @@ from rlhf import published as figures
 from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
 from rlhf.memory.predict import ON_HOST as ON_HOST
-from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, reserved
+from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, needed, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.published import GB, Verdict, compare
@@ -21,6 +21,7 @@ from rlhf.recipe import Loaded, Recipe, as_yaml
 from rlhf.run import RunError
 from rlhf.terminal import say
 
+PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "components")  # of a phase in JSON
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 
 
@@ -55,20 +56,17 @@ def make(
 def _stage(loaded: Loaded, stage: str, predicted: Stage, price: float | None) -> dict[str, Any]:
     recipe = loaded.recipe
     place = "host" if stage in ON_HOST else recipe.hardware.device
-    need = reserved(predicted[""], place)
+    need = needed(predicted[""])
     card = recipe.hardware.memory_gb
     found: dict[str, Any] = {
         "in_memory_of": place,
         "peak_bytes": predicted[""].peak_bytes,
-        "reserved_bytes": need,
+        "reserved_bytes": reserved(predicted[""]),
+        "needed_bytes": need,
         "fits": need <= card * GB if card and place == "cuda" else None,
         "budget_bytes": _budget(loaded, stage),
         "verdict": _peak_verdict(loaded, stage, predicted[""].peak_bytes),
-        "phases": {
-            name: {"peak_bytes": p.peak_bytes, "paged_bytes": p.paged_bytes, "components": p.components}
-            for name, p in predicted.items()
-            if name
-        },
+        "phases": {name: {key: getattr(phase, key) for key in PHASE_KEYS} for name, phase in predicted.items() if name},
     }
     rates = projection.CARDS.get(recipe.hardware.name)
     work = projection.work(ranks.of_one(loaded, stage).recipe, stage, predicted)
@@ -146,7 +144,17 @@ def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, An
             yield "" if at else stage, name, phase
 
 
-STAGE_COLUMNS = ("stage", "peak", "reserved", "published", "verdict", "hours at limit", "hours projected", "cost")
+STAGE_COLUMNS = (
+    "stage",
+    "peak",
+    "needs",
+    "reserved",
+    "published",
+    "verdict",
+    "hours at limit",
+    "hours projected",
+    "cost",
+)
 
 
 def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -158,12 +166,13 @@ def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
         verdict += f", {found['verdict']}" if found["verdict"] else ""
         hours = [f"{found[key]:.1f}" if key in found else "-" for key in ("limit_hours", "projected_hours")]
         cost = f"${found['projected_cost']:.2f}" if "projected_cost" in found else "-"
-        rows.append((stage, _gb(found["peak_bytes"]), _gb(found["reserved_bytes"]), published, verdict, *hours, cost))
+        sizes = [_gb(found[f"{size}_bytes"]) for size in ("peak", "needed", "reserved")]
+        rows.append((stage, *sizes, published, verdict, *hours, cost))
     chain = [plan["stages"].get(stage, {}) for stage in figures.CHAIN]
     if all("projected_hours" in found for found in chain):
         hours = [f"{sum(found[key] for found in chain):.1f}" for key in ("limit_hours", "projected_hours")]
         cost = f"${sum(found['projected_cost'] for found in chain):.2f}" if "projected_cost" in chain[0] else "-"
-        rows.append((", ".join(figures.CHAIN), "", "", "", "", *hours, cost))
+        rows.append((", ".join(figures.CHAIN), "", "", "", "", "", *hours, cost))
     return rows
 
 
@@ -196,12 +205,12 @@ def step_lines(plan: Mapping[str, Any]) -> list[str]:
 
 def hints(plan: Mapping[str, Any]) -> list[str]:
     """What else could be asked: faster settings where the card is far from full, the cost where no price was given."""
-    needs = [found["reserved_bytes"] for found in plan["stages"].values() if found["in_memory_of"] == "cuda"]
+    needs = [found["needed_bytes"] for found in plan["stages"].values() if found["in_memory_of"] == "cuda"]
     lines = []
     if plan["card_bytes"] and needs and max(needs) < ROOMY * plan["card_bytes"]:
         lines.append(
-            f"at most {_gb(max(needs))} of {_gb(plan['card_bytes'])} GB are used: --fastest (make: FIT=card) looks for "
-            "settings that use the rest"
+            f"at most {_gb(max(needs))} of {_gb(plan['card_bytes'])} GB are needed: --fastest (make: FIT=card) looks "
+            "for settings that use the rest"
         )
     if plan["price_per_hour"] is None and any("projected_hours" in found for found in plan["stages"].values()):
         lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
@@ -228,9 +237,9 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
         console.OUT.print(line, markup=False)
     shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
-        f"peak: what torch allocates. reserved: with what the allocator wastes, paged states and the driver take, by "
-        "constants that no GPU has confirmed yet. hours at limit: at the card's nominal rates. hours projected: at "
-        f"{shares}, which is assumed and not measured.",
+        "peak: what torch allocates. needs: what the card must have for it, with gaps between blocks, paged states and "
+        "the driver. reserved: what the process is seen to hold. hours at limit: at the card's nominal rates. "
+        f"hours projected: at {shares}, which is assumed and not measured. No GPU of ours has measured any of it yet.",
         style="dim",
         markup=False,
     )
@@ -282,11 +291,10 @@ def claims(loaded: Loaded, strategy: str, measured: Mapping[str, float] | None =
 
 def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
     """Print the settings that were found. Raises RunError where a stage needs more than `limit` bytes with any."""
-    device = loaded.recipe.hardware.device
-    needs = {stage: reserved(phases[""], device) for stage, phases in found.stages.items()}
+    needs = {stage: needed(phases[""]) for stage, phases in found.stages.items()}
     if as_json:
         stages = {
-            stage: {"peak_bytes": phases[""].peak_bytes, "reserved_bytes": needs[stage], "fits": needs[stage] <= limit}
+            stage: {"peak_bytes": phases[""].peak_bytes, "needed_bytes": needs[stage], "fits": needs[stage] <= limit}
             for stage, phases in found.stages.items()
         }
         click.echo(json.dumps({"limit_bytes": limit, "set": found.changes, "stages": stages}, indent=2))
@@ -296,7 +304,7 @@ def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
             for stage, phases in found.stages.items()
         ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {_gb(limit)} GB"
-        console.rows_table(title, ("stage", "peak, GB", "with reserve", ""), rows)
+        console.rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
     if found.lacking:
         raise RunError(
             f"{', '.join(found.lacking)}: nothing fits {_gb(limit)} GB; shorter rows are left to you: max_length, "
@@ -345,11 +353,11 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -
     except PredictionError as error:
         say(f"{error}; going on without")
         return None
-    need = reserved(predicted[""], hardware.device)
+    need = needed(predicted[""])
     if need <= card * GB:
         return predicted[""].peak_bytes
     message = (
-        f"{stage} would need {_gb(need)} GB ({_gb(predicted[''].peak_bytes)} GB allocated, the rest reserve) and the "
+        f"{stage} would need {_gb(need)} GB ({_gb(predicted[''].peak_bytes)} GB allocated) and the "
         f"card has {_gb(card * GB)} GB; nothing was started."
     )
     advice = []

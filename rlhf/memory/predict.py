@@ -1,7 +1,7 @@
 """Peak memory of each phase of each stage: rehearsed at two depths, carried on to the recipe's number of layers.
 
 Every layer of a decoder is alike, so that what a phase holds at its peak grows linearly with their number as long as
-the same operation makes the peak.
+the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
 """
 
 import hashlib
@@ -16,24 +16,23 @@ from typing import Any
 
 from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.cuda import CONTEXT_BYTES
+from rlhf.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.memory import COMPONENTS, gpu, ranks
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
 from rlhf.memory import StepOperations as StepOperations
+from rlhf.memory.depth import DEPTHS
 from rlhf.memory.rehearse import DECODING_STEP
+from rlhf.memory.rehearse import ON_HOST as ON_HOST
 from rlhf.recipe import Loaded, Recipe
 from rlhf.run import RunError
 
-DEPTHS = (2, 4)
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 TRAINING = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
-ON_HOST = ("merge",)  # stages that leave the card alone
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
-# Bytes that torch.cuda.max_memory_allocated does not count. None of the two was measured on a GPU yet.
-CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code
-FRAGMENTATION = 0.15  # reserved by torch's allocator over what is allocated; replays of its rules gave 0.12 to 0.22
+CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code: a guess, not measured on a GPU yet
+FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have 0.02 to 0.12
 
 
 def stages(recipe: Recipe) -> list[str]:
@@ -47,37 +46,46 @@ class PredictionError(RunError):
 
 
 class Predictor:
-    """Use as a context manager: it keeps one process for each depth, and what was predicted before, on disk."""
+    """Use as a context manager: it keeps a process that rehearses, and what was predicted before, on disk."""
 
     def __init__(self) -> None:
-        self._workers: list[subprocess.Popen[str]] = []
+        self._worker: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Predictor":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for worker in self._workers:
-            assert worker.stdin
-            worker.stdin.close()  # it ends by itself, and takes its folder with it
-        for worker in self._workers:
-            try:
-                worker.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+        worker = self._worker
+        if worker is None:
+            return
+        assert worker.stdin
+        worker.stdin.close()  # it ends by itself, and takes its folder with it
+        try:
+            worker.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
 
     def __call__(self, loaded: Loaded, stage: str) -> Stage:
         """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
         rehearsal fails."""
         layers = _layers(loaded)
-        few, more = self._found(ranks.of_one(loaded, stage), stage)
-        found = _with_inner(
-            {
-                phase: _extrapolate(few[phase], more[phase], layers, workspaces(loaded.recipe, stage, phase))
-                for phase in few
-            }
-        )
-        return ranks.divide(loaded.recipe, stage, found)
+        rehearsed = self._found(ranks.of_one(loaded, stage), stage)
+        few, more = rehearsed["depths"]
+        found = {}
+        for name in few:
+            phase = _extrapolate(few[name], more[name], layers, workspaces(loaded.recipe, stage, name))
+            replayed = rehearsed["reserved"]
+            if replayed is None:
+                guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
+                phase = phase._replace(reserved_bytes=guess, needed_bytes=guess)
+            elif name in replayed:
+                _, reserved, needed = replayed[name]
+                # A peak has the workspaces from the start; the allocator is asked for them by the first product.
+                needed = max(needed, phase.peak_bytes)
+                phase = phase._replace(reserved_bytes=max(reserved, needed), needed_bytes=needed)
+            found[name] = phase
+        return ranks.divide(loaded.recipe, stage, _with_inner(found))
 
     def decoding_step(self, loaded: Loaded) -> dict[str, StepOperations] | None:
         """Return the operations of a decoding step of PPO's rollout by role; None where none is captured as a graph.
@@ -87,14 +95,14 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda":
             return None
         layers = _layers(loaded)
-        (roles,) = self._found(ranks.of_one(loaded, "ppo"), DECODING_STEP)
+        roles = self._found(ranks.of_one(loaded, "ppo"), DECODING_STEP)["roles"]
         return {
             role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
             for role, n in roles.items()
         }
 
-    def _found(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
-        """What each depth that matters gives, from the cache if it was rehearsed before."""
+    def _found(self, loaded: Loaded, stage: str) -> dict[str, Any]:
+        """What the rehearsal finds, from the cache if it was rehearsed before."""
         file = _cache_file(loaded, stage)
         found = _read_cache(file)
         if found is None:
@@ -102,23 +110,17 @@ class Predictor:
             _write_cache(file, found)
         return found
 
-    def _rehearse(self, loaded: Loaded, stage: str) -> list[dict[str, Any]]:
-        if not self._workers:
-            self._workers = [_start(depth) for depth in DEPTHS]
-        workers = self._workers[:1] if stage == DECODING_STEP else self._workers
+    def _rehearse(self, loaded: Loaded, stage: str) -> dict[str, Any]:
+        if self._worker is None:
+            self._worker = _start()
+        assert self._worker.stdin and self._worker.stdout
         asked = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
-        for worker in workers:
-            assert worker.stdin
-            print(json.dumps(asked), file=worker.stdin, flush=True)
-        answers = []  # all of them before one is judged: what is left unread would answer the next request
-        for worker in workers:
-            assert worker.stdout
-            answers.append(json.loads(worker.stdout.readline() or '{"error": "its process ended"}'))
-        for answer in answers:
-            if "error" in answer:
-                reason = " ".join(answer["error"].split())[:300]
-                raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
-        return [answer["found"] for answer in answers]
+        print(json.dumps({**asked, "expandable": expandable_segments()}), file=self._worker.stdin, flush=True)
+        answer = json.loads(self._worker.stdout.readline() or '{"error": "its process ended"}')
+        if "error" in answer:
+            reason = " ".join(answer["error"].split())[:300]
+            raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
+        return answer["found"]
 
 
 def _layers(loaded: Loaded) -> int:
@@ -143,8 +145,8 @@ def workspaces(recipe: Recipe, stage: str, phase: str) -> int:
     return (threads + phase.endswith("decode")) * gpu.workspace(recipe.hardware.name)
 
 
-def _start(depth: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlhf.memory.rehearse", str(depth)]
+def _start() -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rlhf.memory.rehearse"]
     environment = distributed.alone(distributed.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,
@@ -201,11 +203,21 @@ def _with_inner(stage: Stage) -> Stage:
     return found
 
 
-def reserved(phase: Phase, device: str) -> int:
-    """Bytes of the card that a phase needs: with the allocator's waste, paged states and the driver's context."""
-    if device != "cuda":
-        return phase.peak_bytes
-    return round(phase.peak_bytes * (1 + FRAGMENTATION)) + phase.paged_bytes + CONTEXT
+def reserved(phase: Phase) -> int:
+    """Bytes of the card that a phase takes while the card is not full: as nvidia-smi shows them for the process.
+
+    What torch's allocator reserves, paged states and the driver's context.
+    """
+    return phase.peak_bytes if phase.reserved_bytes is None else _beside(phase.reserved_bytes, phase)
+
+
+def needed(phase: Phase) -> int:
+    """Bytes of the card with which a phase gets by: `reserved`, less what the allocator can give back."""
+    return phase.peak_bytes if phase.needed_bytes is None else _beside(phase.needed_bytes, phase)
+
+
+def _beside(held: int, phase: Phase) -> int:
+    return held + phase.paged_bytes + CONTEXT
 
 
 # -- what was predicted before ---------------------------------------------------------------------------------------
@@ -222,7 +234,9 @@ def _cache_file(loaded: Loaded, stage: str) -> Path:
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     device = loaded.recipe.hardware.device
     card = gpu.find(loaded.recipe.hardware.name) if device == "cuda" else None
-    key = recipes.content_hash([recipe, device, card, stage, code.hexdigest(), [_version(name) for name in PACKAGES]])
+    allocator = expandable_segments() if device == "cuda" else None
+    versions = [_version(name) for name in PACKAGES]
+    key = recipes.content_hash([recipe, device, card, allocator, stage, code.hexdigest(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 
@@ -234,19 +248,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _read_cache(file: Path) -> list[dict[str, Any]] | None:
+def _read_cache(file: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, list) and found and all(isinstance(part, dict) for part in found) else None
+    return found if isinstance(found, dict) and found.keys() in ({"depths", "reserved"}, {"roles"}) else None
 
 
-def _write_cache(file: Path, peaks: list[dict[str, Any]]) -> None:
+def _write_cache(file: Path, found: dict[str, Any]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(peaks))
+        temporary.write_text(json.dumps(found))
         temporary.replace(file)
     except OSError:
         pass  # a cache that cannot be written only costs time

@@ -59,18 +59,29 @@ def divide(recipe: Recipe, stage: str, predicted: Stage) -> Stage:
         return _with_base(phase, part + fetched - whole) if top in DIVIDED.get(stage, ()) else phase
 
     found = {name: rank(name, phase) for name, phase in predicted.items() if name}
-    return {"": max(found.values(), key=lambda phase: phase.peak_bytes), **found}
+    highest = max(found.values(), key=lambda phase: phase.peak_bytes)
+    reserved = [phase.reserved_bytes for phase in found.values() if phase.reserved_bytes is not None]
+    needed = [phase.needed_bytes for phase in found.values() if phase.needed_bytes is not None]
+    whole_stage = highest._replace(reserved_bytes=max(reserved, default=None), needed_bytes=max(needed, default=None))
+    return {"": whole_stage, **found}
 
 
 def _with_base(phase: Phase, more: int) -> Phase:
-    """A phase with that many more bytes of weights; of 4-bit ones the part that is not weights goes with them."""
+    """A phase with that many more bytes of weights; of 4-bit ones the part that is not weights goes with them.
+
+    What the allocator reserves changes by as much: how it would place the parts was not replayed.
+    """
     parts = dict(phase.components)
     weights = parts["base"] + parts.get("quantization", 0)
     for name in ("base", "quantization"):
         if name in parts:
             parts[name] += round(more * parts[name] / weights)
+    change = sum(parts.values()) - sum(phase.components.values())
     return phase._replace(
-        peak_bytes=phase.peak_bytes + sum(parts.values()) - sum(phase.components.values()), components=parts
+        peak_bytes=phase.peak_bytes + change,
+        components=parts,
+        reserved_bytes=None if phase.reserved_bytes is None else phase.reserved_bytes + change,
+        needed_bytes=None if phase.needed_bytes is None else phase.needed_bytes + change,
     )
 
 

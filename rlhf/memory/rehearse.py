@@ -1,8 +1,10 @@
 """Runs a recipe's stages on a stand-in for its device, with random weights and the longest dialogues it admits.
 
-`python -m rlhf.memory.rehearse LAYERS` is a process of its own, so that patches and stand-ins end with it: it reads
-{"recipe": DIR, "overrides": {…}, "stage": NAME} from each line of its input and writes {"found": {phase: peak}}, or
-{"error": MESSAGE}. For the stage DECODING_STEP it writes {"found": {role: operations}}.
+`python -m rlhf.memory.rehearse` is a process of its own, so that patches and stand-ins end with it: it reads
+{"recipe": DIR, "overrides": {…}, "stage": NAME, "expandable": BOOL} from each line of its input and writes
+{"found": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
+DEPTHS, and for a card what the allocator reserves at the recipe's depth. For the stage DECODING_STEP it writes
+{"found": {"roles": {role: operations}}}.
 """
 
 import gc
@@ -15,14 +17,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from rlhf import recipe as recipes
-from rlhf.memory import gpu
+from rlhf.memory import Event, gpu
+from rlhf.memory.depth import DEPTHS, deepen
+from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Loaded, Recipe
 from rlhf.run import Run, RunError
 from rlhf.stages import module_of
@@ -30,6 +34,7 @@ from rlhf.stages import module_of
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 STEPS = 2  # the second one has optimizer states
 DECODING_STEP = "decoding step"  # in place of a stage's name
+ON_HOST = ("merge",)  # stages that leave the card alone
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
@@ -122,13 +127,14 @@ Watch = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
 class Rehearsals:
     """Rehearses stages at one depth (None: the recipe's), each after its parents, whose adapters are made once.
 
-    `watch` runs them on the stand-in, unless another is given.
+    `watch` runs them on the stand-in, unless another is given. `events` are those of the last stage on the stand-in.
     """
 
     def __init__(self, layers: int | None, watch: Watch | None = None):
-        self.layers, self.watch = layers, watch or _stand_in
+        self.layers, self.watch = layers, watch or self._stand_in
         self.folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
         self.peaks: dict[tuple[str, str], dict[str, Any]] = {}
+        self.events: list[Event] = []
 
     def __call__(self, loaded: Loaded, stage: str) -> dict[str, Any]:
         """Peaks of every phase of a stage."""
@@ -151,15 +157,40 @@ class Rehearsals:
         (run.path / "summary.json").write_text("{}")
         return found
 
+    def _stand_in(self, recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
+        from rlhf.memory.device import META, StandIn
 
-def _stand_in(recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
-    from rlhf.memory.device import META, StandIn
+        architecture, hardware = recipe.model.architecture, recipe.hardware
+        assert architecture and architecture.vocab_size
+        with StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name)) as stand_in:
+            run_stage(META)
+        self.events = stand_in.events()
+        return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
 
-    architecture, hardware = recipe.model.architecture, recipe.hardware
-    assert architecture and architecture.vocab_size
-    with StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name)) as stand_in:
-        run_stage(META)
-    return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
+
+class Rehearser:
+    """Rehearses stages at each of DEPTHS, and replays what the allocator is asked for at the recipe's own depth."""
+
+    def __init__(self) -> None:
+        self.depths = [Rehearsals(layers) for layers in DEPTHS]
+
+    def __call__(self, loaded: Loaded, stage: str, expandable: bool) -> dict[str, Any]:
+        """Peaks at each depth, and bytes as in `replay.Reserved` of each phase: empty where no card is used, None where
+        the events at both depths cannot be aligned."""
+        found, events = [], []
+        for rehearse in self.depths:
+            found.append(rehearse(loaded, stage))
+            events.append(rehearse.events)
+        hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
+        reserved: dict[str, Reserved] | None = {}
+        if hardware.device == "cuda" and stage not in ON_HOST and architecture:
+            few, more = events
+            try:
+                deep = deepen(few, more, architecture.num_hidden_layers)
+                reserved = replay(deep, expandable, gpu.workspace(hardware.name))
+            except ValueError:
+                reserved = None
+        return {"depths": found, "reserved": reserved}
 
 
 @contextmanager
@@ -215,6 +246,17 @@ def _operations(loaded: Loaded) -> dict[str, dict[str, Any]]:
     }
 
 
+def _import_libraries() -> None:
+    """Import bitsandbytes without torch's compiler, a fifth of all imports, which no rehearsal uses."""
+    import torch
+
+    def compiled(function: Any = None, **options: Any) -> Any:
+        return function or compiled
+
+    with mock.patch.object(torch, "compile", compiled), suppress(ImportError):
+        import bitsandbytes  # noqa: F401
+
+
 def main() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -222,16 +264,20 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
     from rlhf.console import quiet_libraries
 
+    with quiet_libraries():
+        _import_libraries()
     with quiet_libraries(), shortened():
         gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
-        rehearse = Rehearsals(int(sys.argv[1]))
+        rehearse = Rehearser()
         for line in sys.stdin:
             asked = json.loads(line)
             answer: dict[str, Any]
             try:
                 loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
-                count = asked["stage"] == DECODING_STEP
-                answer = {"found": _operations(loaded) if count else rehearse(loaded, asked["stage"])}
+                if asked["stage"] == DECODING_STEP:
+                    answer = {"found": {"roles": _operations(loaded)}}
+                else:
+                    answer = {"found": rehearse(loaded, asked["stage"], asked["expandable"])}
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, RunError | recipes.RecipeError)  # a sentence for people, complete by itself

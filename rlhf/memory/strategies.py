@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import projection
-from rlhf.memory.predict import Predictor, Stage, reserved
+from rlhf.memory.predict import Predictor, Stage, needed
 from rlhf.recipe import Loaded
 
 STAGES = ("sft", "rm", *recipes.ONLINE, "dpo")
@@ -89,9 +89,8 @@ class Effect(NamedTuple):
 
 def effects(predict: Predictor, loaded: Loaded, stage: str) -> list[Effect]:
     """Each strategy alone, on the recipe as it is, the one that saves most first."""
-    device = loaded.recipe.hardware.device
     before = predict(loaded, stage)
-    need = reserved(before[""], device)
+    need = needed(before[""])
     found = []
     for strategy in STRATEGIES:
         changes = switched_on(loaded, stage, strategy.name)
@@ -101,7 +100,7 @@ def effects(predict: Predictor, loaded: Loaded, stage: str) -> list[Effect]:
         changed = with_changes(loaded, changes)
         after = predict(changed, stage)
         ratio = operations(changed, stage, after) / operations(loaded, stage, before)
-        found.append(Effect(strategy, changes, need, reserved(after[""], device), ratio))
+        found.append(Effect(strategy, changes, need, needed(after[""]), ratio))
     return sorted(found, key=lambda e: e.after if e.after is not None else 2**62)
 
 

@@ -5,6 +5,7 @@ inside themselves it cannot see; rlhf/memory/kernels.py says that for those that
 """
 
 import functools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from rlhf.memory import COMPONENTS
+from rlhf.memory import COMPONENTS, Event
 from rlhf.memory.kernels import FLOPS
+from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
 OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
@@ -77,9 +79,10 @@ class Tracker(TorchDispatchMode):
         self._entered: list[str | None] = []  # blocks, None for those that are no phase
         self._phase: tuple[str, ...] = ()
         self._storages: list[_Storage] = []
-        # storage, bytes (< 0: freed), phase, operation
-        self._events: list[tuple[int | None, int, tuple[str, ...], str]] = []
+        self._events: list[Event] = []
         self._live: dict[int, tuple[int, weakref.ref]] = {}  # id of a live storage -> its index
+        self._sum: tuple[int, int, int] | None = None  # key of a gradients' sum, its index, that of its first summand
+        self._multiplied: set[bool] = set()  # threads that have: the program's own (False), autograd's (True)
         self._flops: Counter[tuple[str, ...]] = Counter()
         self._recomputed: Counter[tuple[str, ...]] = Counter()
         self.recomputing = 0  # above 0 while a forward pass is computed again
@@ -87,6 +90,11 @@ class Tracker(TorchDispatchMode):
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._paused = False
         self._undo: list[Callable[[], None]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping `__torch_dispatch__` against compilation, of which there is none: it takes time."""
+        return False
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -112,7 +120,9 @@ class Tracker(TorchDispatchMode):
             return func(*args, **kwargs)
         out = self.run(func, args, kwargs)
         for tensor in tensors_in(out):
-            self._see(tensor, str(func))
+            self._see(tensor, func)
+        if func is torch.ops.aten.add.Tensor and _in_backward() and _called_by_engine():
+            self._note_sum(out, args[0])
         if func._overloadpacket in flop_registry:
             flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
             self.count_flops(flops, recomputed=self.recomputing > 0)
@@ -128,8 +138,15 @@ class Tracker(TorchDispatchMode):
 
     def count_flops(self, flops: int, recomputed: bool = False) -> None:
         """Count floating-point operations of the phase that runs, beside those that are counted by themselves."""
+        if _in_backward() not in self._multiplied:
+            self._multiplied.add(_in_backward())
+            self.mark(PRODUCT)
         self._flops[self._phase] += flops
         self._recomputed[self._phase] += flops if recomputed else 0
+
+    def mark(self, name: str) -> None:
+        """Put a mark among the events (rlhf/memory/replay.py)."""
+        self._events.append(Event(None, 0, self._phase, name))
 
     def label(self, tensor: Tensor | None, component: str) -> None:
         """Say what a tensor's storage holds, at any time while it lives; what was said first counts."""
@@ -159,9 +176,10 @@ class Tracker(TorchDispatchMode):
                         self._label_parameter(parameter, "adapters")
         for module in modules:
             component = "heads" if isinstance(module, nn.Linear) and module.out_features == 1 else "base"
-            for parameter in module.parameters(recurse=False):
-                self._label_parameter(parameter, component)
-            for buffer in module.buffers(recurse=False):
+            for parameter in module._parameters.values():  # torch's own walks take many times as long
+                if parameter is not None:
+                    self._label_parameter(parameter, component)
+            for buffer in module._buffers.values():
                 self.label(buffer, "base")
         for optimizer in list(self._optimizers):
             for state in optimizer.state.values():
@@ -169,6 +187,10 @@ class Tracker(TorchDispatchMode):
                     self.label(value, "optimizer")
 
     # -- afterwards ------------------------------------------------------------------------------------------------
+
+    def events(self) -> list[Event]:
+        """What torch's allocator was asked for, and the marks, in order; unified memory is left out."""
+        return [e for e in self._events if e.storage is None or self._storages[e.storage].what() != OUTSIDE]
 
     def peaks(self) -> dict[str, Peak]:
         """The peak of each phase by its name, in the order in which they began; "" stands for all that was tracked."""
@@ -178,7 +200,7 @@ class Tracker(TorchDispatchMode):
         for at, (index, size, phase, operation) in enumerate(self._events):
             if index is not None and what[index] != OUTSIDE:
                 total += size
-            if size >= 0 and total > most.get((phase, operation), (0, 0))[0]:
+            if (size > 0 or operation == BEGIN) and total > most.get((phase, operation), (0, 0))[0]:
                 most[phase, operation] = total, at
         wanted = {at: where for where, (_, at) in most.items()}
         live: Counter[str] = Counter()
@@ -217,9 +239,9 @@ class Tracker(TorchDispatchMode):
         if phase != self._phase:
             self.label_what_is_known()
             self._phase = phase
-            self._events.append((None, 0, phase, "begin"))  # what is alive now is alive in the new phase
+            self.mark(BEGIN)  # what is alive now is alive in the new phase
 
-    def _see(self, tensor: Tensor, operation: str) -> None:
+    def _see(self, tensor: Tensor, operation: Any) -> None:
         if tensor.device.type != self.device_type:
             return
         storage = tensor.untyped_storage()
@@ -227,7 +249,7 @@ class Tracker(TorchDispatchMode):
         size = storage.nbytes()
         if key in self._live or not size or self._paused:
             return
-        index = self._add(size, operation)
+        index = self._add(size, str(operation))
         self._live[key] = index, weakref.ref(storage, lambda _: self._free(key))
         if tensor.dim() > 1 and tensor.shape[-1] >= self.vocab_size and tensor.is_floating_point():
             self._storages[index].component = "logits"
@@ -236,20 +258,48 @@ class Tracker(TorchDispatchMode):
         size = -(-size // ROUND) * ROUND
         self._storages.append(_Storage(size, self._phase, _in_backward()))
         # With its size, which depth does not change, an operation stands for one place in the program, nearly always.
-        self._events.append((len(self._storages) - 1, size, self._phase, f"{operation}, {size} bytes"))
+        self._events.append(Event(len(self._storages) - 1, size, self._phase, f"{operation}, {size} bytes"))
         return len(self._storages) - 1
 
     def _free(self, key: int) -> None:
         index, _ = self._live.pop(key)
         storage = self._storages[index]
+        if self._sum is not None and self._sum[1:] == (self._events[-1].storage, index):
+            self._replace_sum()
+            return
         storage.freed_in, storage.freed_in_backward = self._phase, _in_backward()
-        self._events.append((index, -storage.bytes, self._phase, ""))
+        self._events.append(Event(index, -storage.bytes, self._phase, ""))
 
     def _inside(self, size: int, operation: str) -> None:
         if size:
             index = self._add(size, operation)
             self._storages[index].component = "kernels"
-            self._events.append((index, -self._storages[index].bytes, self._phase, ""))
+            self._events.append(Event(index, -self._storages[index].bytes, self._phase, ""))
+
+    def _note_sum(self, total: Tensor, first: Tensor) -> None:
+        """Remember the sum of two gradients that autograd's engine has just made."""
+        key = id(total.untyped_storage())
+        index, _ = self._live.get(key, (None, None))
+        summand, _ = self._live.get(id(first.untyped_storage()), (None, None))
+        same = (
+            index is not None and summand is not None and self._storages[index].bytes == self._storages[summand].bytes
+        )
+        self._sum = (key, index, summand) if same else None  # type: ignore[assignment]
+
+    def _replace_sum(self) -> None:
+        """Let a sum live in its first summand, which was released right after it was made.
+
+        Without a dispatch mode autograd adds in place there (accumulate in torch/csrc/autograd/input_buffer.cpp and
+        accumulate_grad.h); a mode counts as a tensor subclass, for which it does not.
+        """
+        assert self._sum is not None
+        key, index, summand = self._sum
+        self._sum = None
+        self._events.pop()
+        if key in self._live:  # else it is gone already
+            self._live[key] = summand, self._live[key][1]
+        component = self._storages[index].component
+        self._storages[summand].component = self._storages[summand].component or component
 
     def _all_modules(self) -> list[nn.Module]:
         """Those that were made, and copies inside them, of which no constructor tells."""
@@ -297,6 +347,18 @@ def _unmark(parameter: "weakref.ref[nn.Parameter]") -> None:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+def _called_by_engine() -> bool:
+    """Whether autograd's engine has called the operation that is dispatched, and no Python code inside a node.
+
+    Its nearest Python caller is then the function that starts the backward pass. torch wraps `__torch_dispatch__` in
+    two functions of its own.
+    """
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name in ("_fn", "inner"):
+        frame = frame.f_back
+    return frame.f_code.co_name == "_engine_run_backward"
 
 
 def _note_instances(kind: Any, found: weakref.WeakSet) -> Callable[[], None]:

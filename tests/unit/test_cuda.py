@@ -61,6 +61,23 @@ def test_the_allocator_s_segments_can_grow_unless_the_user_chose_otherwise(envir
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expandable"),
+    [
+        (None, "", True),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:True", True),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments:true", True),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:False", False),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64", False),
+    ],
+)
+def test_predictions_follow_the_allocator_s_settings(environment, name, value, expandable):
+    if name:
+        environment.setenv(name, value)
+    assert cuda.expandable_segments() is expandable
+
+
 def test_a_deterministic_recipe_fixes_the_workspace_of_cublas(environment):
     cuda.set_environment(on_cuda(hardware__deterministic=True))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

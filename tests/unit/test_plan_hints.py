@@ -3,15 +3,15 @@
 from rlhf.memory import plan
 
 
-def made(reserved: float, price: float | None = None) -> dict:
-    stage = {"reserved_bytes": round(reserved * 1e9), "in_memory_of": "cuda", "projected_hours": 2.0}
-    on_host = {"reserved_bytes": 90 * 10**9, "in_memory_of": "host"}
+def made(needed: float, price: float | None = None) -> dict:
+    stage = {"needed_bytes": round(needed * 1e9), "in_memory_of": "cuda", "projected_hours": 2.0}
+    on_host = {"needed_bytes": 90 * 10**9, "in_memory_of": "host"}
     return {"card_bytes": 25 * 10**9, "price_per_hour": price, "stages": {"sft": stage, "merge": on_host}}
 
 
 def test_a_card_that_is_far_from_full_is_said_to_have_room():
     (line, _) = plan.hints(made(11.0))
-    assert line.startswith("at most 11.00 of 25.00 GB are used: --fastest (make: FIT=card)")
+    assert line.startswith("at most 11.00 of 25.00 GB are needed: --fastest (make: FIT=card)")
     assert not [line for line in plan.hints(made(20.0)) if "--fastest" in line]
 
 

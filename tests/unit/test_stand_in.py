@@ -167,6 +167,16 @@ def test_copies_to_the_device_have_shape_and_type(stand_in):
     assert torch.tensor([[5.0, 7.0]]).to(META).sum().item() == 1.0, "it may be a weight"
 
 
+def test_a_mask_of_the_host_is_known_whatever_its_type(stand_in):
+    """Zeros alone may be a copy of what is not known; other numbers may be weights."""
+    mask = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    assert mask.to(META).sum().item() == 3.0
+    assert bool((mask.to(META) == 1).all()) is False, "or a mask with holes would count as one without"
+    assert torch.cat([torch.ones(2, 1).to(META), mask.to(META)], 1).to(torch.int64).sum(1).tolist() == [2, 3]
+    assert torch.zeros(2).to(META).sum().item() == 1.0
+    assert torch.ones(2, requires_grad=True).to(META).sum().item() == 1.0
+
+
 def test_large_tensors_are_not_computed(stand_in):
     """At the limit they still are."""
     assert torch.ones(KNOWN, device=META, dtype=torch.int64).sum().item() == KNOWN

@@ -523,3 +523,78 @@ def test_gradients_that_are_made_afterwards_are_not_tracked():
         layer = nn.Linear(128, 64, bias=False)
     layer(torch.zeros(1, 128)).sum().backward()
     assert found.peaks()[""].bytes == 32 * KB
+
+
+# -- sums of gradients -------------------------------------------------------------------------------------------------
+
+
+def sums(events: list) -> list[int]:
+    """Bytes of the storages that additions made."""
+    return [e.bytes for e in events if e.bytes > 0 and e.name.startswith("aten.add.Tensor")]
+
+
+def test_autograd_adds_gradients_in_place():
+    """Two uses of y: without a dispatch mode the second gradient is added to the first, and no third one is made."""
+    x = kilobytes(4).requires_grad_()
+    with tracker() as found:
+        y = x.exp()
+        loss = (y.sin() * y.cos()).sum()
+        del y
+        loss.backward()
+    assert sums(found.events()) == []
+    released = [e.storage for e in found.events() if e.bytes < 0]
+    assert len(released) == len(set(released)), "each once"
+
+
+def test_a_parameter_s_gradients_are_added_in_place():
+    """Two backward passes: the second one's gradient goes into the first one's, which stays labelled."""
+    with tracker() as found:
+        layer = nn.Linear(128, 64, bias=False)
+        with record_function("train"):
+            for _ in range(2):
+                layer(torch.zeros(1, 128)).sum().backward()
+            with record_function("decode"):
+                pass
+    assert sums(found.events()) == []
+    assert parts(found.peaks()["train/decode"])["gradients"] == 32 * KB
+
+
+def test_a_sum_whose_summands_live_on_is_made():
+    """Hooks keep both gradients of y."""
+    kept = []
+    x = kilobytes(4).requires_grad_()
+    with tracker() as found:
+        y = x.exp()
+        for factor in (sine := y.sin(), cosine := y.cos()):
+            factor.grad_fn.register_hook(lambda gradients, _: kept.append(gradients[0]))
+        loss = (sine * cosine).sum()
+        del y
+        loss.backward()
+    assert len(kept) == 2
+    assert sums(found.events()) == [4 * KB]
+
+
+def test_a_sum_that_python_code_makes_in_a_backward_pass_is_made():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.exp()
+            total = total + gradient
+            return total
+
+    x = kilobytes(4).requires_grad_()
+    with tracker() as found:
+        Twice.apply(x).sum().backward()
+    assert sums(found.events()) == [4 * KB]
+
+
+def test_the_first_product_of_each_thread_is_marked():
+    with tracker() as found:
+        layer = nn.Linear(128, 64)
+        for _ in range(2):
+            layer(torch.zeros(2, 128)).sum().backward()
+    assert [e.name for e in found.events() if e.storage is None] == ["product", "product"]

@@ -1,0 +1,1 @@
+"""Predicted memory held against GPUs that other people measured."""

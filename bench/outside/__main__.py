@@ -1,0 +1,84 @@
+"""`python -m bench.outside`: predicted memory held against GPUs that other people measured.
+
+--save writes a record to results/outside/peft-metamath/, and docs/outside.md and its plot from it.
+"""
+
+import datetime
+import json
+import os
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.outside import compare, lengths, page
+from bench.outside.collect import DATA
+from bench.outside.collect_fms import DATA as PACKED_DATA
+from bench.paths import RESULTS, ROOT
+from rlhf import console
+from rlhf.cli import guarded
+from rlhf.run import code_version, write_json
+
+FOLDER = RESULTS / "outside" / "peft-metamath"
+PACKAGES = ("torch", "transformers", "peft")
+
+
+@click.command()
+@click.option("--only", default="", metavar="TEXT", help="Only the runs whose name contains this.")
+@click.option("--jobs", default=os.cpu_count() or 1, show_default="processors", help="Processes side by side.")
+@click.option("--save", is_flag=True, help=f"Keep the comparison in {FOLDER}, and write docs/outside.md from it.")
+def main(only: str, jobs: int, save: bool) -> None:
+    """Rehearse runs that others measured, predict their memory, and compare."""
+    chosen = compare.runs(only)
+    if not chosen:
+        raise click.ClickException(f"--only {only}: no run has that in its name")
+    began = time.monotonic()
+    rows = []
+    for row in compare.predict_all(chosen, jobs):
+        rows.append(row)
+        said = row.get("failed") or f"{row['error']['reserved_max']:+.2%}"
+        click.echo(
+            f"{len(rows):3} of {len(chosen)}  {time.monotonic() - began:4.0f} s  {row['name']}: {said}", err=True
+        )
+    table = [page.cells(row) for row in rows if "error" in row]
+    console.rows_table("maximum and average reserved, allocated after a step; MiB", page.COLUMNS, table)
+    if len(rows) > 1:
+        click.echo("\n".join(page.summary_lines(rows)))
+    if only:
+        return
+    packed = list(compare.predict_packed(jobs))
+    console.rows_table("NF4 and gradient checkpointing; GB", page.PACKED_COLUMNS, map(page.packed_cells, packed))
+    click.echo(page.packed_line(packed))
+    if save:
+        write(rows, packed)
+
+
+def write(rows: list[compare.Row], packed: list[compare.Row]) -> None:
+    """Write the record, and the page and the plot that are made from it."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    file = FOLDER / f"{datetime.date.today().isoformat()}.json"
+    record = {
+        "outside": _about(DATA),
+        "calibrated_on": lengths.CALIBRATED_ON,
+        "calibrated": {"shape": lengths.SHAPE, "longest": lengths.LONGEST},
+        "device": "none: a stand-in for the NVIDIA L40S",
+        "code": code_version(),
+        "packages": {package: version(package) for package in PACKAGES},
+        "rows": rows,
+        "packed_source": _about(PACKED_DATA),
+        "packed": packed,
+    }
+    write_json(file, record)
+    page.write(record, ROOT / "docs")
+    click.echo(f"wrote {file}, docs/outside.md and docs/outside.svg")
+
+
+def _about(file: Path) -> dict[str, Any]:
+    """Where measured figures come from."""
+    return {key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "runs"}
+
+
+if __name__ == "__main__":
+    guarded(main)

@@ -1,0 +1,64 @@
+"""`python -m bench.outside.collect_fms CLONE`: measured figures of fms-acceleration, from a clone of its repository.
+
+Writes fms-acceleration.json, which is committed: the runs on one GPU that use neither the repository's own kernels nor
+a mixture of experts, and that did not run out of memory.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+from bench.outside.collect import git
+
+DATA = Path(__file__).parent / "fms-acceleration.json"
+FILE = "scripts/benchmarks/refs/a100_80gb.csv"
+MODELS = ("mistralai/Mistral-7B-v0.1", "NousResearch/Llama-2-70b-hf")
+METHODS = {"none": "bfloat16", "baseline-peft-bnb": "nf4, prepared by peft", "accelerated-peft-bnb": "nf4"}
+
+
+def main() -> None:
+    """Read the last commit of the clone that is named as the argument."""
+    clone = Path(sys.argv[1])
+    commit = git(clone, "rev-parse", "HEAD").strip()
+    runs = []
+    for row in csv.DictReader(git(clone, "show", f"{commit}:{FILE}").splitlines()):
+        peak = row["mem_peak_torch_mem_alloc_in_bytes"]
+        known = row["model_name_or_path"] in MODELS and row["framework_config"] in METHODS
+        if row["num_gpus"] == "1" and known and peak:
+            runs.append(
+                {
+                    "model": row["model_name_or_path"],
+                    "base": METHODS[row["framework_config"]],
+                    "method": row["peft_method"] or "full",
+                    "rows": int(row["per_device_train_batch_size"]),
+                    "measured": {
+                        "peak_allocated": int(float(peak)),
+                        "allocated": int(float(row["mem_torch_mem_alloc_in_bytes"])),
+                        "nvidia_mib": float(row["mem_nvidia_mem_reserved"]),
+                        "tokens_per_second": float(row["train_tokens_per_second"]),
+                    },
+                }
+            )
+    content = {
+        "repository": "https://github.com/foundation-model-stack/fms-acceleration",
+        "commit": commit,
+        "path": FILE,
+        "licence": "Apache-2.0",
+        "unit": "bytes (nvidia_mib: MiB), measured",
+        "hardware": "NVIDIA A100-SXM4-80GB",
+        "versions": {
+            "torch": "2.4.1",
+            "transformers": "4.48.1",
+            "trl": "0.13.0",
+            "peft": "0.13.2",
+            "bitsandbytes": "0.43.3",
+        },
+        "settings": "packed rows of 4096 tokens, gradient checkpointing, LoRA of rank 16 on q, k, v and o, AdamW",
+        "runs": runs,
+    }
+    DATA.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""fms-acceleration's runs rehearsed: full rows, gradient checkpointing, LoRA on a bfloat16 or an NF4 base.
+
+The runs used TRL's SFTTrainer of 2025. This is our own code for what a step of it holds: the loss in float32 over
+shifted copies of the logits, autocast where the runs had it, gradients clipped, AdamW with lists of tensors.
+"""
+
+import contextlib
+import gc
+from typing import Any
+
+import peft
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor
+
+from rlhf import recipe as recipes
+from rlhf.memory import Event
+from rlhf.memory.depth import DEPTHS, deepen
+from rlhf.memory.device import META, StandIn
+from rlhf.memory.gpu import SMALL_WORKSPACE, Gpu
+from rlhf.memory.replay import replay
+from rlhf.models import loading
+
+A100 = Gpu((8, 0), 108)  # NVIDIA A100 data sheet
+LENGTH, STEPS = 4096, 2
+SHAPES: dict[str, dict[str, Any]] = {
+    "mistralai/Mistral-7B-v0.1": {
+        "model_type": "mistral",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    },
+    "NousResearch/Llama-2-70b-hf": {
+        "model_type": "llama",
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def name(run: dict[str, Any]) -> str:
+    """Of a run in tables: model, base, method, rows."""
+    return f"{run['model'].split('/')[1]}, {run['base']}, {run['method']}, {run['rows']} rows"
+
+
+def predict(run: dict[str, Any]) -> dict[str, Any]:
+    """One run's figures, in bytes: the peak of allocated memory, and what is allocated after a step."""
+    few, more = (_rehearse(run, depth) for depth in DEPTHS)
+    events = deepen(few, more, SHAPES[run["model"]]["num_hidden_layers"])
+    predicted = {
+        "peak_allocated": replay(events, expandable=False, workspace=SMALL_WORKSPACE)["train"].allocated,
+        "allocated": sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,
+    }
+    measured = {size: run["measured"][size] for size in predicted}
+    error = {size: predicted[size] / measured[size] - 1 for size in predicted}
+    return {"name": name(run), "measured": measured, "predicted": predicted, "error": error}
+
+
+def _rehearse(run: dict[str, Any], layers: int) -> list[Event]:
+    """Events of loading and of two steps, the first of which makes the optimizer's states."""
+    transformers.set_seed(0)
+    gc.collect()
+    gc.disable()  # what Python's collector frees, and when, would differ between depths
+    try:
+        recorder = StandIn("cuda", ("train",), SHAPES[run["model"]]["vocab_size"], A100)
+        with recorder:
+            model = _model(run, layers)
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+            model.train()
+            with torch.profiler.record_function("train"):
+                for _ in range(STEPS):
+                    _step(run, model, optimizer)
+        return recorder.events()
+    finally:
+        gc.enable()
+
+
+def _model(run: dict[str, Any], layers: int) -> Any:
+    """The model as a run trains it, with checkpointing switched on."""
+    four_bit = run["base"] != "bfloat16"
+    fields = {**SHAPES[run["model"]], "num_hidden_layers": layers}
+    settings = recipes.Model.model_validate(
+        {"source": "random", "architecture": fields, "quantization": "nf4" if four_bit else "none", "dtype": "bfloat16"}
+    )
+    options = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
+    nf4 = loading._nf4(settings) if four_bit else None
+    model = loading._random_base(settings, META, transformers.AutoModelForCausalLM, nf4, options)
+    model.config.use_cache = False
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    if run["base"] == "nf4, prepared by peft":
+        # peft makes float32 of all that is not packed, and TRL 0.13 bfloat16 of the embeddings and the head again.
+        for module in model.modules():
+            if type(module).__name__ == "MistralRMSNorm":
+                module.to(torch.float32)
+    if run["method"] == "full":
+        return model
+    lora = peft.LoraConfig(
+        r=16, lora_alpha=16, lora_dropout=0.1, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
+    )
+    return peft.get_peft_model(model, lora)
+
+
+def _step(run: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """One optimizer step."""
+    ids = torch.ones((run["rows"], LENGTH), dtype=torch.int64).to(META)
+    with _precision(run):
+        loss = _loss(model, ids)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _precision(run: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Autocast to bfloat16, which the runs with an NF4 base asked for and the others did not."""
+    return contextlib.nullcontext() if run["base"] == "bfloat16" else torch.autocast("meta", torch.bfloat16)
+
+
+def _loss(model: Any, ids: Tensor) -> Tensor:
+    """Cross-entropy in float32 over a shifted copy of the logits, as transformers 4.48 computes it; later versions need
+    no copy. The decoder's output and the logits live until the loss is known."""
+    plain = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    hidden = plain.model(input_ids=ids).last_hidden_state
+    logits = plain.lm_head(hidden)
+    numbers = logits.float()
+    shifted = numbers[:, :-1].contiguous()
+    return F.cross_entropy(shifted.view(-1, shifted.shape[-1]), ids[:, 1:].reshape(-1))

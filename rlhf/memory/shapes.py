@@ -1,0 +1,87 @@
+"""Results of operations on `meta` tensors, remembered by the shapes of their inputs.
+
+torch works out many shapes in Python, an operation at a time, which takes most of a rehearsal; every layer asks the
+same again. Remembered are operations whose results are new tensors without gaps, and pointwise ones in place. Views and
+whatever else shares memory with an input are left to torch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Key = tuple[Any, ...]
+Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor
+FIRST = "first"  # in place of results: the operation returns its first argument
+NOT_REMEMBERED = "not remembered"
+
+
+class Shapes:
+    """Call it in place of an operation with at least one `meta` tensor."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, Any] = {}
+
+    def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what `func(*args, **kwargs)` would: its results if they are remembered, else it is run."""
+        try:
+            key = (func, *map(_key, args), *((name, _key(value)) for name, value in kwargs.items()))
+            found = self._known.get(key)
+        except TypeError:  # an argument that cannot be a key
+            return func(*args, **kwargs)
+        if found is None:
+            out = func(*args, **kwargs)
+            self._known[key] = _remembered(func, args, kwargs, out)
+            return out
+        if found is NOT_REMEMBERED:
+            return func(*args, **kwargs)
+        if found is FIRST:
+            return args[0]
+        kind, made = found
+        tensors = [None if m is None else torch.empty_strided(m[0], m[1], dtype=m[2], device="meta") for m in made]
+        return tensors[0] if kind is Tensor else kind(tensors)
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device.type
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    return type(value), value  # 1, 1.0 and True are equal, and their results may differ
+
+
+def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    """How to make the results again, or NOT_REMEMBERED."""
+    if out is args[0] if args else False:
+        return FIRST if torch.Tag.pointwise in func.tags else NOT_REMEMBERED
+    if func._schema.is_mutable:
+        return NOT_REMEMBERED
+    several = isinstance(out, list | tuple)
+    results = list(out) if several else [out]
+    taken = {id(x.untyped_storage()) for x in _tensors((args, tuple(kwargs.values())))}
+    made: list[Made | None] = []
+    for result in results:
+        if result is None:
+            made.append(None)
+            continue
+        if not isinstance(result, Tensor) or type(result) is not Tensor or result.device.type != "meta":
+            return NOT_REMEMBERED
+        storage = result.untyped_storage()
+        if id(storage) in taken or result.storage_offset() or storage.nbytes() != _bytes(result):
+            return NOT_REMEMBERED
+        taken.add(id(storage))
+        made.append((result.shape, result.stride(), result.dtype))
+    return (type(out) if several else Tensor), made
+
+
+def _bytes(x: Tensor) -> int:
+    """What a new tensor with this shape and stride takes."""
+    last = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size() if x.numel() else 0
+
+
+def _tensors(things: Any) -> list[Tensor]:
+    if isinstance(things, Tensor):
+        return [things]
+    return [x for thing in things for x in _tensors(thing)] if isinstance(things, list | tuple) else []

@@ -1,0 +1,119 @@
+"""The comparison with runs that others measured: its data, its lengths, and the page that is made from the record."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.outside import compare, lengths, page, steps
+from bench.outside.collect import DATA
+from bench.outside.loop import STEP
+from rlhf.memory import Event
+from rlhf.memory.gpu import SMALL_WORKSPACE
+from rlhf.memory.replay import PRODUCT
+
+ROOT = Path(__file__).parents[2]
+RECORDS = sorted((ROOT / "results" / "outside" / "peft-metamath").glob("*.json"))
+MIB = 1 << 20
+
+
+def test_the_measured_figures_say_where_they_are_from():
+    content = json.loads(DATA.read_text())
+    assert {"repository", "commit", "path", "licence", "hardware", "unit"} <= content.keys()
+    assert len(content["commit"]) == 40
+    files = [run["file"] for run in content["runs"]]
+    assert len(files) == len(set(files)) == 63
+    assert lengths.CALIBRATED_ON in files
+    for run in content["runs"]:
+        measured = run["measured"]
+        assert measured["allocated_average"] < measured["reserved_average"] < measured["reserved_max"] < 48 * 10**9
+        assert run["versions"]["torch"] == "2.13.0+cu130"
+
+
+def test_lengths_have_the_published_mean_and_the_calibrated_longest():
+    rows = lengths._rows()
+    assert len(rows) == 20_000
+    assert rows.mean() == pytest.approx(lengths.MEAN, rel=0.001)
+    windows = lengths.windows()
+    assert windows.shape == (500, 10)
+    assert windows.max() == lengths.LONGEST
+    for first, second in zip(windows[::2], windows[1::2], strict=True):
+        bucket = [*first, *second]
+        assert bucket == sorted(bucket, reverse=True), "a bucket goes from long to short"
+
+
+def recording(tokens: tuple[int, ...]) -> list[Event]:
+    """A weight; steps that make 1000 bytes for each token and keep them until the next step has made its own."""
+    events = [Event(0, 3 * MIB, (), "weight"), Event(None, 0, (), PRODUCT)]
+    kept, made = None, 1
+    for length in tokens:
+        events.append(Event(None, 0, (), STEP))
+        events.append(Event(made, 1000 * length, (), "out"))
+        events.append(Event(made + 1, 64 * length**2, (), "scores"))
+        events.append(Event(made + 1, -64 * length**2, (), ""))
+        if kept is not None:
+            events.append(Event(kept[0], -kept[1], (), ""))
+        kept, made = (made, 1000 * length), made + 2
+    return [*events, Event(None, 0, (), STEP)]
+
+
+TOKENS = (11, 11, 31, 53, 71, 97, 101)
+
+
+def test_a_step_is_a_function_of_the_length():
+    run = steps.recorded(recording(TOKENS), TOKENS, virtual=0)
+    assert run.step.exact
+    assert run.step.actions == [(0, 0), (0, 1), (1, 1), (2, 0)]
+    assert run.step.sizes(1234) == [1_234_000, 64 * 1234**2]
+    assert list(run.alive) == [(1, 0)], "the output of the step before the first steady one"
+
+
+def test_steps_that_differ_are_an_error():
+    events = recording(TOKENS)
+    at = max(i for i, event in enumerate(events) if event.name == "scores")
+    with pytest.raises(ValueError, match="the steps do not do the same"):
+        steps.recorded([*events[:at], Event(99, 512, (), "more"), *events[at:]], TOKENS, virtual=0)
+    with pytest.raises(ValueError, match="7 steps were recorded, not 6"):
+        steps.recorded(events, TOKENS[:-1], virtual=0)
+
+
+def test_bytes_of_a_simulated_run_by_hand():
+    """3 MiB of weights, 8.1 of workspace and outputs of 4000 tokens, two at a time, in a segment of 20 MiB."""
+    run = steps.recorded(recording(TOKENS), TOKENS, virtual=0)
+    usage = steps.simulate(run, np.array([[4000, 4000]]), loaded=0, virtual=0)
+    out = -(-4_000_000 // 512) * 512
+    scores = -(-64 * 4000**2 // (2 * MIB)) * 2 * MIB
+    fixed = 3 * MIB + SMALL_WORKSPACE
+    assert usage.allocated[0].tolist() == [fixed + out, fixed + out]
+    assert usage.reserved[0, 0] == (20 + 2) * MIB + scores, "one segment, the scores', a small one of the recording"
+    assert usage.reserved_most[0].max() <= 40 * MIB + scores
+
+
+@pytest.mark.parametrize("file", RECORDS[-1:], ids=lambda file: file.stem)
+def test_the_page_is_made_from_the_newest_record(file):
+    record = json.loads(file.read_text())
+    text = (ROOT / "docs" / "outside.md").read_text()
+    assert text == page.page(record, f"../{file.relative_to(ROOT)}")
+    assert (ROOT / "docs" / "outside.svg").read_text() == page.plot([r for r in record["rows"] if "error" in r])
+    files = {row["file"] for row in record["rows"]}
+    assert files == {run["file"] for run in compare.runs()}, "every run is compared, or it is said why not"
+
+
+def test_windows_are_replayed_after_those_before_them():
+    chosen, sampled = compare._windows()
+    longest = int(lengths.windows().max(1).argmax())
+    assert {*range(longest - compare.BEFORE, longest + 1)} <= {*chosen.tolist()}
+    assert chosen.tolist() == sorted({*chosen.tolist()})
+    assert len(sampled) == 2 * compare.SAMPLED, "both halves of a bucket, so that the average is one"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_run_is_predicted():
+    """LoRA with rank 64, which nothing was calibrated on."""
+    (run,) = compare.runs("lora--rank64-rslora")
+    row = compare.predict(run)
+    assert row["trainable_parameters"]["predicted"] == row["trainable_parameters"]["measured"]
+    assert row["sizes_exact"]
+    assert abs(row["error"]["reserved_max"]) < 0.005
+    assert abs(row["error"]["allocated_average"]) < 0.001
