@@ -60,6 +60,7 @@ from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
 from rlhf.run import ParentMissing, Run, RunError, read_summary
 
+OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents are not run with
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
 REHEARSAL = (
     "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
@@ -126,10 +127,9 @@ def run(
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    def command_for(other: str, resume: bool) -> list[str]:
-        leave_out = {"with_parents", "if_needed", "" if resume else "resume"}
+    def command_for(other: str, *leave_out: str) -> list[str]:
         files = [word for file in more_data for word in ("--data", file)]
-        return ["run", other, *typed_options(click.get_current_context(), leave_out), *files]
+        return ["run", other, *typed_options(click.get_current_context(), {*leave_out, *OF_A_CHAIN}), *files]
 
     def report_done(other: str) -> bool:
         run = Run(out, loaded, other, parents)
@@ -141,7 +141,12 @@ def run(
     if with_parents:
         for parent in recipe.stages_before(loaded.recipe, stage):
             if not report_done(parent):
-                code = endings.run_child([sys.executable, "-m", "rlhf.cli", *command_for(parent, resume)])
+                words = [
+                    *command_for(parent, "hw", "directory"),
+                    "--recipe",
+                    str(loaded.directory),
+                ]  # already announced
+                code = endings.run_child([sys.executable, "-m", "rlhf.cli", *words])
                 if code:
                     sys.exit(code)
     if if_needed and report_done(stage):
@@ -170,7 +175,7 @@ def run(
             parents_root=parents,
         )
     except ParentMissing as error:
-        first = shlex.join(["rlhf", *command_for(error.parent, resume and error.begun)])
+        first = shlex.join(["rlhf", *command_for(error.parent, "" if error.begun else "resume")])
         raise RunError(f"{error}: first run `{first}`, or add --with-parents") from error
     if distributed.rank():
         return

@@ -155,7 +155,7 @@ def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path,
     sets = ["--set", "model.dtype=bfloat16", *changes]
     for words in children:
         assert words[1:4] == ["-m", "rlhf.cli", "run"]
-        assert words[5:] == [*options[:4], *sets, "--seed", "3", "--resume", "--no-preflight"]
+        assert words[5:] == [*options[2:4], *sets, "--seed", "3", "--resume", "--no-preflight", *options[:2]]
 
 
 def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, monkeypatch):
