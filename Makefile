@@ -1,7 +1,9 @@
-# Every command of the project. `make` prints targets and variables; `make -n ppo` prints commands and runs nothing.
+# Every command of the project. `make` prints the main ones, `make help-all` all; `make -n ppo` prints commands and runs
+# nothing.
 #
-# Each stage target calls `rlhf run STAGE`, after the stages that it builds on. Finished stages are skipped, so a second
-# `make ppo` takes seconds. Text behind `##` is what `make` prints: one line for each target and variable.
+# Each stage target calls `rlhf run STAGE --with-parents`, which first runs the stages that it builds on. Finished stages
+# are skipped, so a second `make ppo` takes seconds. Text behind `##` is what `make help-all` prints: one line for each
+# target and variable.
 
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
@@ -87,7 +89,7 @@ ONLY ?=
 TEST_ARGS ?=
 
 STAGES  := pretrain sft rm ppo rloo grpo dpo eval merge
-TARGETS := help setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint docs lock clean
+TARGETS := help help-all setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint docs lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -103,7 +105,7 @@ space := $(subst ,, )
 known    := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 given    := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 nearest   = $(shell $(PYTHON) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1, 0.4))' '$1' $(known) 2>/dev/null)
-no_such   = there is no variable '$1'$(addprefix ; the nearest name is ,$(nearest)). `make` alone lists them
+no_such   = there is no variable '$1'$(addprefix ; the nearest name is ,$(nearest)). `make help-all` lists them
 $(foreach v,$(filter-out $(known),$(given)),$(error $(call no_such,$v)))
 
 # The recipe's device decides whether a container and CUDA's packages are needed: name=device of each recipe.
@@ -122,14 +124,25 @@ $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, w
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
 # A mistyped target gets a clear answer, also where a folder has that name (make would call it up to date).
-$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make` alone lists them))
+$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make help-all` lists them))
+
+# What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
+MAIN           := help-all setup recipes plan data-check sft rm ppo dpo eval merge report chat serve bench
+MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT
+list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
+                  /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-14s %s\n", group, $$1, $$2; group = ""}' Makefile
+list_variables  = sed -n 's/^\#\# /  /p' Makefile | awk -v only=' $(1) ' 'only == "  " || index(only, " " $$1 " ")'
 
 ##@ Start
-help: ## this list
+help: ## list the targets and variables that people use most
 	@echo 'Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu'
-	@awk -F ':.*## ' '/^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
+	@$(call list_targets,$(MAIN))
 	@echo; echo 'Variables [default]'
-	@sed -n 's/^## /  /p' Makefile
+	@$(call list_variables,$(MAIN_VARIABLES))
+help-all: ## list all targets and variables
+	@$(call list_targets,)
+	@echo; echo 'Variables [default]'
+	@$(call list_variables,)
 setup: $(VENV)/.ready-$(EXTRAS) ## create .venv with the locked packages; other targets do it when needed
 recipes: setup ## list the recipes
 	@$(VENV)/bin/rlhf recipes
