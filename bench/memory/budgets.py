@@ -82,7 +82,7 @@ def more_needed(before: Needs, now: Needs) -> Iterator[str]:
     for stage, phases in before.items():
         for phase, old in phases.items():
             new = now.get(stage, {}).get(phase, 0)
-            if new / old - 1 > ALLOWED:
+            if new > round(old * (1 + ALLOWED)):
                 yield f"{stage}/{phase} needs {new / old - 1:.1%} more of the card: {new / 1e9:.2f} GB"
 
 

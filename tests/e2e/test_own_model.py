@@ -110,7 +110,7 @@ def test_the_snippets_on_the_page_give_the_models_own_answer(trained, tmp_path, 
     monkeypatch.chdir(tmp_path)
     hh, chat = blocks("python")
     names: dict = {}
-    exec(hh, names)
+    exec(hh.replace("cpu-tiny/v2", "cpu-tiny/v1"), names)  # of the version that the tests train
     assert capsys.readouterr().out == names["text"] + "\n"
     codec = load_codec(Run(out, small(), "ppo"))
     said = (Message("user", "What kind of thing is a lemon?"),)

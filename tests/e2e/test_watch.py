@@ -209,7 +209,7 @@ def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_
         made.append(self)
 
     monkeypatch.setattr(SharedBase, "__init__", remember)
-    monkeypatch.setattr(session, "sample", lambda *a: (made[-1].activate("reference"), sample(*a))[1])
+    monkeypatch.setattr(session, "sample", lambda *a, **k: (made[-1].activate("reference"), sample(*a, **k))[1])
     loaded = small(**PPO, ppo__learning_rate=0.01)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
     found = findings(tmp_path, "ppo")
