@@ -208,7 +208,7 @@ def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp
 
 def global_batch(loaded: Loaded, stage: str) -> int:
     options = getattr(loaded.recipe, stage)
-    if stage == "ppo":
+    if stage in recipe.ONLINE:
         return options.batch_size // options.num_mini_batches
     return options.per_device_train_batch_size * options.gradient_accumulation_steps
 
