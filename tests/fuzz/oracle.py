@@ -1,6 +1,5 @@
 """What every command owes, whatever it was given: the one judge of all cases."""
 
-import hashlib
 import re
 import stat
 from collections import Counter
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rlhf.finished import result_hash
 from tests.fuzz.sandbox import Outcome
 
 LONGEST_LINE = 2000  # characters of a line on stderr
@@ -104,7 +104,7 @@ def _speech(accepted: bool, err: str, out: str) -> str | None:
 
 def hashes(root: Path) -> dict[str, str]:
     """The hash of every ordinary file below `root` by its path there."""
-    return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files(root)}
+    return {str(file.relative_to(root)): result_hash(file) for file in files(root)}
 
 
 def files(root: Path) -> Iterator[Path]:
