@@ -165,7 +165,7 @@ def standing(file: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             key = (row["rater"], row["item"], row["sha256"])
             known = [*map(type, key)] == [str, int, str] and row["verdict"] in VERDICTS and row["shown"] in ("ab", "ba")
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             known = False
         if not known:
             raise DataError(f"{file}:{number}: not a rating; take that line out")

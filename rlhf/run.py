@@ -472,7 +472,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
     """The file's object, or None where there is none that can be read."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -494,7 +494,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     for line in file.read_bytes().split(b"\n"):  # text knows other ends of lines, which samples may hold
         try:
             row = json.loads(line)
-        except ValueError:  # a character that was cut in two is one too
+        except (ValueError, RecursionError):  # a character that was cut in two is a ValueError too
             break
         if not isinstance(row, dict):
             break

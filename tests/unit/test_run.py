@@ -7,6 +7,8 @@ import re
 import pytest
 
 from rlhf import console, recipe
+from rlhf.ab import standing
+from rlhf.data.formats import DataError
 from rlhf.run import ParentMissing, Run, RunError, checkpoint_problem, read_json, read_lines, write_json
 from tests.conftest import RECIPE, SMALL, rlhf, small
 
@@ -406,3 +408,12 @@ def test_ends_of_lines_that_only_text_knows_end_no_line(tmp_path):
     assert len(read_lines(file)) == 3
     file.write_text('{"step": 1}\n[1, 2]\n')
     assert read_lines(file) == [{"step": 1}]
+
+
+def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text('{"a": 1}\n' + "[" * 200_000)
+    assert read_json(file) is None and read_lines(file) == [{"a": 1}]
+    (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
+    with pytest.raises(DataError, match=r"ratings.jsonl:1: not a rating; take that line out"):
+        standing(tmp_path / "ratings.jsonl")
