@@ -39,6 +39,7 @@ from rlhf.guard import guarded as guarded
 from rlhf.lookup import (
     CHANGES,
     FOLDER,
+    NAMES_RECIPE,
     OUT,
     PARENTS,
     RECIPES,
@@ -48,7 +49,6 @@ from rlhf.lookup import (
     announce_version,
     hardware_options,
     pair_options,
-    recipes_given,
     recipes_root,
     typed_options,
 )
@@ -129,7 +129,7 @@ def run(
 
     def command_for(other: str, *leave_out: str) -> list[str]:
         files = [word for file in more_data for word in ("--data", file)]
-        return ["run", other, *typed_options(click.get_current_context(), {*leave_out, *OF_A_CHAIN}), *files]
+        return ["run", other, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
 
     def report_done(other: str) -> bool:
         run = Run(out, loaded, other, parents)
@@ -161,7 +161,7 @@ def run(
         if not preflight:
             return None
         with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
-            return planning.preflight(predict, loaded, stage, named(hw, directory, changes))
+            return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
 
     try:
         summary, result, path = stages.execute(
@@ -531,17 +531,10 @@ def plan(
             made = planning.make(predict, loaded, asked, price, say)
         planning.show(made, as_json)
         if any(s["fits"] is False for s in made["stages"].values()):
-            options = named(hw, directory, changes)
+            options = shlex.join(typed_options(only=NAMES_RECIPE))
             raise RunError(
                 f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do"
             )
-
-
-def named(hw: str | None, directory: Path | None, changes: Sequence[str]) -> str:
-    """The options by which a recipe was named, as they would be typed."""
-    words = ["--hw", hw] if directory is None else ["--recipe", str(directory)]
-    words += recipes_given()
-    return shlex.join([str(word) for word in words] + [word for change in changes for word in ("--set", change)])
 
 
 @cli.command()

@@ -119,12 +119,20 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def typed_options(context: click.Context, leave_out: Collection[str] = ()) -> list[str]:
-    """Return the options of a command as they were typed, those in `leave_out` excepted, for another command line."""
-    words = recipes_given()
+NAMES_RECIPE = ("hw", "directory", "changes")  # options, as a command's parameters
+
+
+def typed_options(leave_out: Collection[str] = (), only: Collection[str] | None = None) -> list[str]:
+    """Return the options of the running command as they were typed, for another command line.
+
+    Those in `leave_out` are left out; `only`: all but these are.
+    """
+    words, context = recipes_given(), click.get_current_context()
     for option in context.command.params:
         name, typed = str(option.name), context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
-        if not isinstance(option, click.Option) or not option.expose_value or not typed or name in leave_out:
+        if not isinstance(option, click.Option) or not option.expose_value or not typed:
+            continue
+        if name in leave_out or (only is not None and name not in only):
             continue
         value = context.params[name]
         if option.is_flag:
