@@ -118,8 +118,8 @@ def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
     body = """
     with endings.listening():
         child = subprocess.Popen(["sleep", "600"])
-        print(child.pid, flush=True)
         try:
+            print(child.pid, flush=True)
             time.sleep(600)
         finally:
             time.sleep(600)
