@@ -16,7 +16,6 @@ from rlhf import (
     console,
     distributed,
     endings,
-    ratings,
     recipe,
     shape,
     stages,
@@ -24,10 +23,8 @@ from rlhf import (
     tracking,
     watch,
 )
-from rlhf import ab as rating
 from rlhf import chat as chatting
 from rlhf import fetch as fetching
-from rlhf import judge as judging
 from rlhf import report as reporting
 from rlhf import reproduce as reproducing
 from rlhf import score as scoring
@@ -58,6 +55,11 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
+from rlhf.rating import export as exporting
+from rlhf.rating import judge as judging
+from rlhf.rating import server as rating
+from rlhf.rating.pairs import compare
+from rlhf.rating.summary import show, summarize
 from rlhf.run import ParentMissing, Run, RunError, read_summary
 
 OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents are not run with
@@ -381,11 +383,11 @@ def rate(
     if rater and not rating.RATER.fullmatch(rater):
         raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
     loaded = load_recipe(hw, directory, (), None, (), None)
-    found = rating.compare(out / loaded.name / loaded.version, a, b)
+    found = compare(out / loaded.name / loaded.version, a, b)
     if as_json:
-        click.echo(json.dumps(rating.summary(found), indent=2))
+        click.echo(json.dumps(summarize(found), indent=2))
     elif summary:
-        rating.show(rating.summary(found), found.file)
+        show(summarize(found), found.file)
     else:
         rating.serve(rating.Server(found, port, rater=rater, seed=seed, limit=limit))
 
@@ -418,14 +420,14 @@ def judge(
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     loaded = load_recipe(hw, directory, (), None, (), None)
-    found = rating.compare(out / loaded.name / loaded.version, a, b)
+    found = compare(out / loaded.name / loaded.version, a, b)
     asked = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
     judging.run(asked, found, limit=limit, at_once=parallel)
-    rating.show(rating.summary(found), found.file)
+    show(summarize(found), found.file)
 
 
 cli.add_command(comparison.compare_runs)
-cli.add_command(ratings.ratings_group)
+cli.add_command(exporting.ratings_group)
 cli.add_command(data_group)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import ab, console, published, records, report_overview
+from rlhf import console, published, records, report_overview
 from rlhf import recipe as recipes
 from rlhf.data import formats, quality, spread
 from rlhf.data.formats import DataError
@@ -18,6 +18,8 @@ from rlhf.page import section as _section
 from rlhf.page import table as _table
 from rlhf.page import text as _text
 from rlhf.published import DIFFERS, Figure, Verdict
+from rlhf.rating.pairs import compare, turns
+from rlhf.rating.summary import summarize
 from rlhf.recipe import ONLINE, STAGES, default_root
 from rlhf.report_overview import CURVES
 from rlhf.run import RunError, code_version, data_file, write_json
@@ -322,7 +324,7 @@ def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:
         for file in sorted((run.path / "ab").glob("*-vs-*.jsonl")):
             a, _, b = file.stem.partition("-vs-")
             try:
-                found = ab.summary(ab.compare(run.path, a, b))
+                found = summarize(compare(run.path, a, b))
             except (RunError, DataError) as error:
                 rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
                 continue
@@ -492,7 +494,7 @@ def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
 
 def _dialogue(row: Mapping[str, Any]) -> str:
     """The prompt of a sample, turn by turn."""
-    said = ab.turns(row)
+    said = turns(row)
     return "".join(f'<div class="who">{who}</div><div class="said prompt">{_text(text)}</div>' for who, text in said)
 
 

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import ab
 from rlhf.data.formats import DataError
+from rlhf.rating import store
+from rlhf.rating.pairs import LONGEST, Pair, compare, turns
+from rlhf.rating.server import Server
+from rlhf.rating.summary import summarize
 from rlhf.run import RunError
 from tests.browser import Browser, needs_browser
 from tests.conftest import RECIPE, beside, rlhf, run_stages, small, write_records
@@ -56,8 +59,8 @@ def serve():
     """Start a server on a free port; all are stopped afterwards."""
     servers = []
 
-    def start(root: Path, **options) -> ab.Server:
-        servers.append(ab.Server(ab.compare(root), 0, **options))
+    def start(root: Path, **options) -> Server:
+        servers.append(Server(compare(root), 0, **options))
         threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
         return servers[-1]
 
@@ -68,7 +71,7 @@ def serve():
 
 
 def verdicts(root: Path, rater: str) -> dict[int, str]:
-    rows = ab.standing(root / "ab" / "sft-vs-ppo.jsonl")
+    rows = store.standing(root / "ab" / "sft-vs-ppo.jsonl")
     return {row["item"]: row["verdict"] for row in rows if row["rater"] == rater}
 
 
@@ -82,7 +85,7 @@ def browser(tmp_path_factory):
     found.close()
 
 
-def begin(browser: Browser, server: ab.Server, rater: str):
+def begin(browser: Browser, server: Server, rater: str):
     page = browser.open(server.url)
     page.type(rater)
     page.key("Enter")
@@ -165,7 +168,7 @@ def test_what_a_model_says_is_only_shown(browser, tmp_path, serve):
     for _ in HOSTILE:
         shown = page.text("prompt") + page.text("first") + page.text("second")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\u2028]", shown)
-        assert len(shown) < 4 * ab.LONGEST
+        assert len(shown) < 4 * LONGEST
         assert page.value("document.querySelectorAll('main script, main img, main style').length") == 0
         assert page.value("at('pair').offsetHeight > 100 && document.body.scrollWidth <= innerWidth")
         press(page, "1")
@@ -188,7 +191,7 @@ def test_answers_are_side_by_side_where_there_is_room(browser, root, serve, tmp_
 # ---- who is answered ----
 
 
-def ask(server: ab.Server, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> tuple[int, dict, str]:
+def ask(server: Server, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> tuple[int, dict, str]:
     """A request as the page would send it, except for `headers`; None leaves one out."""
     usual = {"Host": f"127.0.0.1:{server.server_port}", "Content-Type": "application/json", "X-Token": server.token}
     usual |= {"Content-Length": str(len(body))}
@@ -210,11 +213,11 @@ def rate(item: int = 0, choice: str = "first", rater: str = "ann") -> bytes:
 def test_the_prompt_is_a_dialogue():
     transcript = "Be kind.\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
     said = [("Instructions", "Be kind."), ("Person", "Hi"), ("Assistant", "Hello!"), ("Person", "A joke?")]
-    assert ab.turns({"prompt": transcript}) == said
+    assert turns({"prompt": transcript}) == said
     messages = [{"role": "user", "content": "Hi\x1b[31m"}, {"role": "assistant", "content": "Hello!"}]
     written = {"prompt": "<|user|>Hi<|end|>", "messages": messages}
-    assert ab.turns(written) == [("Person", "Hi[31m"), ("Assistant", "Hello!")]
-    assert ab.turns({"prompt": "no transcript"}) == [("Prompt", "no transcript")]
+    assert turns(written) == [("Person", "Hi[31m"), ("Assistant", "Hello!")]
+    assert turns({"prompt": "no transcript"}) == [("Prompt", "no transcript")]
 
 
 def test_nobody_learns_which_answer_is_whose(root, serve):
@@ -230,7 +233,7 @@ def test_nobody_learns_which_answer_is_whose(root, serve):
 
 
 def test_the_order_depends_on_seed_and_rater_alone(root, serve):
-    pairs = ab.compare(root).pairs
+    pairs = compare(root).pairs
 
     def orders(seed: int, rater: str) -> str:
         return "".join(serve(root, seed=seed).order(rater, pair) for pair in pairs)
@@ -292,7 +295,7 @@ def test_what_is_no_rating_is_refused_and_the_server_goes_on(root, serve, path, 
 
 def test_no_path_leads_to_a_file(root, serve):
     server = serve(root)
-    for path in ("/ab.html", "/../../etc/passwd", "//etc/passwd", "/%2e%2e/ab.py", "/?x"):
+    for path in ("/page.html", "/../../etc/passwd", "//etc/passwd", "/%2e%2e/server.py", "/?x"):
         assert ask(server, path, method="GET")[0] == 404
     assert ask(server, "/", method="GET", Host="evil.example")[0] == 403
     assert ask(server, "/", method="PUT")[0] == 501
@@ -328,38 +331,38 @@ def test_a_server_that_is_killed_loses_nothing(root, serve):
     assert json.loads(ask(serve(root), "/next", rate())[2])["item"] == 3
 
 
-def add(file: Path, rater: str, pairs: list[ab.Pair]) -> None:
+def add(file: Path, rater: str, pairs: list[Pair]) -> None:
     for pair in pairs:
-        ab.append(file, ab.rating(pair, rater, "b", "ab"))
+        store.append(file, store.rating(pair, rater, "b", "ab"))
 
 
 def test_many_may_write_at_the_same_time(tmp_path):
-    found = ab.compare(evaluation(tmp_path, [row(i) for i in range(40)]))
+    found = compare(evaluation(tmp_path, [row(i) for i in range(40)]))
     with ProcessPoolExecutor(4) as pool:
         for task in [pool.submit(add, found.file, f"rater-{i}", found.pairs) for i in range(4)]:
             task.result()
-    assert len(ab.standing(found.file)) == len(found.file.read_text().splitlines()) == 160
+    assert len(store.standing(found.file)) == len(found.file.read_text().splitlines()) == 160
 
 
 def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
-    found = ab.compare(root)
+    found = compare(root)
     add(found.file, "ann", found.pairs[:2])
     with open(found.file, "a") as handle:
         handle.write('{"item": 3, "ra')
-    assert len(ab.standing(found.file)) == 2
+    assert len(store.standing(found.file)) == 2
     add(found.file, "ann", found.pairs[2:3])
-    assert len(ab.standing(found.file)) == 3
+    assert len(store.standing(found.file)) == 3
     with open(found.file, "a") as handle:
         handle.write('{"rater": "ann", "item": [3], "sha256": "x", "verdict": "a", "shown": "ab"}\n')
     with pytest.raises(DataError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):
-        ab.Server(found, 0)
+        Server(found, 0)
 
 
 def test_ratings_do_not_count_for_other_answers(root):
-    found = ab.compare(root)
+    found = compare(root)
     add(found.file, "ann", found.pairs)
     evaluation(root.parents[1], [row(0), row(1, ppo="new"), *(row(i) for i in range(3, 10)), row(2)])
-    summary = ab.summary(ab.compare(root))
+    summary = summarize(compare(root))
     assert (summary["raters"]["ann"]["wins"], summary["of_other_answers"]) == (1, 9)
 
 
@@ -368,13 +371,13 @@ def test_ratings_do_not_count_for_other_answers(root):
 
 def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
     rows = [row(0), row(1, "same \x07", " same"), row(2)]
-    found = ab.compare(evaluation(tmp_path, rows))
+    found = compare(evaluation(tmp_path, rows))
     assert ([pair.item for pair in found.pairs], found.equal) == ([0, 2], 1)
     for one in rows:
         one["dpo"] = one.pop("ppo")
-    found = ab.compare(evaluation(tmp_path, rows))
+    found = compare(evaluation(tmp_path, rows))
     assert (found.a, found.b, found.file.name) == ("sft", "dpo", "sft-vs-dpo.jsonl")
-    assert ab.compare(tmp_path / "cpu-tiny/v1", "dpo", "sft").b == "sft"
+    assert compare(tmp_path / "cpu-tiny/v1", "dpo", "sft").b == "sft"
 
 
 @pytest.mark.parametrize(
@@ -391,17 +394,17 @@ def test_what_cannot_be_rated_is_one_line(root, monkeypatch, capsys, options, me
     assert code and message in " ".join(err.split())
     evaluation(root.parents[1], [row(0, "x", "x")])
     with pytest.raises(RunError, match="equal answers to all 1 prompts"):
-        ab.compare(root)
+        compare(root)
 
 
 def test_the_summary_by_hand(root, monkeypatch, capsys):
     """Ten pairs: ann finds ppo better in 6 of 8, ties 1; ben agrees on the first two and not on the third."""
     evaluation(root.parents[1], [row(i, scores=(0.0, 1.0 if i < 5 else -1.0)) for i in range(10)])
-    found = ab.compare(root)
+    found = compare(root)
     given = {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
     for rater, said in given.items():
         for pair, verdict in zip(found.pairs, said, strict=False):
-            ab.append(found.file, ab.rating(pair, rater, verdict, "ba"))
+            store.append(found.file, store.rating(pair, rater, verdict, "ba"))
     code, out, _ = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], "--json")
     summary = json.loads(out)
     ann, both = summary["raters"]["ann"], summary["groups"]["all"]
@@ -419,11 +422,11 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
 
 def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_path):
     rows = [row(i, "short " * (9 + i % 4), "long " * (12 + i % 4 + 3 * (i % 5 - 1))) for i in range(60)]
-    found = ab.compare(evaluation(tmp_path, rows))
+    found = compare(evaluation(tmp_path, rows))
     for pair in found.pairs:
         longer = len(pair.b.split()) > len(pair.a.split())
-        ab.append(found.file, ab.rating(pair, "ann", "b" if longer else "a", "ab"))
-    figures = ab.summary(found)["raters"]["ann"]
+        store.append(found.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
+    figures = summarize(found)["raters"]["ann"]
     assert figures["win_rate"]["low"] > 0.6
     assert figures["length_controlled_win_rate"]["low"] < 0.5
 
@@ -431,6 +434,6 @@ def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_pat
 def test_answers_of_a_real_evaluation_can_be_rated(trained, tmp_path):
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(small(), out, "evaluate")
-    found = ab.compare(out / "cpu-tiny/v1", "base", "sft")
+    found = compare(out / "cpu-tiny/v1", "base", "sft")
     assert len(found.pairs) + found.equal == 8
     assert all(pair.worth.keys() == {"score", "true_reward"} for pair in found.pairs)

@@ -13,7 +13,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf import ab, comparison
+from rlhf import comparison
+from rlhf.rating.pairs import compare
 from rlhf.run import Run, RunError, read_json, read_lines, sha256
 from tests.conftest import run_stages, small
 
@@ -188,7 +189,7 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
     assert sum(a["sft"] != b["sft"] for a, b in zip(rows[::2], rows[1::2], strict=True)) > 4
     scores = [row["dpo"]["score"] for row in rows]
     assert summary["metrics"]["dpo/score"] == pytest.approx(sum(scores) / len(scores), abs=1e-6)
-    pairs = ab.compare(target, "sft", "dpo").pairs
+    pairs = compare(target, "sft", "dpo").pairs
     assert {rows[pair.item]["sample"] for pair in pairs} == {0} and len(pairs) > 4
     single = read_lines(chain / "cpu-tiny/v1/evaluate/samples.jsonl")
     assert [row["prompt"] for row in single] == [row["prompt"] for row in rows[::2]]

@@ -14,7 +14,8 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
-from rlhf import ab, chat, comparison, report, score
+from rlhf import chat, comparison, report, score
+from rlhf.rating.pairs import compare
 from rlhf.run import Run, RunError, read_json, sha256
 from tests.conftest import beside, run_stages, small, write_records
 
@@ -249,9 +250,9 @@ def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
     samples = root / "evaluate/samples.jsonl"
     samples.write_text(json.dumps({"step": 0, "prompt": "p", **answers}) + "\n")
     write_records(root / "evaluate")
-    assert len(ab.compare(root).pairs) == 1
+    assert len(compare(root).pairs) == 1
     samples.write_text(samples.read_text().replace('"b"', '"c"'))
-    for reader in (lambda: ab.compare(root), lambda: comparison.load(root, "ppo")):
+    for reader in (lambda: compare(root), lambda: comparison.load(root, "ppo")):
         with pytest.raises(RunError, match=r"evaluate/samples.jsonl has changed since evaluate was done"):
             reader()
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import ab, chat, comparison, report
+from rlhf import chat, comparison, report
+from rlhf.rating.pairs import compare
 from rlhf.recipe import as_yaml
 from rlhf.run import Run, RunError, read_json, read_lines
 from tests.conftest import GROUP, RECIPE, SMALL, beside, grouped, rlhf, run_stages
@@ -91,7 +92,7 @@ def test_evaluation_chat_comparison_report_and_merge_know_the_stage(done, tmp_pa
     )
     assert {f"{stage}/score", f"{stage}/kl_per_token", f"{stage}/true_reward_gain_sd"} <= summary["metrics"].keys()
     assert comparison.load(out / ROOT, stage).name
-    assert ab.compare(out / ROOT).b == stage
+    assert compare(out / ROOT).b == stage
     report.write([out / ROOT], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert {"rloo": "RLOO", "grpo": "GRPO"}[stage] in page and "groups without signal" in page

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import ab, judge
+from rlhf.rating import judge, store
+from rlhf.rating.pairs import compare
+from rlhf.rating.summary import summarize
 from tests.conftest import RECIPE, rlhf
 from tests.e2e.test_ab import evaluation, row
 
@@ -100,7 +102,7 @@ def asked(root, monkeypatch, capsys):
 
 
 def rows(root: Path) -> list[dict]:
-    return ab.standing(root / "ab" / "sft-vs-ppo.jsonl")
+    return store.standing(root / "ab" / "sft-vs-ppo.jsonl")
 
 
 def test_an_honest_judge_is_asked_twice_and_never_again(root, asked, stub):
@@ -129,7 +131,7 @@ def test_the_question_holds_what_a_person_would_see(root, asked, stub):
 def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     asked(stub(lambda question, times: "A").url)
     assert {r["verdict"] for r in rows(root)} == {"tie"}
-    figures = ab.summary(ab.compare(root))["raters"]["judge:some/model"]
+    figures = summarize(compare(root))["raters"]["judge:some/model"]
     assert figures["order_decided"] == 1 and figures["win_rate"]["value"] == 0.5
 
 
@@ -255,12 +257,12 @@ def test_a_key_is_never_shown(asked, monkeypatch, stub):
 
 
 def test_people_and_judges_are_compared(root, asked, stub):
-    found = ab.compare(root)
+    found = compare(root)
     for rater in ("ann", "ben"):
         for pair in found.pairs:
-            ab.append(found.file, ab.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
+            store.append(found.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
     _, out, _ = asked(stub(honest).url)
-    groups = ab.summary(found)["groups"]
+    groups = summarize(found)["groups"]
     assert groups["people"]["alpha"] == 1 and groups["all"]["alpha"] < 0.5
     assert "people" in out and out.index("ann") < out.index("judge:some/model")
 

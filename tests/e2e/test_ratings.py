@@ -4,26 +4,27 @@ import json
 
 import pytest
 
-from rlhf import ab, ratings
 from rlhf.data import formats
 from rlhf.data.formats import Message
 from rlhf.data.split import conversation_key, is_heldout
+from rlhf.rating import export, store
+from rlhf.rating.pairs import Comparison, compare
 from rlhf.run import RunError
 from tests.conftest import rlhf, write_records
 from tests.e2e.test_ab import evaluation, row
 
 
-def rate(root, *verdicts: tuple[str, int, str]) -> ab.Comparison:
+def rate(root, *verdicts: tuple[str, int, str]) -> Comparison:
     """Append (rater, item, verdict) in turn."""
-    found = ab.compare(root)
+    found = compare(root)
     pairs = {pair.item: pair for pair in found.pairs}
     for rater, item, verdict in verdicts:
-        ab.append(found.file, ab.rating(pairs[item], rater, verdict, "ab"))
+        store.append(found.file, store.rating(pairs[item], rater, verdict, "ab"))
     return found
 
 
-def exported(root, found: ab.Comparison, **options) -> ratings.Exported:
-    return ratings.export(found, root / "evaluate" / "samples.jsonl", "hh", **options)
+def exported(root, found: Comparison, **options) -> export.Exported:
+    return export.export(found, root / "evaluate" / "samples.jsonl", "hh", **options)
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_one_rater(root):
     ],
 )
 def test_the_majority_is_more_than_half_of_the_votes(verdicts, expected):
-    assert ratings.majority([{"t": "tie"}.get(letter, letter) for letter in verdicts]) == expected
+    assert export.majority([{"t": "tie"}.get(letter, letter) for letter in verdicts]) == expected
 
 
 def test_several_raters_and_a_choice_of_them(root):
@@ -73,7 +74,7 @@ def test_several_raters_and_a_choice_of_them(root):
 def test_ratings_of_other_answers_are_no_rows(root):
     rate(root, ("ann", 0, "b"), ("ann", 1, "b"))
     evaluation(root.parents[1], [row(0, ppo="new"), *(row(i, f"poor {i}", f"good {i}") for i in range(1, 8))])
-    assert [r["chosen"] for r in exported(root, ab.compare(root)).rows] == ["good 1"]
+    assert [r["chosen"] for r in exported(root, compare(root)).rows] == ["good 1"]
 
 
 def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatch, capsys):
@@ -115,10 +116,10 @@ def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
     found = rate(root, ("ann", 0, "b"))
     samples = root / "evaluate" / "samples.jsonl"
     with pytest.raises(RunError, match="its prompts are written in a chat template; evaluate again"):
-        ratings.export(found, samples, "chat")
+        export.export(found, samples, "chat")
     said = [{"role": "user", "content": "One?"}]
     evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": said}])
-    assert ratings.export(ab.compare(root), samples, "chat").rows[0]["prompt"] == said
+    assert export.export(compare(root), samples, "chat").rows[0]["prompt"] == said
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import ab, published, recipe, report, report_overview
+from rlhf import published, recipe, report, report_overview
 from rlhf.data import formats
+from rlhf.rating import store
+from rlhf.rating.pairs import compare
 from rlhf.run import RunError
 from tests.browser import CHROMIUM, Browser, needs_browser
 from tests.conftest import RECIPE, run_stages, small, write_records
@@ -147,9 +149,9 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
 
 
 def test_ratings_are_counted(evaluated):
-    found = ab.compare(evaluated, "sft", "ppo")
+    found = compare(evaluated, "sft", "ppo")
     for pair in found.pairs[:3]:
-        ab.append(found.file, ab.rating(pair, "<b>ann</b>", "b", "ab"))
+        store.append(found.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
     (found.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
     page = report.page([report.load(evaluated)])
     assert "not counted:" in page and "no answers of &#x27;dpo&#x27;" in page

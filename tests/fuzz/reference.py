@@ -156,12 +156,13 @@ def finite_result(stage: Path) -> str | None:
 
 def _rate(root: Path) -> None:
     """Verdicts of two raters on every pair of answers, as `rlhf ab` writes them."""
-    from rlhf import ab
+    from rlhf.rating import store
+    from rlhf.rating.pairs import compare
 
-    found = ab.compare(root)
+    found = compare(root)
     found.file.parent.mkdir(exist_ok=True)
     rows = [
-        ab.rating(pair, rater, verdict, "ab")
+        store.rating(pair, rater, verdict, "ab")
         for rater, verdicts in (("anna", ("a", "b", "tie", "skip")), ("judge:m", ("b", "b", "a", "tie")))
         for pair, verdict in zip(found.pairs, verdicts, strict=False)
     ]

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from rlhf import console, recipe
-from rlhf.ab import standing
 from rlhf.data.formats import DataError
+from rlhf.rating.store import standing
 from rlhf.run import ParentMissing, Run, RunError, checkpoint_problem, read_json, read_lines, write_json
 from tests.conftest import RECIPE, SMALL, rlhf, small
 

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint as one more rater of the pairs that people rate in rlhf/ab.py.
+"""A model behind an OpenAI-compatible endpoint as one more rater of the pairs that people rate with `rlhf ab`.
 
 Each pair is asked about twice, in both orders: a verdict counts only where the order does not decide it.
 """
@@ -14,8 +14,10 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from rlhf import ab, console
+from rlhf import console
 from rlhf.console import harmless
+from rlhf.rating import store
+from rlhf.rating.pairs import Comparison, Pair
 from rlhf.run import RunError
 from rlhf.terminal import say
 
@@ -57,7 +59,7 @@ class Judge:
         self.url, self.model, self.key = url.rstrip("/"), model, key
         self._patient = False
         self._limits: dict[str, int] = {"temperature": 0, "max_tokens": TOKENS}
-        easy = ab.Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
+        easy = Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
         try:
             self.reply(easy, "ab")
         except Refused:  # some reasoning models take neither of the two
@@ -65,7 +67,7 @@ class Judge:
             self.reply(easy, "ab")
         self._patient = True
 
-    def reply(self, pair: ab.Pair, order: str) -> str:
+    def reply(self, pair: Pair, order: str) -> str:
         """What the model says of a pair in this order. Raises Refused where it does not take the question, RunError."""
         first, second = (getattr(pair, name) for name in order)
         question = QUESTION.format(mark=pair.digest, prompt=pair.prompt, first=first, second=second)
@@ -140,25 +142,24 @@ def _line(text: bytes) -> str:
     return " ".join(harmless(text.decode(errors="replace")).split())[:300]
 
 
-def judged(judge: Judge, pair: ab.Pair) -> dict[str, Any]:
+def judged(judge: Judge, pair: Pair) -> dict[str, Any]:
     """The line for the file: what was said in each order, and the verdict that follows."""
     replies = {order: judge.reply(pair, order) for order in ("ab", "ba")}
     said = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
     first, second = said.values()
     verdict = "skip" if first is None or second is None else first if first == second else "tie"
     kept = {order: reply[:KEPT] for order, reply in replies.items()}
-    return ab.rating(pair, f"{ab.JUDGE}{judge.model}", verdict, "ab", said=said, replies=kept)
+    return store.rating(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=said, replies=kept)
 
 
-def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
+def run(judge: Judge, found: Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
     """Judge the pairs that this model has not judged; each is written as soon as it is known. Pairs that the endpoint
     refuses are named at the end, and asked about again another time."""
-    done = {
-        (row["item"], row["sha256"]) for row in ab.standing(found.file) if row["rater"] == f"{ab.JUDGE}{judge.model}"
-    }
+    name = f"{store.JUDGE}{judge.model}"
+    done = {(row["item"], row["sha256"]) for row in store.standing(found.file) if row["rater"] == name}
     todo = [pair for pair in found.pairs[:limit] if (pair.item, pair.digest) not in done]
 
-    waiting: queue.SimpleQueue[ab.Pair] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Pair] = queue.SimpleQueue()
     for pair in todo:
         waiting.put(pair)
     answers: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
@@ -170,7 +171,7 @@ def run(judge: Judge, found: ab.Comparison, *, limit: int | None = None, at_once
             try:
                 pair = waiting.get_nowait()
                 row = judged(judge, pair)
-                ab.append(found.file, row)
+                store.append(found.file, row)
                 unread.extend(reply for order, reply in row["replies"].items() if row["said"][order] is None)
                 answers.put(row["verdict"])
             except Refused as error:

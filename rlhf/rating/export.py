@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from rlhf import ab, console
+from rlhf import console
 from rlhf.data import formats
 from rlhf.options import OUTPUT, refuse_inputs, write_output
+from rlhf.rating import store
+from rlhf.rating.pairs import Comparison, compare
 from rlhf.run import RunError, read_lines, read_manifest
 from rlhf.terminal import say
 
@@ -27,7 +29,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    found: ab.Comparison, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
+    found: Comparison, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
 ) -> Exported:
     """Rows `prompt`, `chosen`, `rejected` for the pairs that were rated, in their order.
 
@@ -38,7 +40,7 @@ def export(
 
     Raises RunError without ratings, for a rater who gave none, and for prompts that cannot be read back.
     """
-    votes = ab.standing(found.file)
+    votes = store.standing(found.file)
     known = sorted({row["rater"] for row in votes})
     if not known:
         raise RunError(f"{found.file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
@@ -94,7 +96,7 @@ def export_ratings(
 
     RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
     """
-    found = ab.compare(root, a, b)
+    found = compare(root, a, b)
     refuse_inputs(to, [found.file, root / "evaluate" / "samples.jsonl"])
     manifest = read_manifest(root / "evaluate")
     template = manifest["settings"].get("tokenizer", {}).get("template", "hh")
@@ -112,7 +114,7 @@ def export_ratings(
 
 
 def _row(
-    prompt: Any, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], found: ab.Comparison
+    prompt: Any, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], found: Comparison
 ) -> dict[str, Any]:
     rejected = "a" if chosen == "b" else "b"
     names = {"a": found.a, "b": found.b}

@@ -1,0 +1,179 @@
+"""A local page on which people rate pairs blind, and the server of that page and its ratings.
+
+The standard library's server is enough, and nothing has to be installed for it: four requests with bodies below 4 KiB,
+from this machine alone. What a web framework would leave to us all the same is most of the file: which Host, Origin
+and token a request must bring, the page's content security policy, and what a damaged request is answered with.
+"""
+
+import errno
+import hashlib
+import json
+import re
+import secrets
+import string
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from rlhf import console
+from rlhf.data.formats import DataError
+from rlhf.endings import Stopped
+from rlhf.rating.pairs import Comparison, Pair
+from rlhf.rating.store import append, rating, standing
+from rlhf.run import RunError
+
+PAGE = Path(__file__).with_name("page.html")
+PORT = 8808
+BODY = 4096  # bytes of a request, at most
+RATER = re.compile(r"[A-Za-z0-9._-]{1,40}")  # no colon: nobody passes for a judge
+CHOICES = ("first", "second", "tie", "skip")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page to this machine alone. What it knows of ratings is in the file, which others may write to too."""
+
+    daemon_threads = True
+
+    def __init__(self, found: Comparison, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None):
+        self.pairs = {pair.item: pair for pair in found.pairs[:limit]}
+        self.file, self.rater, self.seed = found.file, rater, seed
+        self.token = secrets.token_urlsafe(32)  # of this process: a page of an earlier one may show other answers
+        standing(self.file)  # a damaged file is reported now
+        try:
+            super().__init__(("127.0.0.1", port), Handler)
+        except OSError as error:
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+            raise RunError(f"port {port} {why}: choose another --port") from None
+        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a browser may leave before it has read the answer
+            super().handle_error(request, client_address)
+
+    def order(self, rater: str, pair: Pair) -> str:
+        drawn = hashlib.sha256(f"{self.seed} {rater} {pair.item} {pair.digest}".encode()).digest()[0]
+        return "ba" if drawn % 2 else "ab"
+
+    def rated(self, rater: str) -> list[int]:
+        """Which pairs a rater is done with, oldest first."""
+        rows = [row for row in standing(self.file) if row["rater"] == rater and row["item"] in self.pairs]
+        return [row["item"] for row in rows if row["sha256"] == self.pairs[row["item"]].digest]
+
+    def next(self, rater: str) -> dict[str, Any]:
+        """What the page shows: the first pair that the rater has not rated; nothing says whose answer is whose."""
+        done = self.rated(rater)
+        progress = {"done": len(done), "total": len(self.pairs)}
+        left = self.pairs.keys() - set(done)
+        if not left:
+            return progress
+        pair = self.pairs[min(left)]
+        first, second = (getattr(pair, name) for name in self.order(rater, pair))
+        return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
+
+    def rate(self, rater: str, pair: Pair, choice: str) -> None:
+        order = self.order(rater, pair)
+        verdict = {"first": order[0], "second": order[1]}.get(choice, choice)
+        append(self.file, rating(pair, rater, verdict, order))
+
+    def undo(self, rater: str) -> None:
+        if done := self.rated(rater):
+            pair = self.pairs[done[-1]]
+            append(self.file, rating(pair, rater, "undo", self.order(rater, pair)))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET / is the page; POST /next, /rate and /undo answer with what it shows then. No request names a file."""
+
+    server: Server
+    timeout = 30  # seconds for a request to arrive
+
+    def do_GET(self) -> None:
+        if self.headers["Host"] not in self.server.hosts:
+            self._refuse(403, "another host's name")  # a page elsewhere whose name was pointed at this machine
+        elif self.path != "/":
+            self._refuse(404, "no such page")
+        else:
+            nonce = secrets.token_urlsafe(16)
+            page = string.Template(PAGE.read_text(encoding="utf-8")).substitute(
+                nonce=nonce, token=self.server.token, rater=self.server.rater
+            )
+            policy = f"script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:"
+            self._send(200, "text/html; charset=utf-8", page.encode(), policy)
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if self.headers["Host"] not in self.server.hosts:
+            self._refuse(403, "another host's name")
+        elif self.headers.get("Origin", "") not in ("", *(f"http://{host}" for host in self.server.hosts)):
+            self._refuse(403, "another site's page")
+        elif not secrets.compare_digest(self.headers.get("X-Token", "").encode(), self.server.token.encode()):
+            self._refuse(403, "the server was started anew: load the page again")
+        elif self.headers.get_content_type() != "application/json":
+            self._refuse(415, "not JSON")
+        elif not re.fullmatch(r"[0-9]{1,9}", length):
+            self._refuse(411, "no length")
+        elif int(length) > BODY:
+            self._refuse(413, "too long")
+        else:
+            self._answer(self.rfile.read(int(length)))
+
+    def _answer(self, body: bytes) -> None:
+        try:
+            asked = json.loads(body)
+            rater = asked["rater"]
+            if not RATER.fullmatch(rater):
+                return self._refuse(400, "a name has up to 40 letters, digits, dots, dashes and underscores")
+            if self.path == "/rate":
+                pair, choice = self.server.pairs[asked["item"]], CHOICES[CHOICES.index(asked["choice"])]
+                self.server.rate(rater, pair, choice)
+            elif self.path == "/undo":
+                self.server.undo(rater)
+            elif self.path != "/next":
+                return self._refuse(404, "no such page")
+            found = self.server.next(rater)
+        except DataError as error:
+            return self._refuse(500, str(error))
+        except OSError as error:
+            return self._refuse(500, f"{self.server.file}: {error.strerror}")
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return self._refuse(400, "no rating of a pair that is here")
+        self._send(200, "application/json", json.dumps(found).encode())
+
+    def _refuse(self, status: int, why: str) -> None:
+        self._send(status, "application/json", json.dumps({"error": why}).encode())
+
+    def _send(self, status: int, kind: str, body: bytes, policy: str = "") -> None:
+        self.send_response(status)
+        closed = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": closed + policy,
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on the terminal for each request."""
+
+
+def serve(server: Server) -> None:
+    """Until Ctrl-C, which loses nothing."""
+    console.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})", markup=False)
+    try:
+        server.serve_forever()
+    except (KeyboardInterrupt, Stopped):
+        console.OUT.print(f"stopped; {len(standing(server.file))} ratings in {server.file}", markup=False)
+    finally:
+        server.server_close()
