@@ -1,0 +1,149 @@
+"""A model behind an OpenAI-compatible endpoint, asked with openai's client.
+
+The client retries while the endpoint is busy, broken or away, waits as long as it is told to, and goes through the
+proxies that the environment names. What it does not do is bound an answer: it reads whatever arrives, and inflates it.
+`_bound` sees to that. It also follows redirects, which is turned off: the key goes to the address that was given.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+
+from rlhf.console import harmless
+from rlhf.run import RunError
+
+TIMEOUT = 300.0  # seconds for one answer
+RETRIES = 10  # about 45 seconds of waiting, as limits on requests are for a minute
+TOKENS = 1024  # of a reply; one is asked for, models that think aloud first need more
+LONGEST = 2**22  # bytes of an answer
+
+
+class Refused(RunError):
+    """The endpoint works, but not for this question."""
+
+
+class Unavailable(RunError):
+    """The endpoint is busy or broken, and was so each time that it was asked."""
+
+
+class Endpoint:
+    """A model that is asked at `url`, which ends in /v1."""
+
+    def __init__(self, url: str, model: str, key: str, easy: str):
+        """Ask an easy question first. Raises RunError where the address, the key or the model is wrong."""
+        if not url.startswith(("http://", "https://")):
+            raise RunError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
+        if key and not re.fullmatch(r"[!-~]+", key):
+            raise RunError("OPENAI_API_KEY holds characters that no key has")
+        self.url, self.model, self.key = url.rstrip("/"), model, key
+        http = openai.DefaultHttpxClient(
+            timeout=TIMEOUT,
+            follow_redirects=False,
+            headers={"Accept-Encoding": "identity"},
+            event_hooks={"response": [_bound]},
+        )
+        try:
+            # The client wants a key. Without one no header is sent, so that any word will do.
+            self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
+        except (httpx2.InvalidURL, ValueError) as error:
+            raise RunError(f"no endpoint answers at {self.url} ({one_line(str(error))})") from None
+        self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
+        self._limits: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
+        self._retries = 0  # an address with a typing error is not worth a minute
+        self._begin(easy)
+
+    def _begin(self, easy: str) -> None:
+        """Ask the easy question until it is known how this endpoint wants to be asked."""
+        try:
+            self.ask(easy)
+        except Unavailable:
+            if self._retries:
+                raise
+            self._retries = RETRIES
+            self._begin(easy)
+        except Refused:  # some reasoning models take neither of the two limits
+            if not self._limits:
+                raise
+            self._limits = {}
+            self._begin(easy)
+        self._retries = RETRIES
+
+    def ask(self, question: str) -> str:
+        """Return the model's reply.
+
+        Raises Refused where the endpoint does not take this question, Unavailable where it does not recover, and
+        RunError where the key, the model or the address is wrong.
+        """
+        client = self._client.with_options(max_retries=self._retries).chat.completions.with_raw_response
+        messages: Any = [{"role": "user", "content": question}]
+        try:
+            answer = client.create(model=self.model, messages=messages, extra_headers=self._headers, **self._limits)
+        except openai.APIStatusError as error:
+            raise self._refusal(error.status_code, one_line(error.response.text)) from None
+        except openai.APIConnectionError as error:
+            problem = one_line(str(error.__cause__ or error))
+            if not self._retries:
+                raise RunError(f"no endpoint answers at {self.url} ({problem})") from None
+            raise self._failure(problem) from None
+        except httpx2.InvalidURL as error:
+            raise RunError(f"no endpoint answers at {self.url} ({one_line(str(error))})") from None
+        try:
+            said = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
+            return "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            raise RunError(f"{self.url} does not answer as a chat completion: {one_line(answer.text)}") from None
+
+    def _refusal(self, status: int, text: str) -> RunError:
+        problem = f"{status}: {text}"
+        if status in (408, 409, 429) or status >= 500:
+            return self._failure(problem)
+        if status in (401, 403):
+            has = "which does not hold one that is accepted" if self.key else "which is not set"
+            return RunError(f"{self.url} wants a key in OPENAI_API_KEY, {has} ({problem})")
+        if status == 404:
+            return RunError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
+        kind = Refused if status in (400, 413, 422) else RunError
+        return kind(f"{self.url} refused the question ({problem})")
+
+    def _failure(self, problem: str) -> Unavailable:
+        return Unavailable(f"{self.url} fails ({problem}); what was judged is kept: try again later")
+
+
+def one_line(text: str) -> str:
+    """Return the text without line ends, control characters and halves of characters, cut to 300 characters."""
+    return " ".join(harmless(text.encode(errors="replace").decode()).split())[:300]
+
+
+def _bound(response: httpx2.Response) -> None:
+    """Make the response be read as UTF-8, as it was sent, for at most LONGEST bytes and TIMEOUT seconds.
+
+    An encoding named in its headers could turn a short answer into gigabytes; none was asked for.
+    """
+    for name in ("Content-Encoding", "Content-Type"):
+        response.headers.pop(name, None)
+    response.stream = _Bounded(response.stream)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """Another stream, up to LONGEST bytes and TIMEOUT seconds."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        size, end = 0, time.monotonic() + TIMEOUT
+        for part in self._stream:
+            size += len(part)
+            if size > LONGEST:
+                raise RunError(f"the endpoint's answer is longer than {LONGEST:,} bytes")
+            if time.monotonic() > end:
+                raise RunError(f"the endpoint's answer takes longer than {TIMEOUT:.0f} s")
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
