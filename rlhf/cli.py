@@ -56,7 +56,6 @@ from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
 from rlhf.rating import export as exporting
-from rlhf.rating import judge as judging
 from rlhf.rating import server as rating
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import show, summarize
@@ -417,6 +416,10 @@ def judge(
     parallel: int,
 ) -> None:
     """Let a model rate the pairs of `rlhf ab`, in both orders."""
+    try:
+        from rlhf.rating import judge as judging
+    except ModuleNotFoundError as error:
+        raise RunError(f"a judge needs {error.name}: {console.install_command('judge')}") from None
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     loaded = load_recipe(hw, directory, (), None, (), None)

@@ -51,7 +51,7 @@ class Endpoint:
             # The client wants a key. Without one no header is sent, so that any word will do.
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise RunError(f"no endpoint answers at {self.url} ({one_line(str(error))})") from None
+            raise RunError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
         self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
         self._limits: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
         self._retries = 0  # an address with a typing error is not worth a minute
@@ -84,19 +84,19 @@ class Endpoint:
         try:
             answer = client.create(model=self.model, messages=messages, extra_headers=self._headers, **self._limits)
         except openai.APIStatusError as error:
-            raise self._refusal(error.status_code, one_line(error.response.text)) from None
+            raise self._refusal(error.status_code, excerpt(error.response.text)) from None
         except openai.APIConnectionError as error:
-            problem = one_line(str(error.__cause__ or error))
+            problem = excerpt(str(error.__cause__ or error))
             if not self._retries:
                 raise RunError(f"no endpoint answers at {self.url} ({problem})") from None
             raise self._failure(problem) from None
         except httpx2.InvalidURL as error:
-            raise RunError(f"no endpoint answers at {self.url} ({one_line(str(error))})") from None
+            raise RunError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
         try:
             said = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
             return "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            raise RunError(f"{self.url} does not answer as a chat completion: {one_line(answer.text)}") from None
+            raise RunError(f"{self.url} does not answer as a chat completion: {excerpt(answer.text)}") from None
 
     def _refusal(self, status: int, text: str) -> RunError:
         problem = f"{status}: {text}"
@@ -114,9 +114,9 @@ class Endpoint:
         return Unavailable(f"{self.url} fails ({problem}); what was judged is kept: try again later")
 
 
-def one_line(text: str) -> str:
-    """Return the text without line ends, control characters and halves of characters, cut to 300 characters."""
-    return " ".join(harmless(text.encode(errors="replace").decode()).split())[:300]
+def excerpt(text: str) -> str:
+    """Return the beginning of a text as one line of what prints."""
+    return " ".join(harmless(text).split())[:300]
 
 
 def _bound(response: httpx2.Response) -> None:

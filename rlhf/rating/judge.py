@@ -3,28 +3,17 @@
 Each pair is asked about twice, in both orders: a verdict counts only where the order does not decide it.
 """
 
-import http.client
-import json
 import queue
-import random
 import re
 import threading
-import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 from rlhf import console
-from rlhf.console import harmless
 from rlhf.rating import store
+from rlhf.rating.endpoint import Endpoint, Refused, excerpt
 from rlhf.rating.pairs import Comparison, Pair
-from rlhf.run import RunError
 from rlhf.terminal import say
 
-TIMEOUT = 300  # seconds for one answer
-TRIES = 7  # over about a minute, which is what limits on requests are for
-LONGEST_WAIT = 60.0  # seconds between two tries
-TOKENS = 1024  # of a reply; one is asked for, models that think aloud first need more
 KEPT = 200  # characters of a reply that are stored
 QUESTION = """\
 Two assistants answered the last message of a conversation. Which answer is better? Judge what it says: is it to the \
@@ -43,84 +32,23 @@ Reply with one letter and nothing else: A if answer A is better, B if answer B i
 """
 
 
-class Refused(RunError):
-    """The endpoint works, but not for this question."""
-
-
 class Judge:
-    """A model that is asked at `url`, which ends in /v1."""
+    """A model that compares the answers of a pair."""
 
     def __init__(self, url: str, model: str, key: str):
-        """Asks an easy question first; raises RunError where the endpoint, the key or the model is wrong."""
-        if not url.startswith(("http://", "https://")):
-            raise RunError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
-        if key and not re.fullmatch(r"[!-~]+", key):
-            raise RunError("OPENAI_API_KEY holds characters that no key has")
-        self.url, self.model, self.key = url.rstrip("/"), model, key
-        self._patient = False
-        self._limits: dict[str, int] = {"temperature": 0, "max_tokens": TOKENS}
+        """Ask an easy question first. Raises RunError where the address, the key or the model is wrong."""
         easy = Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
-        try:
-            self.reply(easy, "ab")
-        except Refused:  # some reasoning models take neither of the two
-            self._limits = {}
-            self.reply(easy, "ab")
-        self._patient = True
+        self.model = model
+        self._endpoint = Endpoint(url, model, key, _question(easy, "ab"))
 
     def reply(self, pair: Pair, order: str) -> str:
-        """What the model says of a pair in this order. Raises Refused where it does not take the question, RunError."""
-        first, second = (getattr(pair, name) for name in order)
-        question = QUESTION.format(mark=pair.digest, prompt=pair.prompt, first=first, second=second)
-        content = {"model": self.model, "messages": [{"role": "user", "content": question}]}
-        found = self._call(json.dumps(content | self._limits).encode())
-        try:
-            said = json.loads(found)["choices"][0]["message"]["content"] or ""
-            return "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            raise RunError(f"{self.url} does not answer as a chat completion: {_line(found)}") from None
-
-    def _call(self, body: bytes) -> bytes:
-        """Tried again, ever more slowly, while the endpoint is busy, broken or away; away only once it has answered."""
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        problem = ""
-        for tried in range(TRIES):
-            wait = 2.0**tried
-            try:
-                request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
-                with _OPENER.open(request, timeout=TIMEOUT) as response:
-                    return response.read()
-            except urllib.error.HTTPError as error:
-                problem = f"{error.code}: {_line(error.read())}"
-                if error.code != 429 and error.code < 500:
-                    raise self._refusal(error.code, problem) from None
-                asked = error.headers.get("Retry-After", "")
-                wait = float(asked) if asked.isdecimal() else wait
-            except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: that is no address
-                problem = _line(str(getattr(error, "reason", error)).encode())
-                if not self._patient:
-                    raise RunError(f"no endpoint answers at {self.url} ({problem})") from None
-            if tried < TRIES - 1:
-                time.sleep(min(LONGEST_WAIT, wait * random.uniform(1, 1.2)))
-        raise RunError(f"{self.url} failed {TRIES} times ({problem}); what was judged is kept: try again later")
-
-    def _refusal(self, status: int, problem: str) -> RunError:
-        if status in (401, 403):
-            has = "which does not hold one that is accepted" if self.key else "which is not set"
-            return RunError(f"{self.url} wants a key in OPENAI_API_KEY, {has} ({problem})")
-        if status == 404:
-            return RunError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
-        kind = Refused if status in (400, 413, 422) else RunError
-        return kind(f"{self.url} refused the question ({problem})")
+        """Return what the model says of a pair in this order. Raises what Endpoint.ask does."""
+        return self._endpoint.ask(_question(pair, order))
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key goes to the address that was given, and to no other."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
+def _question(pair: Pair, order: str) -> str:
+    first, second = (getattr(pair, name) for name in order)
+    return QUESTION.format(mark=pair.digest, prompt=pair.prompt, first=first, second=second)
 
 
 def letter(reply: str) -> str | None:
@@ -136,10 +64,6 @@ def letter(reply: str) -> str | None:
             found.add(said[2])
     letters = {one.upper().replace("TIE", "C") for one in found}
     return letters.pop() if len(letters) == 1 else None
-
-
-def _line(text: bytes) -> str:
-    return " ".join(harmless(text.decode(errors="replace")).split())[:300]
 
 
 def judged(judge: Judge, pair: Pair) -> dict[str, Any]:
@@ -183,7 +107,8 @@ def run(judge: Judge, found: Comparison, *, limit: int | None = None, at_once: i
                 answers.put(error)
                 return
 
-    for _ in range(min(at_once, len(todo))):  # they end with the program, even while an endpoint keeps them waiting
+    # Daemon threads end with the program; those of a ThreadPoolExecutor would let Ctrl-C wait for the endpoint.
+    for _ in range(min(at_once, len(todo))):
         threading.Thread(target=ask, daemon=True).start()
     with console.Bar("judge", len(todo)) as bar:
         for number in range(1, len(todo) + 1):
@@ -194,5 +119,5 @@ def run(judge: Judge, found: Comparison, *, limit: int | None = None, at_once: i
     if refused:
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unread:
-        reply = _line(unread[0].encode(errors="replace")) or "an empty one"
+        reply = excerpt(unread[0]) or "an empty one"
         say(f"judge: {len(unread)} replies name no letter, the first: {reply}")

@@ -1,18 +1,21 @@
 """`rlhf judge`, against endpoints whose faults are known: biased, honest, busy, broken, talking nonsense."""
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
+import zlib
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from rlhf.rating import judge, store
+from rlhf.rating import endpoint, judge, store
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import summarize
 from tests.conftest import RECIPE, rlhf
@@ -22,13 +25,15 @@ PROBE = "What is 2 + 2?"
 
 
 class Stub(ThreadingHTTPServer):
-    """Answers with what `mind(question, times asked)` gives: a reply, or a status with or without a body."""
+    """Answers with what `mind(question, times asked)` gives: a reply, or a status with or without a body.
+
+    With a pause, a hundred bytes at a time."""
 
     daemon_threads = True
 
     def __init__(self, mind):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.mind, self.asked, self.temperatures = mind, [], []
+        self.mind, self.asked, self.temperatures, self.pause = mind, [], [], 0.0
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
@@ -50,17 +55,21 @@ class Handler(BaseHTTPRequestHandler):
         self.server.temperatures.append(content.get("temperature"))
         question = content["messages"][0]["content"]
         self.server.asked.append(question)
-        self.server.headers = dict(self.headers)
+        self.server.headers, self.server.path = self.headers, self.path
         found = (404, '{"error": "no such path"}')
         if self.path == "/v1/chat/completions":
             found = self.server.mind(question, self.server.asked.count(question))
         if isinstance(found, str | None):
             found = 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": found}}]})
+        body = found[1].encode() if isinstance(found[1], str) else found[1]
         self.send_response(found[0])
-        for name, value in (*found[2:], ("Content-Length", str(len(found[1])))):
+        for name, value in (*found[2:], ("Content-Length", str(len(body)))):
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(found[1].encode())
+        with contextlib.suppress(ConnectionError):  # who has read enough hangs up
+            for at in range(0, len(body), 100) if self.server.pause else (0,):
+                self.wfile.write(body[at:][: 100 if self.server.pause else None])
+                threading.Event().wait(self.server.pause)
 
 
 def parts(question: str) -> list[str]:
@@ -90,7 +99,7 @@ def stub():
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(judge.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return evaluation(tmp_path, [row(i, *(["same x", "same y"] if i == 9 else [])) for i in range(10)])
 
 
@@ -192,19 +201,23 @@ def test_a_model_that_takes_no_temperature_is_asked_without(root, asked, stub):
 
 def test_a_busy_and_broken_endpoint_is_asked_again(root, asked, stub, monkeypatch):
     waited = []
-    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    monkeypatch.setattr(time, "sleep", waited.append)
     faults = {1: (429, "slow down", ("Retry-After", "7")), 2: (500, "oops"), 3: (503, "")}
     server = stub(lambda question, times: faults.get(times) or honest(question, times))
     assert asked(server.url, "--parallel", "1")[0] == 0
     assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 9 + ["tie"]
     assert len(server.about_pairs()) == 4 * 20
-    assert 7 <= waited[0] <= 8.4 and 2 <= waited[1] <= 2.4 and 4 <= waited[2] <= 4.8
+    first = waited[2:5]  # the easy question was asked twice more before
+    assert first[0] == 7 and 0.75 <= first[1] <= 1 and 1.5 <= first[2] <= 2, "as long as told, else ever longer"
 
 
 def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, stub):
     server = stub(lambda question, times: (500, "oops") if "question 4" in question else honest(question, times))
     code, _, err = asked(server.url, "--parallel", "1")
-    assert code == 1 and err.startswith(f"error: {server.url} failed 7 times (500: oops); what was judged is kept")
+    assert code == 1 and err.startswith(
+        f"error: {server.url} fails (500: oops); what was judged is kept: try again later"
+    )
+    assert max(map(server.asked.count, server.asked)) == 1 + endpoint.RETRIES
     kept, before = {r["item"] for r in rows(root)}, len(server.about_pairs())
     assert kept >= {0, 1, 2, 3} and 4 not in kept and len(kept) < 9
     server.mind = honest
@@ -248,6 +261,48 @@ def test_what_is_wrong_with_an_endpoint_is_one_line(root, asked, stub, monkeypat
 def test_an_address_without_an_endpoint_is_one_line(asked, url, message):
     code, _, err = asked(url)
     assert code == 1 and message in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("named", [("Content-Encoding", "deflate"), ("Content-Type", "text/plain; charset=zlib")])
+def test_an_answer_is_not_inflated(asked, stub, status, named):
+    """A short answer that would become 10 MB."""
+    packed = zlib.compress(b'{"choices": []}' + b" " * 10_000_000)
+    code, _, err = asked(stub(lambda question, times: (status, packed, named)).url)
+    assert code == 1 and "x\ufffd" in err and len(err.splitlines()) == 1 and len(err) < 500
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_a_long_answer_is_not_read_to_its_end(asked, stub, monkeypatch, status):
+    monkeypatch.setattr(endpoint, "LONGEST", 1000)
+    code, _, err = asked(stub(lambda question, times: (status, "x" * 1001)).url)
+    assert code == 1 and err == "error: the endpoint's answer is longer than 1,000 bytes\n"
+
+
+def test_an_answer_that_trickles_in_is_not_waited_for(asked, stub, monkeypatch):
+    monkeypatch.setattr(endpoint, "TIMEOUT", 0.2)
+    server = stub(lambda question, times: (200, "x" * 1000))
+    server.pause = 0.1
+    code, _, err = asked(server.url)
+    assert code == 1 and "the endpoint's answer takes longer than 0 s" in err
+
+
+def test_a_proxy_of_the_environment_is_asked(asked, stub, monkeypatch):
+    """The stub takes the request as a proxy does: with the whole address in its first line."""
+    server = stub(lambda question, times: (404, "through the proxy"))
+    monkeypatch.setenv("http_proxy", server.url.removesuffix("/v1"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    _, _, err = asked("http://judge.invalid/v1")
+    assert "http://judge.invalid/v1 knows no model" in err and server.path == "http://judge.invalid/v1/chat/completions"
+
+
+def test_without_the_client_the_extra_is_named(asked, stub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    for name in ("rlhf.rating.endpoint", "rlhf.rating.judge"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("rlhf.rating.judge")
+    code, _, err = asked("http://127.0.0.1:9/v1")
+    assert code == 1 and err == "error: a judge needs openai: pip install '.[judge]'\n"
 
 
 def test_a_key_is_never_shown(asked, monkeypatch, stub):
