@@ -1,9 +1,10 @@
 """Rows that look flawed: what `rlhf data check` counts and lists, and what `data.drop` leaves out."""
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+
+from rapidfuzz.distance import Indel
 
 from rlhf.data.formats import Document, Example, Message, PreferencePair, Row, Rows
 from rlhf.data.oddities import ODDITIES, script, unfinished
@@ -111,26 +112,9 @@ def drop(rows: Rows, reasons: Iterable[str]) -> tuple[Rows, dict[str, int]]:
 def nearly_identical(a: Sequence[str], b: Sequence[str]) -> bool:
     """Whether 2·M / (|a| + |b|) is at least NEAR_IDENTICAL, M the length of the longest common subsequence of words.
 
-    Bounds that cost less come first: M is at most the shorter length, and at most the words in common in any order.
+    Two answers without words are identical.
     """
-    least = NEAR_IDENTICAL * (len(a) + len(b)) / 2
-    if min(len(a), len(b)) < least or (Counter(a) & Counter(b)).total() < least:
-        return False
-    return common_in_order(a, b) >= least
-
-
-def common_in_order(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
-    """Length of the longest common subsequence, a word of `a` at a time on whole rows of bits (Crochemore et al. 2001:
-    A fast and practical bit-vector algorithm for the longest common subsequence problem)."""
-    places: dict[Hashable, int] = {}
-    for at, item in enumerate(b):
-        places[item] = places.get(item, 0) | 1 << at
-    everywhere = (1 << len(b)) - 1
-    row = everywhere  # a bit is 0 where a longer match ends
-    for item in a:
-        matches = row & places.get(item, 0)
-        row = (row + matches | row - matches) & everywhere
-    return len(b) - row.bit_count()
+    return Indel.normalized_similarity(a, b, score_cutoff=NEAR_IDENTICAL) >= NEAR_IDENTICAL
 
 
 def _pairs(rows: Iterable[Row]) -> list[PreferencePair]:
