@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -110,7 +111,7 @@ class Telemetry:
     def memory(self) -> int:
         """Bytes: on CUDA the peak since the last call, elsewhere what the process holds now."""
         if self.device.type != "cuda":
-            return _resident_bytes() or peak_rss_bytes()
+            return resident_bytes()
         self._note_peak()
         peak, self._peak_since_asked = self._peak_since_asked, 0
         return peak
@@ -212,7 +213,10 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Most memory that this process has held so far, as the operating system counts (Linux in KiB, macOS in bytes)."""
+    """Return the most memory in bytes that this process has held so far.
+
+    Read by hand, because psutil knows no peak on Linux. The operating system counts in KiB there, in bytes on macOS.
+    """
     try:
         with open("/proc/self/status", encoding="ascii") as handle:
             line = next(line for line in handle if line.startswith("VmHWM"))
@@ -223,22 +227,21 @@ def peak_rss_bytes() -> int:
 
 
 def _forget_peak_rss() -> int | None:
-    """Start the operating system's record of this process's peak anew; returns what it holds now, None if it cannot."""
+    """Reset the operating system's record of this process's peak to what it holds now, in bytes, and return that.
+
+    Return None where the system has no such reset, which only Linux has.
+    """
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:
             handle.write("5")  # man 5 proc: resets VmHWM
     except OSError:
         return None
-    return _resident_bytes()
+    return resident_bytes()
 
 
-def _resident_bytes() -> int | None:
-    """Memory that this process holds now; None where the operating system does not say it this way."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as handle:
-            return int(handle.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return None
+def resident_bytes() -> int:
+    """Return the bytes of memory that this process holds now."""
+    return psutil.Process().memory_info().rss
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+import psutil
 
 from rlhf.data.formats import DataError, Message
 from rlhf.records import reason
@@ -66,7 +67,6 @@ def _limit() -> None:
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    sizes = Path("/proc/self/statm")
-    if sizes.exists():  # elsewhere time alone bounds it
-        mapped = int(sizes.read_text().split()[0]) * resource.getpagesize()
+    if psutil.LINUX:  # elsewhere time alone bounds it
+        mapped = psutil.Process().memory_info().vms
         resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))

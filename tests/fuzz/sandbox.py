@@ -151,7 +151,7 @@ def _main() -> int:
 
 
 def _usage(pid: int) -> tuple[float, int]:
-    """CPU seconds and resident bytes of a process that has not been waited for."""
+    """CPU seconds and resident bytes of a process that has not been waited for, from one file: asked every 2 ms."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
