@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf import chat, comparison, report, score
 from rlhf.rating.pairs import compare
+from rlhf.report.data import checked
 from rlhf.run import Run, RunError, read_json, sha256
 from tests.conftest import beside, run_stages, small, write_records
 
@@ -305,7 +306,7 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())
     AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
-    found = report._checked(report.load(root))
+    found = checked(report.load(root))
     assert isinstance(found, dict) and found["pairs"] > 100
     assert not any(Path(file["name"]).is_absolute() for file in read_json(root / "sft/manifest.json")["data"]["files"])
     assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"

@@ -1,6 +1,5 @@
 """The page about a run, opened in a real browser where there is one, with answers that mean harm."""
 
-import html
 import json
 import random
 import re
@@ -10,11 +9,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
-from rlhf import published, recipe, report, report_overview
+from rlhf import published, recipe, report
 from rlhf.data import formats
 from rlhf.rating import store
 from rlhf.rating.pairs import compare
+from rlhf.report import RunRecords, overview, tables, training
+from rlhf.report.evaluation import OPEN
+from rlhf.report.page import render
+from rlhf.report.parts import Charts
 from rlhf.run import RunError
 from tests.browser import CHROMIUM, Browser, needs_browser
 from tests.conftest import RECIPE, run_stages, small, write_records
@@ -106,7 +110,7 @@ def test_what_a_model_says_is_text(run):
     page = text_of(run)
     body = page.partition('id="charts"')[0]
     assert "<script>document" not in body and "<img" not in body
-    assert html.escape(HOSTILE[0]) in body
+    assert str(escape(HOSTILE[0])) in body
     assert "x" * 2001 not in body and "…" in body
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", body)
 
@@ -130,7 +134,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     page = report.page([report.load(evaluated)])
     summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
     row = re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page)[1]
-    cells = re.findall(r"<td class=number [^>]*>(.*?)</td>", row)
+    cells = re.findall(r'<td class="number" [^>]*>(.*?)</td>', row)
     metrics = summary["metrics"]
     wanted = [metrics[f"{who}/lc_win_rate_vs_sft{end}"] for who in ("base", "ppo") for end in ("", "_low", "_high")]
     numbers = [float(number) for cell in cells for number in re.findall(r"[0-9.]+", cell)]
@@ -154,9 +158,9 @@ def test_ratings_are_counted(evaluated):
         store.append(found.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
     (found.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
     page = report.page([report.load(evaluated)])
-    assert "not counted:" in page and "no answers of &#x27;dpo&#x27;" in page
+    assert "not counted:" in page and "no answers of &#39;dpo&#39;" in page
     assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
-    assert re.search(r"&lt;b&gt;ann&lt;/b&gt;</td><td class=number [^>]*>3</td><td class=number [^>]*>100% ", page)
+    assert re.search(r'&lt;b&gt;ann&lt;/b&gt;</td><td class="number" [^>]*>3</td><td class="number" [^>]*>100% ', page)
 
 
 def test_the_data_is_checked_once(evaluated, monkeypatch):
@@ -221,6 +225,8 @@ def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content
     page = report.page([report.load(evaluated)])
     (evaluated / file).write_text(before)
     assert re.findall(r'<p class="warn">Left out: ([\w ]+):', page) == lost
+    ids = re.findall(r'"id": "(chart-[0-9]+)"', page.partition('id="charts">')[2])
+    assert sorted(ids) == sorted(re.findall(r'id="(chart-[0-9]+)"', page)), "a chart without a place ends the script"
     assert "<h2>Provenance</h2>" in page
 
 
@@ -293,7 +299,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
 
 
 def test_a_bug_of_ours_is_not_called_a_damaged_file(evaluated, monkeypatch):
-    monkeypatch.setattr(report, "_line", lambda *_: {}["no such key"])
+    monkeypatch.setattr(training, "line", lambda *_: {}["no such key"])
     with pytest.raises(KeyError, match="no such key"):
         report.page([report.load(evaluated)])
 
@@ -354,8 +360,9 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
         }
         for stage, peak in peaks.items()
     }
-    run = report.Recorded("run", tmp_path, {}, summaries, price=1.99)
-    rows = re.findall(r"<tr>(.*?)</tr>", report._verdicts([run], report._Charts()))
+    run = RunRecords("run", tmp_path, {}, summaries, price=1.99)
+    (section,) = tables.verdicts([run], Charts())
+    rows = re.findall(r"<tr>(.*?)</tr>", render("table.html", section=section))
     cells = {tuple(re.findall(r"<td[^>]*>(.*?)</td>", row)) for row in rows}
     name = "peak memory at batch 16 and 512 tokens (Hardware and Cost)"
     good, bad = '<span class="good">{}</span>', '<span class="bad">{}</span>'
@@ -363,8 +370,9 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     assert ("sft", "peak memory (RLHF Architecture)", "45 GB", "58.40", "58", bad.format("worse (+28.9 %)")) in cells
     assert ("all", "fits the card with LoRA (Overview)", "≤ 80 GB", "", "84", bad.format("worse (+5.0 %)")) in cells
     assert ("all", "cost of a run (Overview)", "47.76 USD", "", "47.76", good.format("reproduces (+0.0 %)")) in cells
-    without = report._verdicts([run._replace(price=None)], report._Charts())
-    assert "not measured: needs the price of an hour (--price)" in without
+    (without,) = tables.verdicts([run._replace(price=None)], Charts())
+    verdict = "not measured: needs the price of an hour (--price)"
+    assert verdict in [row[-1].text for row in without.data.rows]
 
 
 @needs_browser
@@ -409,13 +417,13 @@ MANIFEST = {
 
 def test_the_headline_says_what_was_reached_and_what_was_not():
     summaries = {"sft": finished("sft", 0.7), "ppo": finished("ppo", 0.5)}
-    assert report_overview.outcome(dict.fromkeys(summaries, MANIFEST), {"sft": summaries["sft"]}) == (
+    assert overview.outcome(dict.fromkeys(summaries, MANIFEST), {"sft": summaries["sft"]}) == (
         "1 of 1 targets met. Not finished: PPO.",
         "good",
     )
-    sentence, kind = report_overview.outcome(dict.fromkeys(summaries, MANIFEST), summaries)
+    sentence, kind = overview.outcome(dict.fromkeys(summaries, MANIFEST), summaries)
     assert (sentence, kind) == ("1 of 2 targets met; missed: PPO, gain.", "bad")
-    assert report_overview.outcome({"sft": MANIFEST}, {}) == ("Not finished: SFT.", "")
+    assert overview.outcome({"sft": MANIFEST}, {}) == ("Not finished: SFT.", "")
 
 
 def test_the_gain_and_the_facts_are_those_of_the_summaries():
@@ -424,17 +432,17 @@ def test_the_gain_and_the_facts_are_those_of_the_summaries():
     gained = (
         "PPO against SFT: true reward +1.27, score of the reward model +1.30 standard deviations, at a KL of 0.1868"
     )
-    assert report_overview.gains(summaries).startswith(gained)
-    facts = report_overview.facts({"ppo": MANIFEST}, summaries, 36.0)
+    assert overview.gains(summaries).startswith(gained)
+    facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
     assert facts == ["2026-01-02", "Some CPU, 2 thread(s)", "0:01:30 in 1 finished stages", "0.90 USD a card"]
 
 
 def test_the_picture_has_a_box_for_each_stage_and_an_arrow_for_each_parent():
     summaries = {"sft": finished("sft", 0.7), "rm": finished("rm", 0.5)}
-    drawn = report_overview.picture(dict.fromkeys(("sft", "rm", "ppo"), MANIFEST), summaries)
-    assert drawn.count("<rect") == 3 and drawn.count('class="arrow"') == 3  # SFT to both, reward model to PPO
-    assert re.findall('<rect class="([a-z]+)"', drawn) == ["good", "bad", "open"]
-    assert "not finished" in drawn and "the stages of the run: SFT, reward model, PPO (not finished)" in drawn
+    drawn = overview.picture(dict.fromkeys(("sft", "rm", "ppo"), MANIFEST), summaries)
+    assert [box.kind for box in drawn.boxes] == ["good", "bad", "open"] and drawn.boxes[2].line == "not finished"
+    assert len(drawn.arrows) == 3, "SFT to both, reward model to PPO"
+    assert drawn.label == "SFT, reward model, PPO (not finished)"
 
 
 def test_every_link_of_the_contents_leads_to_a_section(evaluated):
@@ -456,7 +464,7 @@ def test_many_samples_are_folded(run, tmp_path):
     (root / "evaluate" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report.page([report.load(root)])
     assert page.count('<div class="sample">') == 30
-    assert page.partition('<details id="more">')[0].count('<div class="sample">') == report.OPEN
+    assert page.partition('<details id="more">')[0].count('<div class="sample">') == OPEN
     assert "<summary>18 more</summary>" in page
 
 

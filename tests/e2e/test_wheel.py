@@ -53,6 +53,12 @@ def test_a_wheel_brings_its_recipes(installed, tmp_path):
     assert str(installed.parents[1]) in shown
 
 
+def test_a_wheel_brings_its_pages(installed):
+    (packages,) = installed.parents[1].glob("lib/python*/site-packages")
+    ours = {str(file.relative_to(ROOT)) for file in (ROOT / "rlhf").rglob("*.html")}
+    assert ours == {str(file.relative_to(packages)) for file in (packages / "rlhf").rglob("*.html")} and len(ours) > 10
+
+
 @pytest.mark.slow
 def test_a_wheel_plans_from_an_empty_folder(installed, tmp_path):
     found = run(installed, tmp_path, "plan", "--hw", "cpu", "--stage", "sft")

@@ -18,8 +18,6 @@ LAYERS = (
         "serve",
         "chat",
         "report",
-        "report_overview",
-        "page",
         "score",
         "rating",
         "comparison",

@@ -5,9 +5,10 @@ import os
 
 import pytest
 
-from rlhf import options, report
+from rlhf import options
 from rlhf.memory import plan
-from rlhf.report import Recorded
+from rlhf.report import RunRecords
+from rlhf.report.data import checked
 from rlhf.run import RunError
 from tests.conftest import RECIPE, rlhf
 
@@ -153,5 +154,5 @@ def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, nam
     settings = {"data": {"source": "files", "format": "auto", "heldout_fraction": 0.1}, "seed": 0}
     files = [{"name": name, "sha256": "0" * 64}]
     manifest = {"settings": settings, "seed": 0, "data": {"sha256": "0" * 64, "files": files}}
-    found = report._checked(Recorded("run", tmp_path, {"sft": manifest}, {}))
+    found = checked(RunRecords("run", tmp_path, {"sft": manifest}, {}))
     assert "a pipe or a device" in found

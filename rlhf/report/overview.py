@@ -1,15 +1,14 @@
 """The top of a report: the outcome in a sentence, what it was measured on, and the chain of stages as a picture."""
 
 import datetime
-import html
-import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rlhf import console, published
-from rlhf.page import text
 from rlhf.published import Verdict
-from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES
+from rlhf.recipe import ONLINE, POLICIES, STAGES
+from rlhf.report.parts import Charts, Section
+from rlhf.report.runs import RunRecords
 
 NAMES = {
     "pretrain": "pretraining",
@@ -41,42 +40,13 @@ ARROWS = {
     "dpo": ("sft",),
     "evaluate": POLICIES,
 }
-CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
-    "pretrain": (("loss", "loss"),),
-    "sft": (("loss", "loss"),),
-    "rm": (("loss", "loss"), ("accuracy", "accuracy"), ("margin", "margin")),
-    "ppo": (
-        ("objective/scores", "score"),
-        ("objective/kl_per_token", "KL to the reference, nats per token"),
-        ("response/length", "response length, tokens"),
-        ("response/eos_rate", "share that ends"),
-        ("policy/entropy_avg", "entropy, nats per token"),
-        ("val/explained_variance", "explained variance of the critic"),
-        ("loss/value_avg", "value loss"),
-        ("policy/clipfrac_avg", "clipped tokens"),
-    ),
-    **dict.fromkeys(
-        GROUPS,
-        (
-            ("objective/scores", "score"),
-            ("objective/kl_per_token", "KL to the reference, nats per token"),
-            ("groups/no_signal", "groups without signal"),
-            ("groups/reward_sd", "standard deviation of the rewards in a group"),
-            ("response/length", "response length, tokens"),
-            ("response/eos_rate", "share that ends"),
-            ("policy/entropy_avg", "entropy, nats per token"),
-            ("policy/clipfrac_avg", "clipped tokens"),
-        ),
-    ),
-    "dpo": (("loss", "loss"), ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")),
-}
 BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW = 168, 52, 192, 88  # units of the picture, of which a phone shows 360
 
 Summaries = Mapping[str, Mapping[str, Any]]
 Manifests = Mapping[str, Mapping[str, Any]]
 
 
-def verdicts(summaries: Summaries, price: float | None = None) -> list[tuple[str, str, Verdict]]:
+def verdicts_of(summaries: Summaries, price: float | None = None) -> list[tuple[str, str, Verdict]]:
     """Stage, figure and verdict of everything that a run's finished stages were compared with."""
     found = [
         (stage, published.recorded(entry).title, published.verdict_of(entry))
@@ -89,7 +59,7 @@ def verdicts(summaries: Summaries, price: float | None = None) -> list[tuple[str
 def outcome(manifests: Manifests, summaries: Summaries, price: float | None = None) -> tuple[str, str]:
     """The outcome in a sentence, and how it reads: good, bad or neither ("")."""
     sentences = []
-    compared = verdicts(summaries, price)
+    compared = verdicts_of(summaries, price)
     kind = ""
     judged = [(stage, title, v) for stage, title, v in compared if v.word in (*published.GOOD, *published.BAD)]
     if judged:
@@ -141,61 +111,82 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
     return said
 
 
-def section(manifests: Manifests, summaries: Summaries, name: str = "", price: float | None = None) -> str:
-    """HTML of the outcome, the facts and the picture of one run; `name` where there are several runs."""
-    sentence, kind = outcome(manifests, summaries, price)
-    title = f'<p class="who">{text(name)}</p>' if name else ""
-    told = " · ".join(map(text, facts(manifests, summaries, price)))
-    headline = f'<p class="headline {kind}">{text(sentence)}</p>'
-    gained = f"<p>{text(said)}</p>" if (said := gains(summaries)) else ""
-    return f'{title}{headline}{gained}<p class="note">{told}</p>{picture(manifests, summaries)}'
+class Box(NamedTuple):
+    """A stage in the picture: its corner, how it went (good, bad, plain or open) and what is written in it."""
+
+    x: int
+    y: int
+    kind: str
+    name: str
+    line: str
 
 
-def contents(body: str) -> str:
-    """HTML of links to the sections of a page."""
-    found = re.findall(r'<section id="([^"]+)"><h2>(.*?)</h2>', body)
-    links = [f'<a href="#{name}">{title}</a>' for name, title in found]
-    return f"<nav>{' '.join(links)}</nav>"
+class Picture(NamedTuple):
+    """The stages that were begun as boxes, and an arrow to each from what it is made from, as paths of SVG."""
+
+    label: str
+    width: int
+    height: int
+    boxes: list[Box]
+    arrows: list[str]
+    box_width: int = BOX_WIDTH
+    box_height: int = BOX_HEIGHT
 
 
-def picture(manifests: Manifests, summaries: Summaries) -> str:
-    """The stages that were begun and what each is made from, as inline SVG; coloured by verdict."""
+class Overview(NamedTuple):
+    """The top of the page for one run; `name` is "" where there is only one."""
+
+    name: str
+    outcome: str
+    kind: str
+    gains: str
+    facts: str
+    picture: Picture
+
+
+def overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """The outcome of each run in a sentence, what it was measured on, and its stages as a picture."""
+    shown = []
+    for run in runs:
+        sentence, kind = outcome(run.manifests, run.summaries, run.price)
+        about = " · ".join(facts(run.manifests, run.summaries, run.price))
+        name = run.name if len(runs) > 1 else ""
+        drawn = picture(run.manifests, run.summaries)
+        shown.append(Overview(name, sentence, kind, gains(run.summaries), about, drawn))
+    return [Section("", "overview.html", shown)]
+
+
+def picture(manifests: Manifests, summaries: Summaries) -> Picture:
+    """Return the stages that were begun and what each is made from; coloured by verdict."""
     begun = [stage for stage in STAGES if stage in manifests]
     rows = {row: at for at, row in enumerate(sorted({PLACES[stage][1] for stage in begun}))}
     corner = {stage: (2 + PLACES[stage][0] * COLUMN, 2 + rows[PLACES[stage][1]] * ROW) for stage in begun}
     merged = manifests.get("merge", {}).get("settings", {}).get("merge", {}).get("stage", "ppo")
     sources = {**ARROWS, "merge": (merged,)}
-    lines = [_arrow(corner[a], corner[b]) for b in begun for a in sources.get(b, ()) if a in corner]
-    boxes = [_box(stage, *corner[stage], summaries.get(stage)) for stage in begun]
-    width, height = COLUMN + BOX_WIDTH + 4, (len(rows) - 1) * ROW + BOX_HEIGHT + 4
-    said = ", ".join(f"{NAMES[stage]}{'' if stage in summaries else ' (not finished)'}" for stage in begun)
-    marker = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    tip = f'<defs>{marker}<path d="M0 0L8 4L0 8z"/></marker></defs>'
-    label = html.escape(f"the stages of the run: {said}")
-    view = f'viewBox="0 0 {width} {height}" width="{width}"'
-    return f'<svg class="chain" {view} role="img" aria-label="{label}">{tip}{"".join(lines + boxes)}</svg>'
+    return Picture(
+        label=", ".join(f"{NAMES[stage]}{'' if stage in summaries else ' (not finished)'}" for stage in begun),
+        width=COLUMN + BOX_WIDTH + 4,
+        height=(len(rows) - 1) * ROW + BOX_HEIGHT + 4,
+        boxes=[_box(stage, *corner[stage], summaries.get(stage)) for stage in begun],
+        arrows=[_arrow(corner[a], corner[b]) for b in begun for a in sources.get(b, ()) if a in corner],
+    )
 
 
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
-    """An arrow between two boxes: to the right within a row, down otherwise."""
+    """Return the path of an arrow between two boxes: to the right within a row, down otherwise."""
     (x1, y1), (x2, y2) = start, end
     if y1 == y2:
-        path = f"M{x1 + BOX_WIDTH} {y1 + BOX_HEIGHT // 2}H{x2 - 3}"
-    else:
-        shift = (x2 > x1) * 24 - (x2 < x1) * 24  # arrows that cross columns start and end beside the straight ones
-        path = f"M{x1 + BOX_WIDTH // 2 + shift} {y1 + BOX_HEIGHT}L{x2 + BOX_WIDTH // 2 - shift} {y2 - 3}"
-    return f'<path class="arrow" d="{path}" marker-end="url(#tip)"/>'
+        return f"M{x1 + BOX_WIDTH} {y1 + BOX_HEIGHT // 2}H{x2 - 3}"
+    shift = (x2 > x1) * 24 - (x2 < x1) * 24  # arrows that cross columns start and end beside the straight ones
+    return f"M{x1 + BOX_WIDTH // 2 + shift} {y1 + BOX_HEIGHT}L{x2 + BOX_WIDTH // 2 - shift} {y2 - 3}"
 
 
-def _box(stage: str, x: int, y: int, summary: Mapping[str, Any] | None) -> str:
-    """A stage: its name, how long it took and how many of its figures it reached."""
-    kind, line = "open", "not finished"
-    if summary is not None:
-        words = [verdict.word for *_, verdict in verdicts({stage: {**summary, "all_stages": []}})]
-        good, bad = (sum(word in kinds for word in words) for kinds in (published.GOOD, published.BAD))
-        kind = "bad" if bad else "good" if good else "plain"
-        line = str(datetime.timedelta(seconds=round(summary.get("wall_seconds", 0))))
-        line += f" · {good} of {good + bad} {'✓' if not bad else '✗'}" if good + bad else ""
-    place = f'<rect class="{kind}" x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
-    name = f'<text class="name" x="{x + 12}" y="{y + 22}">{html.escape(NAMES[stage])}</text>'
-    return f'<g>{place}{name}<text x="{x + 12}" y="{y + 41}">{html.escape(line)}</text></g>'
+def _box(stage: str, x: int, y: int, summary: Mapping[str, Any] | None) -> Box:
+    """Return a stage's box: its name, how long it took and how many of its figures it reached."""
+    if summary is None:
+        return Box(x, y, "open", NAMES[stage], "not finished")
+    words = [verdict.word for *_, verdict in verdicts_of({stage: {**summary, "all_stages": []}})]
+    good, bad = (sum(word in kinds for word in words) for kinds in (published.GOOD, published.BAD))
+    line = str(datetime.timedelta(seconds=round(summary.get("wall_seconds", 0))))
+    line += f" · {good} of {good + bad} {'✓' if not bad else '✗'}" if good + bad else ""
+    return Box(x, y, "bad" if bad else "good" if good else "plain", NAMES[stage], line)

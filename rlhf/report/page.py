@@ -1,0 +1,100 @@
+"""The page itself: its sections in order, and the templates that they are written with."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from rlhf.console import harmless
+from rlhf.options import refuse_inputs, write_output
+from rlhf.report.data import data
+from rlhf.report.evaluation import policies, ratings, reward_model, samples
+from rlhf.report.overview import overview
+from rlhf.report.parts import COLOURS, Charts, Section
+from rlhf.report.runs import RunRecords, load
+from rlhf.report.tables import findings, provenance, verdicts
+from rlhf.report.training import curves, frontier, memory, time
+from rlhf.run import RunError, data_file
+
+LONGEST = 2000  # characters of a text that is shown
+
+Builder = Callable[[Sequence[RunRecords], Charts], list[Section]]
+SECTIONS: tuple[Builder, ...] = (
+    *(verdicts, findings, curves, frontier, policies, ratings, reward_model),
+    *(time, memory, data, provenance, samples),
+)
+
+
+def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
+    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises RunError where one holds no run.
+
+    `price`: dollars for an hour of one card.
+    """
+    runs = [load(root)._replace(price=price) for root in roots]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [run._replace(name=str(run.path)) for run in runs]
+    facts = [(run.path, manifest.get("data") or {}) for run in runs for manifest in run.manifests.values()]
+    refuse_inputs(file, [data_file(root, entry["name"]) for root, data in facts for entry in data.get("files", ())])
+    write_output(file, page(runs))
+
+
+def page(runs: Sequence[RunRecords]) -> str:
+    """Return the whole page; several runs share its charts."""
+    charts = Charts()
+    top = _sections(overview, runs, charts)
+    sections = [section for build in SECTIONS for section in _sections(build, runs, charts)]
+    first = next(iter(runs[0].manifests.values()))
+    from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
+
+    return render(
+        "page.html",
+        title=f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
+        top=top,
+        problems=[problem for run in runs for problem in run.problems],
+        sections=sections,
+        charts=charts.all,
+        colours=COLOURS,
+        library=Markup(get_plotlyjs()),
+    )
+
+
+def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """Return the sections that a builder makes, or one that says why it is missing.
+
+    A damaged file takes the part of the page that reads it, with its charts, and no other. Only RunError says that a
+    file is damaged: every other exception is a bug of ours, and is raised.
+    """
+    before = len(charts.all)
+    try:
+        return build(runs, charts)
+    except RunError as error:
+        del charts.all[before:]
+        return [Section("", "", None, problem=f"{build.__name__.replace('_', ' ')}: {error}")]
+
+
+def render(template: str, **content: Any) -> str:
+    """Return a template of this package filled with the content."""
+    return _ENVIRONMENT.get_template(template).render(content)
+
+
+def _shown(value: Any) -> Any:
+    """Make every text that a template prints one that cannot take over the page, and cut it where it is very long.
+
+    Jinja escapes it afterwards.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return harmless(value[:LONGEST]) + ("…" if len(value) > LONGEST else "")
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_shown,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.policies["json.dumps_kwargs"] = {"allow_nan": False}
