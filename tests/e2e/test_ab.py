@@ -19,7 +19,8 @@ from rlhf.rating.pairs import LONGEST, Pair, compare, turns
 from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from rlhf.run import RunError
-from tests.browser import Browser, needs_browser
+from tests.browser import chromium as chromium
+from tests.browser import complaints, needs_browser, open_page, wait
 from tests.conftest import RECIPE, beside, rlhf, run_stages, small, write_records
 
 HOSTILE = [
@@ -78,113 +79,108 @@ def verdicts(root: Path, rater: str) -> dict[int, str]:
 # ---- the page, in a browser ----
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
-
-
-def begin(browser: Browser, server: Server, rater: str):
-    page = browser.open(server.url)
-    page.type(rater)
-    page.key("Enter")
-    page.wait("now && at('ask').hidden")
+def begin(chromium, server: Server, rater: str):
+    page = open_page(chromium, server.url)
+    page.keyboard.type(rater)
+    page.keyboard.press("Enter")
+    wait(page, "now && at('ask').hidden")
     return page
 
 
 def press(page, key: str) -> None:
     """Press a key and wait for what it does."""
-    page.value("before = now")
-    page.key(key)
-    page.wait("now !== before && !busy")
+    page.evaluate("before = now")
+    page.keyboard.press(key)
+    wait(page, "now !== before && !busy")
 
 
 @needs_browser
-def test_ten_pairs_by_keyboard_with_a_reload_in_the_middle(browser, root, serve):
-    page = begin(browser, serve(root), "ann")
+def test_ten_pairs_by_keyboard_with_a_reload_in_the_middle(chromium, root, serve):
+    page = begin(chromium, serve(root), "ann")
     seen = []
     for done in range(10):
-        assert page.text("count") == f"{done} of 10"
-        assert f"question {done}" in page.text("prompt")
-        seen.append("1" if "good" in page.text("first") else "2")
+        assert page.text_content("#count") == f"{done} of 10"
+        assert f"question {done}" in page.text_content("#prompt")
+        seen.append("1" if "good" in page.text_content("#first") else "2")
         press(page, seen[-1])
         if done == 4:
-            page.load()
-            page.wait("now && at('ask').hidden")
-    assert page.text("count") == "10 of 10" and page.value("!at('over').hidden && at('pair').hidden")
+            page.reload()
+            wait(page, "now && at('ask').hidden")
+    assert page.text_content("#count") == "10 of 10" and page.evaluate("!at('over').hidden && at('pair').hidden")
     assert verdicts(root, "ann") == dict.fromkeys(range(10), "b")
     press(page, "u")
-    assert page.text("count") == "9 of 10" and "question 9" in page.text("prompt")
+    assert page.text_content("#count") == "9 of 10" and "question 9" in page.text_content("#prompt")
     assert set(seen) == {"1", "2"}, "the order is drawn"
-    assert not page.complaints()
+    assert not complaints(page)
 
 
 @needs_browser
-def test_tie_skip_undo_and_another_rater(browser, root, serve):
+def test_tie_skip_undo_and_another_rater(chromium, root, serve):
     server = serve(root)
-    page = begin(browser, server, "ben")
+    page = begin(chromium, server, "ben")
     for key in ("0", "t", "s", "1", "u", "u", "2"):
         press(page, key)
     found = verdicts(root, "ben")
     assert list(found.values())[:2] == ["tie", "tie"] and found[2] in ("a", "b") and len(found) == 3
-    assert page.text("count") == "3 of 10" and "question 3" in page.text("prompt")
-    page.key("x")
-    page.call("Input.dispatchKeyEvent", type="keyDown", key="1", text="1", modifiers=2)  # with Ctrl: the browser's own
-    other = begin(browser, server, "eve")
-    assert other.text("count") == "0 of 10"
-    other.value("document.querySelector('[data-choice=second]').click()")
-    other.wait("now.done === 1")
+    assert page.text_content("#count") == "3 of 10" and "question 3" in page.text_content("#prompt")
+    page.keyboard.press("x")
+    page.keyboard.press("Control+1")  # the browser's own
+    other = begin(chromium, server, "eve")
+    assert other.text_content("#count") == "0 of 10"
+    other.evaluate("document.querySelector('[data-choice=second]').click()")
+    wait(other, "now.done === 1")
     assert len(verdicts(root, "eve")) == 1 and len(verdicts(root, "ben")) == 3
-    other.value("at('leave').click()")
-    assert other.value("!at('ask').hidden && at('pair').hidden")
-    page.load()
-    page.wait("now")
-    assert page.text("who") == "ben" and page.text("count") == "3 of 10"
-    assert not page.complaints() + other.complaints()
+    other.evaluate("at('leave').click()")
+    assert other.evaluate("!at('ask').hidden && at('pair').hidden")
+    page.reload()
+    wait(page, "now")
+    assert page.text_content("#who") == "ben" and page.text_content("#count") == "3 of 10"
+    assert not complaints(page) + complaints(other)
 
 
 @needs_browser
-def test_a_name_that_is_refused_and_a_server_that_is_gone_are_said(browser, root, serve):
+def test_a_name_that_is_refused_and_a_server_that_is_gone_are_said(chromium, root, serve):
     server = serve(root)
-    page = browser.open(server.url)
-    page.type("judge:x")
-    page.key("Enter")
-    page.wait("at('refused').textContent.includes('a name has up to 40 letters')")
-    page.value("at('name').select()")
-    page.type("ida")
-    page.key("Enter")
-    page.wait("now && at('ask').hidden")
+    page = open_page(chromium, server.url)
+    page.keyboard.type("judge:x")
+    page.keyboard.press("Enter")
+    wait(page, "at('refused').textContent.includes('a name has up to 40 letters')")
+    page.evaluate("at('name').select()")
+    page.keyboard.type("ida")
+    page.keyboard.press("Enter")
+    wait(page, "now && at('ask').hidden")
     server.token = "of another process"
-    page.key("1")
-    page.wait("at('status').textContent.includes('load the page again')")
+    page.keyboard.press("1")
+    wait(page, "at('status').textContent.includes('load the page again')")
     assert not (root / "ab").exists()
 
 
 @needs_browser
-def test_what_a_model_says_is_only_shown(browser, tmp_path, serve):
+def test_what_a_model_says_is_only_shown(chromium, tmp_path, serve):
     root = evaluation(tmp_path, [row(i, text, f"other {text}") | {"prompt": text} for i, text in enumerate(HOSTILE)])
-    page = begin(browser, serve(root), "ann")
+    page = begin(chromium, serve(root), "ann")
     for _ in HOSTILE:
-        shown = page.text("prompt") + page.text("first") + page.text("second")
+        shown = page.text_content("#prompt") + page.text_content("#first") + page.text_content("#second")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\u2028]", shown)
         assert len(shown) < 4 * LONGEST
-        assert page.value("document.querySelectorAll('main script, main img, main style').length") == 0
-        assert page.value("at('pair').offsetHeight > 100 && document.body.scrollWidth <= innerWidth")
+        assert page.evaluate("document.querySelectorAll('main script, main img, main style').length") == 0
+        assert page.evaluate("at('pair').offsetHeight > 100 && document.body.scrollWidth <= innerWidth")
         press(page, "1")
-    assert page.value("document.title") == "Which answer is better?"
-    assert not page.complaints()
+    assert page.evaluate("document.title") == "Which answer is better?"
+    assert not complaints(page)
 
 
 @needs_browser
 @pytest.mark.parametrize(("width", "beside_each_other"), [(390, False), (1280, True)])
-def test_answers_are_side_by_side_where_there_is_room(browser, root, serve, tmp_path, width, beside_each_other):
-    page = begin(browser, serve(root), "ann")
-    page.screenshot(tmp_path / "page.png", width, 844, dark=True)
+def test_answers_are_side_by_side_where_there_is_room(chromium, root, serve, tmp_path, width, beside_each_other):
+    page = begin(chromium, serve(root), "ann")
+    page.set_viewport_size({"width": width, "height": 844})
+    page.emulate_media(color_scheme="dark")
+    page.screenshot(path=tmp_path / "page.png")
     top = "at('{}').getBoundingClientRect().top"
-    assert page.value(f"{top.format('first')} === {top.format('second')}") == beside_each_other
-    assert page.value("document.documentElement.scrollWidth <= innerWidth")
-    assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+    assert page.evaluate(f"{top.format('first')} === {top.format('second')}") == beside_each_other
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 

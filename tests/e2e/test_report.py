@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from rlhf.report.evaluation import OPEN
 from rlhf.report.page import render
 from rlhf.report.parts import Charts
 from rlhf.run import RunError
-from tests.browser import CHROMIUM, Browser, needs_browser
+from tests.browser import chromium as chromium
+from tests.browser import complaints, needs_browser, open_page
 from tests.conftest import RECIPE, run_stages, small, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
@@ -78,12 +78,8 @@ def text_of(root: Path) -> str:
     return (root.parents[1] / "report.html").read_text(encoding="utf-8")
 
 
-def dom(root: Path, fragment: str = "") -> str:
-    """The page after its scripts have run."""
-    address = (root.parents[1] / "report.html").as_uri() + fragment
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
-    done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120)
-    return done.stdout
+def address(root: Path) -> str:
+    return (root.parents[1] / "report.html").as_uri()
 
 
 def test_the_page_needs_no_network(run):
@@ -116,18 +112,24 @@ def test_what_a_model_says_is_text(run):
 
 
 @needs_browser
-def test_in_a_browser_the_charts_are_drawn_and_nothing_takes_over(run):
-    found = dom(run)
-    assert "<title>cpu-tiny v1</title>" in found
-    assert found.count('class="main-svg"') >= 8
-    assert re.search(r'<span id="shown">7</span> of 7 samples', found)
+def test_in_a_browser_the_charts_are_drawn_and_nothing_takes_over(run, chromium):
+    page = open_page(chromium, address(run))
+    assert page.title() == "cpu-tiny v1"
+    assert page.locator(".main-svg").count() >= 8
+    assert page.text_content("#shown") == "7" and page.locator(".sample:visible").count() == 7
+    assert not complaints(page)
 
 
 @needs_browser
-def test_in_a_browser_samples_are_filtered(run):
-    found = dom(run, "#filter=needle")
-    assert re.search(r'<span id="shown">1</span> of 7 samples', found)
-    assert found.count('<div class="sample" hidden') == 6
+def test_in_a_browser_samples_are_filtered(run, chromium):
+    """By the address of the page, and by what is typed."""
+    page = open_page(chromium, f"{address(run)}#filter=needle")
+    assert page.text_content("#shown") == "1" and page.locator(".sample:visible").count() == 1
+    page.fill("#filter", "")
+    assert page.locator(".sample:visible").count() == 7
+    page.locator("#filter").press_sequentially("NEEDLE")
+    assert page.locator(".sample:visible").count() == 1 and page.text_content("#shown") == "1"
+    assert not complaints(page)
 
 
 def test_the_evaluation_is_shown_side_by_side(evaluated):
@@ -375,21 +377,6 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     assert verdict in [row[-1].text for row in without.data.rows]
 
 
-@needs_browser
-def test_in_a_browser_typing_filters_the_samples(run, tmp_path):
-    browser = Browser(tmp_path / "profile")
-    try:
-        page = browser.open((run.parents[1] / "report.html").as_uri())
-        shown = "[...document.querySelectorAll('.sample')].filter(s => s.offsetParent).length"
-        assert page.value(shown) == 7
-        page.value("document.getElementById('filter').focus()")
-        page.type("NEEDLE")
-        assert page.value(shown) == 1 and page.text("shown") == "1"
-        assert not page.complaints()
-    finally:
-        browser.close()
-
-
 def test_several_runs_share_the_charts(run):
     page = report.page([report.load(run), report.load(run)])
     charts = json.loads(re.search(r'id="charts">(.*?)</script>', page, re.S)[1])
@@ -469,22 +456,19 @@ def test_many_samples_are_folded(run, tmp_path):
 
 
 @needs_browser
-def test_on_a_phone_every_cell_is_in_sight(evaluated, tmp_path):
+def test_on_a_phone_every_cell_is_in_sight(evaluated, chromium, tmp_path):
     report.write([evaluated], tmp_path / "report.html")
-    browser = Browser(tmp_path / "profile")
-    try:
-        page = browser.open((tmp_path / "report.html").as_uri())
-        page.screenshot(tmp_path / "phone.png", 390, 844)
-        outside = (
-            "[...document.querySelectorAll('td, svg.chain, nav a')].filter(e => e.getBoundingClientRect().right > 390)"
-        )
-        assert page.value(f"{outside}.length") == 0
-        page.wait("document.documentElement.scrollWidth <= 390")  # charts follow a new width a moment later
-        assert page.value("getComputedStyle(document.querySelector('td'), '::before').content") == '"stage"'
-        page.screenshot(tmp_path / "desk.png", 1100, 844)
-        assert page.value("getComputedStyle(document.querySelector('td')).display") == "table-cell"
-    finally:
-        browser.close()
+    phone = open_page(
+        chromium, (tmp_path / "report.html").as_uri(), viewport={"width": 390, "height": 844}, is_mobile=True
+    )
+    outside = (
+        "[...document.querySelectorAll('td, svg.chain, nav a')].filter(e => e.getBoundingClientRect().right > 390)"
+    )
+    assert phone.evaluate(f"{outside}.length") == 0
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    assert phone.evaluate("getComputedStyle(document.querySelector('td'), '::before').content") == '"stage"'
+    desk = open_page(chromium, (tmp_path / "report.html").as_uri(), viewport={"width": 1100, "height": 844})
+    assert desk.evaluate("getComputedStyle(document.querySelector('td')).display") == "table-cell"
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
