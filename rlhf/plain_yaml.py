@@ -3,6 +3,9 @@
 Every YAML file that the project reads (recipes, published figures, accelerate's settings) and every value after `--set`
 passes here. A mistake is a `RecipeError` of one line that names the file, its line and the way out. Aliases and merge
 keys are allowed; the bounds apply to what they expand to, so that a small file cannot fill the memory.
+
+PyYAML parses. Its own safe loader would not do: it takes the last of two equal keys without a word, reads 1:30 as 90,
+010 as 8 and 1e-4 as text, and bounds nothing.
 """
 
 import re

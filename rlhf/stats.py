@@ -1,4 +1,7 @@
-"""Small statistics of comparisons, answers and scores; plain Python numbers in, plain numbers out."""
+"""Small statistics of comparisons, answers and scores; plain Python numbers in, plain numbers out.
+
+Each is a few lines. Libraries would be three more dependencies: statsmodels, krippendorff and torchmetrics.
+"""
 
 import math
 from collections import Counter

@@ -7,6 +7,9 @@ The server runs in an environment of its own, because vLLM pins other versions o
 
 It reads the policy's adapter from the run directory, so it must see the same files, and on the same card it takes
 memory of its own for a second copy of the base.
+
+The standard library sends these requests: loading and unloading an adapter are calls of vLLM's own, which openai's
+client does not have, and a package less is needed.
 """
 
 import json

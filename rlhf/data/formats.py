@@ -27,6 +27,9 @@ Whatever cannot be used is a `DataError` of one line. A bad row may be skipped i
 report; damage to the file itself (cut off, not UTF-8, not Parquet) always stops. Rows with an empty answer, and pairs
 whose two sides answer different prompts or give the same answer, are found in the best sets and are never an error:
 they are left out and listed.
+
+TRL and `datasets` know most of these kinds too. They do not keep the source of a row, which every message, listed flaw
+and leaked row here names, and they do not read transcripts as turns.
 """
 
 import hashlib

@@ -2,6 +2,10 @@
 
 A dispatch mode sees each operation below autograd, on real tensors and on `meta` tensors alike. What kernels allocate
 inside themselves it cannot see; rlhf/memory/kernels.py says that for those that matter.
+
+torch's own MemTracker sees the same storages, on `meta` too. It keeps totals by kind and module: neither the order of
+allocations, which the allocator's replay needs, nor a peak for each phase. FakeTensorMode, its usual companion, fails
+where peft adds an adapter and where bitsandbytes packs weights (torch 2.13, peft 0.21, bitsandbytes 0.50).
 """
 
 import functools
