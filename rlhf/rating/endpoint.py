@@ -41,16 +41,16 @@ class Endpoint:
         if key and not re.fullmatch(r"[!-~]+", key):
             raise RunError("OPENAI_API_KEY holds characters that no key has")
         self.url, self.model, self.key = url.rstrip("/"), model, key
-        http = openai.DefaultHttpxClient(
-            timeout=TIMEOUT,
-            follow_redirects=False,
-            headers={"Accept-Encoding": "identity"},
-            event_hooks={"response": [_bound]},
-        )
         try:
+            http = openai.DefaultHttpxClient(
+                timeout=TIMEOUT,
+                follow_redirects=False,
+                headers={"Accept-Encoding": "identity"},
+                event_hooks={"response": [_bound]},
+            )
             # The client wants a key. Without one no header is sent, so that any word will do.
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
-        except (httpx2.InvalidURL, ValueError) as error:
+        except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:  # the address, a proxy or a certificate
             raise RunError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
         self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
         self._limits: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}

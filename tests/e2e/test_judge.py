@@ -296,6 +296,21 @@ def test_a_proxy_of_the_environment_is_asked(asked, stub, monkeypatch):
     assert "http://judge.invalid/v1 knows no model" in err and server.path == "http://judge.invalid/v1/chat/completions"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("http_proxy", "nonsense://127.0.0.1:9"),
+        ("all_proxy", "socks5://127.0.0.1:9"),
+        ("http_proxy", "http://127.0.0.1:9"),
+        ("SSL_CERT_FILE", "/nowhere.pem"),
+    ],
+)
+def test_a_proxy_or_a_certificate_that_cannot_be_used_is_one_line(asked, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    code, _, err = asked("http://judge.invalid/v1")
+    assert code == 1 and "no endpoint answers at http://judge.invalid/v1 (" in err and len(err.splitlines()) == 1
+
+
 def test_without_the_client_the_extra_is_named(asked, stub, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     for name in ("rlhf.rating.endpoint", "rlhf.rating.judge"):

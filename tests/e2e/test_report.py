@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 from markupsafe import escape
 
 from rlhf import published, recipe, report
@@ -17,7 +18,7 @@ from rlhf.rating.pairs import compare
 from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
 from rlhf.report.page import render
-from rlhf.report.parts import Charts
+from rlhf.report.parts import Charts, Section, Table
 from rlhf.run import RunError
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
@@ -304,6 +305,16 @@ def test_a_bug_of_ours_is_not_called_a_damaged_file(evaluated, monkeypatch):
     monkeypatch.setattr(training, "line", lambda *_: {}["no such key"])
     with pytest.raises(KeyError, match="no such key"):
         report.page([report.load(evaluated)])
+
+
+def test_what_a_template_asks_for_and_does_not_get_is_a_bug_too():
+    with pytest.raises(UndefinedError, match="number"):
+        render("table.html", section=Section("Title", "table.html", Table(["no cell"], [])))
+
+
+def test_no_template_turns_escaping_off():
+    templates = [file.read_text() for file in Path(report.__file__).with_name("templates").glob("*.html")]
+    assert len(templates) > 10 and not any(re.search(r"\|\s*safe|autoescape", text) for text in templates)
 
 
 def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
