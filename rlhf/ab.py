@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 from rlhf import console, stats
 from rlhf.console import harmless
-from rlhf.data.formats import DataError, parse_hh
+from rlhf.data.formats import parse_hh
 from rlhf.endings import Stopped
+from rlhf.errors import UserError
 from rlhf.recipe import POLICIES
 from rlhf.records import SampleLine, read_lines
-from rlhf.run import RunError, verified
+from rlhf.run import verified
 
 PAGE = Path(__file__).with_suffix(".html")
 PORT = 8808
@@ -68,32 +69,32 @@ class Comparison(NamedTuple):
 def compare(root: Path, a: str | None = None, b: str | None = None) -> Comparison:
     """Pair two policies' answers of the evaluation below `<out>/<recipe>/<version>`; sft and ppo, or dpo, unless named.
 
-    Raises RunError without a finished evaluation, without such policies, and where all answers are equal.
+    Raises UserError without a finished evaluation, without such policies, and where all answers are equal.
     """
     if not (root / "evaluate" / "summary.json").is_file():
-        raise RunError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+        raise UserError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     verified(root, "evaluate")
     rows = read_lines(root / "evaluate" / "samples.jsonl", SampleLine)
     if not rows:
-        raise RunError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
+        raise UserError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0] if all(_answered(row.get(name)) for row in rows)]
     a = a or "sft"
     policies = [name for name in POLICIES if name in names and name != a]
     if b is None and not policies:
-        raise RunError(
+        raise UserError(
             f"{root / 'evaluate'}: no trained policy to compare with {a}; it has answers of {', '.join(names)}"
         )
     b = b or policies[0]
     for name in (a, b):
         if name not in names:
-            raise RunError(f"{root / 'evaluate'}: no answers of {name!r}; it has those of {', '.join(names)}")
+            raise UserError(f"{root / 'evaluate'}: no answers of {name!r}; it has those of {', '.join(names)}")
     if a == b:
-        raise RunError(f"{a} against itself: choose another --a or --b")
+        raise UserError(f"{a} against itself: choose another --a or --b")
     # Where each policy gave several answers to a prompt, the first ones are rated: a prompt counts once.
     pairs = [_pair(index, row, a, b) for index, row in enumerate(rows) if row.get("sample", 0) == 0]
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
-        raise RunError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
+        raise UserError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
     return Comparison(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
 
 
@@ -157,7 +158,7 @@ def append(file: Path, row: Mapping[str, Any]) -> None:
 
 
 def standing(file: Path) -> list[dict[str, Any]]:
-    """The ratings that count, oldest first. Raises DataError for a line that is none."""
+    """The ratings that count, oldest first. Raises UserError for a line that is none."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     for number, line in enumerate(lines, 1):
@@ -168,7 +169,7 @@ def standing(file: Path) -> list[dict[str, Any]]:
         except (ValueError, TypeError, KeyError, RecursionError):
             known = False
         if not known:
-            raise DataError(f"{file}:{number}: not a rating; take that line out")
+            raise UserError(f"{file}:{number}: not a rating; take that line out")
         rows.pop(key, None)
         if row["verdict"] != "undo":
             rows[key] = row
@@ -293,7 +294,7 @@ class Server(ThreadingHTTPServer):
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
-            raise RunError(f"port {port} {why}: choose another --port") from None
+            raise UserError(f"port {port} {why}: choose another --port") from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     @property
@@ -385,7 +386,7 @@ class Handler(BaseHTTPRequestHandler):
             elif self.path != "/next":
                 return self._refuse(404, "no such page")
             found = self.server.next(rater)
-        except DataError as error:
+        except UserError as error:
             return self._refuse(500, str(error))
         except OSError as error:
             return self._refuse(500, f"{self.server.file}: {error.strerror}")

@@ -10,8 +10,9 @@ from typing import Any
 from rlhf import cuda
 from rlhf.console import harmless
 from rlhf.data.formats import Message
+from rlhf.errors import ParentMissing, UserError
 from rlhf.recipe import POLICIES, Loaded
-from rlhf.run import ParentMissing, Run, RunError
+from rlhf.run import Run
 
 STAGES = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
@@ -21,7 +22,7 @@ class Speaker:
     """A trained model that continues conversations."""
 
     def __init__(self, loaded: Loaded, out: Path, stage: str):
-        """Raises RunError when the stage is not done, or was done with other settings."""
+        """Raises UserError when the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
         from rlhf.models.weights import attach_adapter
@@ -77,15 +78,15 @@ class Speaker:
             yield harmless(piece)
         thread.join()
         if failed:
-            raise RunError(f"chat: {' '.join(str(failed[0]).split())[:300]}") from failed[0]
+            raise UserError(f"chat: {' '.join(str(failed[0]).split())[:300]}") from failed[0]
 
 
 def finished(run: Run, stage: str, command: str) -> Path:
-    """The directory of a finished stage for a command that is no stage. Raises RunError with what to run first."""
+    """The directory of a finished stage for a command that is no stage. Raises UserError with what to run first."""
     try:
         return run.parent(stage)
     except ParentMissing as error:
-        raise RunError(
+        raise UserError(
             f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
             f"(make: {error.parent})"
         ) from None

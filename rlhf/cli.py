@@ -33,8 +33,8 @@ from rlhf import reproduce as reproducing
 from rlhf import score as scoring
 from rlhf import serve as serving
 from rlhf.data.commands import data_group
-from rlhf.data.formats import DataError
 from rlhf.data.hub import hub_hint
+from rlhf.errors import ParentMissing, UserError
 from rlhf.guard import guarded as guarded
 from rlhf.lookup import (
     CHANGES,
@@ -58,7 +58,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.options import LARGEST_SEED, OUTPUT, PRICE, SEED
-from rlhf.run import ParentMissing, Run, RunError, read_summary
+from rlhf.run import Run, read_summary
 
 OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents are not run with
 RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
@@ -176,7 +176,7 @@ def run(
         )
     except ParentMissing as error:
         first = shlex.join(["rlhf", *command_for(error.parent, "" if error.begun else "resume")])
-        raise RunError(f"{error}: first run `{first}`, or add --with-parents") from error
+        raise UserError(f"{error}: first run `{first}`, or add --with-parents") from error
     if distributed.rank():
         return
     console.summary_table(summary, path)
@@ -196,7 +196,7 @@ def list_recipes() -> None:
     rows = []
     root = recipes_root()
     if not recipe.available(root):
-        raise recipe.RecipeError(recipe.no_recipes(root))
+        raise UserError(recipe.no_recipes(root))
     for directory in recipe.available(root):
         loaded = recipe.load(directory)
         found = loaded.recipe
@@ -344,7 +344,7 @@ def report(
     try:
         reporting.write(roots, file, price)
     except ModuleNotFoundError as error:
-        raise RunError(f"a report needs {error.name}: {console.install_command('report')}") from None
+        raise UserError(f"a report needs {error.name}: {console.install_command('report')}") from None
     console.OUT.print(f"written to {file}", markup=False)
 
 
@@ -502,7 +502,7 @@ def plan(
         terminal.say(warning)
     known = predicted_stages(loaded.recipe)
     if stage and stage not in known:
-        raise RunError(f"{stage}: {loaded.directory} has no such stage")
+        raise UserError(f"{stage}: {loaded.directory} has no such stage")
     asked = [stage] if stage else known
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
@@ -532,7 +532,7 @@ def plan(
         planning.show(made, as_json)
         if any(s["fits"] is False for s in made["stages"].values()):
             options = shlex.join(typed_options(only=NAMES_RECIPE))
-            raise RunError(
+            raise UserError(
                 f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do"
             )
 
@@ -557,7 +557,7 @@ def load_recipe(
         raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
     if directory is None:
         if hw is None:
-            raise recipe.RecipeError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
+            raise UserError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
         directory = recipe.resolve(hw, recipes_root())
         announce_version(hw, directory)
     given = recipe.parse_overrides(changes)
@@ -569,13 +569,11 @@ def load_recipe(
     elif weights is not None:
         folder = str(Path(weights).resolve())
         if not Path(folder, "config.json").is_file():
-            raise recipe.RecipeError(
-                f"--weights {weights}: no config.json there; name a checkpoint's folder, or random"
-            )
+            raise UserError(f"--weights {weights}: no config.json there; name a checkpoint's folder, or random")
         overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
         overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
     if absent := [file for file in data if not Path(file).exists()]:
-        raise DataError(f"--data {absent[0]}: there is no such file{hub_hint(absent[0])}")
+        raise UserError(f"--data {absent[0]}: there is no such file{hub_hint(absent[0])}")
     if data:
         files = [str(Path(file).resolve()) for file in data]
         overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import click
 
 from rlhf import console, recipe, stats
+from rlhf.errors import UserError
 from rlhf.records import Answer, Details, check, read
-from rlhf.run import RunError, read_lines, read_manifest, read_summary, stage_folder, verified
+from rlhf.run import read_lines, read_manifest, read_summary, stage_folder, verified
 
 STAGES = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # settings that are named as different
@@ -56,11 +57,11 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
     """One policy's evaluation in the run directory `<out>/<recipe>/<version>`.
 
     `scored`: what `rlhf score <root>/evaluate/samples.jsonl --to FILE` wrote, whose scores replace the run's own.
-    Raises RunError without a finished evaluation of that policy, and for scores of other answers.
+    Raises UserError without a finished evaluation of that policy, and for scores of other answers.
     """
     folder = root / "evaluate"
     if not (folder / "summary.json").is_file():
-        raise RunError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     summary, manifest = verified(root, "evaluate"), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
     model = (read_summary(stage_folder(root, "rm")) or {}).get("result_sha256", {})
@@ -68,10 +69,10 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
         if _texts(original) != _texts(answers):
-            raise RunError(f"{scored}: not the answers of {folder / 'samples.jsonl'}; `rlhf score` that file again")
+            raise UserError(f"{scored}: not the answers of {folder / 'samples.jsonl'}; `rlhf score` that file again")
         reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
         if reward_model is None:
-            raise RunError(f"{scored}: not written by `rlhf score`, which names the reward model")
+            raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
     policy = stage_folder(root, stage)
     trained = read_manifest(policy)["settings"] if (policy / "manifest.json").is_file() else {}
     details = read(folder / "details.json", Details) or {}
@@ -94,13 +95,13 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
 def _answers(file: Path, stage: str) -> dict[str, list[Mapping[str, Any]]]:
     rows = read_lines(file)
     if not rows:
-        raise RunError(f"{file}: no samples there")
+        raise UserError(f"{file}: no samples there")
     found: dict[str, list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows, 1):
         answer = row.get(stage)
         if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
             names = ", ".join(name for name, value in row.items() if isinstance(value, dict))
-            raise RunError(f"{file}:{number}: no answer of {stage}; there are those of {names or 'nobody'}: --stage")
+            raise UserError(f"{file}:{number}: no answer of {stage}; there are those of {names or 'nobody'}: --stage")
         found.setdefault(row["prompt"], []).append(check(answer, Answer, f"{file}:{number}: {stage}"))
     return found
 
@@ -118,10 +119,10 @@ def fingerprint(prompts: Sequence[str]) -> str:
 
 
 def compare(a: Evaluated, b: Evaluated) -> dict[str, Any]:
-    """All figures of both, as plain JSON values. Raises RunError where they did not answer the same prompts."""
+    """All figures of both, as plain JSON values. Raises UserError where they did not answer the same prompts."""
     if fingerprint(list(a.answers)) != fingerprint(list(b.answers)):
         common = len(a.answers.keys() & b.answers.keys())
-        raise RunError(
+        raise UserError(
             f"{a.name} and {b.name} answered other prompts: {len(a.answers)} and {len(b.answers)}, {common} of them in "
             "common; compare runs with the same data, seed, template and evaluate.max_samples"
         )

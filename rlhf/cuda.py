@@ -6,8 +6,8 @@ Nothing here imports torch until it has to, so that the variables can be set fir
 import os
 from typing import TYPE_CHECKING
 
+from rlhf.errors import UserError
 from rlhf.recipe import Recipe
-from rlhf.run import RunError
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def cap_memory(device: "torch.device") -> None:
     """Let this process use no more of the card than RLHF_VRAM_CAP (`24GB`), to try what fits a smaller card.
 
     torch caps its own allocator only, so the cap is less `CONTEXT_BYTES`. Without the variable there is no cap.
-    Raises RunError when the variable is not a size, or leaves nothing beside the context.
+    Raises UserError when the variable is not a size, or leaves nothing beside the context.
     """
     import torch
 
@@ -70,9 +70,9 @@ def cap_memory(device: "torch.device") -> None:
     try:
         size = float(cap.upper().removesuffix("GB")) * 1e9
     except ValueError:
-        raise RunError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
+        raise UserError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
     if not size > CONTEXT_BYTES:
-        raise RunError(f"RLHF_VRAM_CAP={cap}: the CUDA context alone takes about {CONTEXT_BYTES / 1e9:.1f} GB")
+        raise UserError(f"RLHF_VRAM_CAP={cap}: the CUDA context alone takes about {CONTEXT_BYTES / 1e9:.1f} GB")
     # torch refuses a device without an index here. The recipe's device stays without one: transformers compares it.
     index = torch.cuda.current_device() if device.index is None else device.index
     total = torch.cuda.get_device_properties(index).total_memory

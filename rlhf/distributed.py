@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf import endings
 from rlhf import recipe as recipes
+from rlhf.errors import UserError
 from rlhf.plain_yaml import read_yaml
 from rlhf.recipe import Loaded
-from rlhf.run import RunError, code_version, write_json
+from rlhf.run import code_version, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +36,7 @@ KINDS = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}  # engine
 _STARTED_HERE = "RLHF_LAUNCHED"
 
 
-class Disagreement(RunError):
+class Disagreement(UserError):
     """Ranks do not have the same recipe, code or data; each of them knows."""
 
 
@@ -80,7 +81,7 @@ def child_environment(**changes: str) -> dict[str, str]:
 def joined(loaded: Loaded, stage: str) -> Iterator[None]:
     """Be one of the recipe's processes: meet the others, compare notes, and leave talking to rank 0.
 
-    Raises RunError when the launcher started another number of processes than the recipe has, when they do not meet,
+    Raises UserError when the launcher started another number of processes than the recipe has, when they do not meet,
     or when one has another recipe or other code.
     """
     check_world(loaded.recipe, stage)
@@ -97,7 +98,7 @@ def joined(loaded: Loaded, stage: str) -> Iterator[None]:
         try:
             PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
         except RuntimeError as error:  # torch's DistError and its kinds
-            raise RunError(f"rank {rank()} did not meet the others: {explained(str(error))}") from error
+            raise UserError(f"rank {rank()} did not meet the others: {explained(str(error))}") from error
         try:
             agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine])
             agree("code", code_version()["commit"])
@@ -117,14 +118,14 @@ def _part() -> None:
 
 
 def check_world(recipe: recipes.Recipe, stage: str) -> None:
-    """Raise RunError unless as many processes were started as the recipe has for a stage."""
+    """Raise UserError unless as many processes were started as the recipe has for a stage."""
     wanted = recipe.processes(stage)
     if world() == wanted:
         _check_engine(recipe, stage)
         return
     if stage not in recipes.SHARED:
-        raise RunError(f"{stage} runs in one process and {world()} were started: start it without a launcher")
-    raise RunError(
+        raise UserError(f"{stage} runs in one process and {world()} were started: start it without a launcher")
+    raise UserError(
         f"hardware.count is {wanted} and {world()} {'process was' if world() == 1 else 'processes were'} started: "
         "let `rlhf run` start them, or give the launcher the same number (`accelerate launch --cpu` starts only one)"
     )
@@ -136,13 +137,13 @@ def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
         return
     online = stage in recipes.ONLINE
     if online and engine == "deepspeed":
-        raise RunError(
+        raise UserError(
             f"{stage} divides its base by fsdp only: --set hardware.engine=fsdp, or ddp where each device has room"
         )
     if not online and recipe.hardware.device == "cpu":
-        raise RunError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
+        raise UserError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
     if not online and launched() and os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
-        raise RunError(
+        raise UserError(
             f"{stage} under {engine} is started by `accelerate launch` with accelerate-{engine}.yaml: another launcher "
             "does not tell transformers of it"
         )
@@ -270,7 +271,7 @@ def to_launch(recipe: recipes.Recipe, stage: str) -> bool:
 def launch(loaded: Loaded, stage: str) -> None:
     """Run this command line again in as many processes as the recipe has, with accelerate's launcher.
 
-    Raises RunError that names the rank that ended first and says why; the launcher has ended the others then.
+    Raises UserError that names the rank that ended first and says why; the launcher has ended the others then.
     """
     import logging
 
@@ -287,13 +288,13 @@ def launch(loaded: Loaded, stage: str) -> None:
     try:
         launch_command(arguments)
     except ChildFailedError as error:
-        raise RunError(_why(error.failures, stage)) from None
+        raise UserError(_why(error.failures, stage)) from None
     except SignalException as stop:
         raise endings.stopped(stop.sigval) from None
     except ImportError as error:
-        raise RunError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
+        raise UserError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
-        raise RunError(f"the processes could not be started: {explained(str(error))}") from error
+        raise UserError(f"the processes could not be started: {explained(str(error))}") from error
     finally:
         logging.disable(logging.NOTSET)
         del os.environ[_STARTED_HERE]
@@ -306,10 +307,10 @@ def _engine_flags(loaded: Loaded) -> list[str]:
     if not file.exists() and engine == "ddp":
         return ["--multi_gpu"]  # its name for several processes on anything
     if not file.exists():
-        raise RunError(f"hardware.engine: {engine} needs {file}")
+        raise UserError(f"hardware.engine: {engine} needs {file}")
     kind = read_yaml(file).get("distributed_type")
     if kind != KINDS[engine]:
-        raise RunError(f"{file}: distributed_type is {kind}, hardware.engine: {engine} needs {KINDS[engine]}")
+        raise UserError(f"{file}: distributed_type is {kind}, hardware.engine: {engine} needs {KINDS[engine]}")
     return ["--config_file", str(file)]
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from rlhf.console import rows_table, working
 from rlhf.data import formats, hub
+from rlhf.errors import UserError
 from rlhf.recipe import Recipe
-from rlhf.run import RunError
 
 WEIGHTS = ("*.json", "*.model", "*.txt", "*.jinja", "*.safetensors")
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
@@ -52,16 +52,16 @@ def sources(recipe: Recipe) -> list[Source]:
 
 
 def fetch(recipe: Recipe) -> Iterator[Fetched]:
-    """Download and check each source of a recipe. Raises RunError where one cannot be had, or differs from the hub."""
+    """Download and check each source of a recipe. Raises UserError where one cannot be had, or differs from the hub."""
     for source in sources(recipe):
         page = f"https://huggingface.co/{'datasets/' if source.kind == 'dataset' else ''}{source.name}"
         try:
             yield _fetch(source, recipe)
-        except (RunError, formats.DataError):
+        except UserError:
             raise
         except Exception as error:  # the library raises a dozen unrelated types
             way_out = "is the network up?"
-            raise RunError(f"{source.name}: {hub.reason(error, page, source.revision, way_out)}") from error
+            raise UserError(f"{source.name}: {hub.reason(error, page, source.revision, way_out)}") from error
 
 
 def _fetch(source: Source, recipe: Recipe) -> Fetched:
@@ -78,7 +78,7 @@ def _fetch(source: Source, recipe: Recipe) -> Fetched:
     place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if missing > free:
-        raise RunError(
+        raise UserError(
             f"{source.name} is {missing / 1e9:.1f} GB to download and {place} has {free / 1e9:.1f} GB free: make room, "
             "or set HF_HOME to a larger disk"
         )
@@ -88,7 +88,7 @@ def _fetch(source: Source, recipe: Recipe) -> Fetched:
         checked = api.verify_repo_checksums(source.name, repo_type=source.kind, revision=source.revision)
     if checked.mismatches:
         damaged = checked.mismatches[0]["path"]
-        raise RunError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
+        raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
     rows = None
     if source.kind == "dataset":  # prepared for use without network; a row that cannot be read is found now
         data = recipe.data

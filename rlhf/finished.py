@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import records
+from rlhf.errors import UserError
 from rlhf.recipe import STAGES
-from rlhf.records import RunError
 
 REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
 CONFIG = "adapter_config.json"
@@ -21,17 +21,17 @@ BASE = "base_model_name_or_path"  # in CONFIG; the only thing in a result that d
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a stage's directory, None where it is not done. Raises RunError when it is damaged."""
+    """The summary of a stage's directory, None where it is not done. Raises UserError when it is damaged."""
     with records.advising(_way_out(path, path.name)):
         return records.read(path / "summary.json", records.Summary)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a stage's directory. Raises RunError when it is missing or damaged."""
+    """The manifest of a stage's directory. Raises UserError when it is missing or damaged."""
     with records.advising(_way_out(path, path.name)):
         manifest = records.read(path / "manifest.json", records.Manifest)
         if manifest is None:
-            raise RunError(f"{path}: manifest.json is missing")
+            raise UserError(f"{path}: manifest.json is missing")
         return manifest
 
 
@@ -39,7 +39,7 @@ def stage_folder(root: Path, stage: str) -> Path:
     """Directory of a stage of the run below `root`, or the one elsewhere that a stage of the run was made from.
 
     A run whose parents lie below another root (`rlhf run --parents`) names their places in its manifests, relative to
-    itself. Raises RunError for a damaged manifest.
+    itself. Raises UserError for a damaged manifest.
     """
     own = root / stage
     if not own.exists():
@@ -56,18 +56,18 @@ def verified(root: Path, stage: str) -> dict[str, Any]:
     """The summary of a finished stage below `<out>/<recipe>/<version>`, once its records agree with what is there.
 
     Every file of its result has the hash that its summary names, and each parent that is still there is the one that
-    it was made from. Whoever reads what a stage has made calls this first. Raises RunError.
+    it was made from. Whoever reads what a stage has made calls this first. Raises UserError.
     """
     path = stage_folder(root, stage)
     summary = read_summary(path)
     if summary is None:
-        raise RunError(f"{path}: {stage} is not done")
+        raise UserError(f"{path}: {stage} is not done")
     check_result(path, summary)
     for name, digest in read_manifest(path)["parents"].items():
         parent = stage_folder(path.parent, name) / "summary.json"
         if parent.is_file() and sha256(parent) != digest:
             again = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
-            raise RunError(f"{path} was made from another {name} than {parent.parent}; {again}")
+            raise UserError(f"{path} was made from another {name} than {parent.parent}; {again}")
     follow_base(path.parent, stage)
     return summary
 
@@ -75,20 +75,20 @@ def verified(root: Path, stage: str) -> dict[str, Any]:
 def check_result(path: Path, summary: Mapping[str, Any], largest: int | None = None) -> None:
     """Compare the files of a stage's result with the hashes in its summary.
 
-    Of files of more than `largest` bytes only their presence is checked. Raises RunError.
+    Of files of more than `largest` bytes only their presence is checked. Raises UserError.
     """
     stage, digests = summary["stage"], summary["result_sha256"]
     if stage != path.name:
-        raise RunError(f"{path}: summary.json is that of {stage}; {_way_out(path, path.name)}")
+        raise UserError(f"{path}: summary.json is that of {stage}; {_way_out(path, path.name)}")
     for name, digest in digests.items():
         file = path / name
         large = largest is not None and file.is_file() and file.stat().st_size > largest
         if not large and not (file.is_file() and digest in (result_hash(file), sha256(file))):
             state = "has changed" if file.is_file() else "is missing"
-            raise RunError(f"{file} {state} since {stage} was done; {_way_out(path, stage)}")
+            raise UserError(f"{file} {state} since {stage} was done; {_way_out(path, stage)}")
     for file in (*path.glob("adapter/*"), *path.glob("model/*")):
         if file.is_file() and str(file.relative_to(path)) not in digests and not file.name.startswith("."):
-            raise RunError(f"{file} does not belong to what {stage} has made; take it out")
+            raise UserError(f"{file} does not belong to what {stage} has made; take it out")
 
 
 def result_files(path: Path) -> list[Path]:

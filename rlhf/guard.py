@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 import click
 
-from rlhf import distributed, endings, tracking
-from rlhf.data.formats import DataError
-from rlhf.recipe import RecipeError
-from rlhf.run import RunError
+from rlhf import distributed, endings
+from rlhf.errors import UserError
 from rlhf.terminal import one_line, say, shortened, visible
 
 BUG = 70  # exit code of a bug, as sysexits.h has it
@@ -68,10 +66,8 @@ def _tell(line: str) -> None:
 
 def _failed(error: Exception) -> int:
     """Explain an error. Returns the exit code."""
-    if isinstance(error, RunError):
+    if isinstance(error, UserError):
         return fail(*error.lines)
-    if isinstance(error, RecipeError | DataError | tracking.TrackerError):
-        return fail(str(error))
     if endings.out_of_memory(error):
         reason = one_line(str(error))[:300] or type(error).__name__
         return fail(f"out of memory{endings.limit_in_words()}: free some, or allow more ({reason})")

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlhf import ab, console
 from rlhf.console import harmless
-from rlhf.run import RunError
+from rlhf.errors import UserError
 from rlhf.terminal import say
 
 TIMEOUT = 300  # seconds for one answer
@@ -41,7 +41,7 @@ Reply with one letter and nothing else: A if answer A is better, B if answer B i
 """
 
 
-class Refused(RunError):
+class Refused(UserError):
     """The endpoint works, but not for this question."""
 
 
@@ -49,11 +49,11 @@ class Judge:
     """A model that is asked at `url`, which ends in /v1."""
 
     def __init__(self, url: str, model: str, key: str):
-        """Asks an easy question first; raises RunError where the endpoint, the key or the model is wrong."""
+        """Asks an easy question first; raises UserError where the endpoint, the key or the model is wrong."""
         if not url.startswith(("http://", "https://")):
-            raise RunError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
+            raise UserError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
         if key and not re.fullmatch(r"[!-~]+", key):
-            raise RunError("OPENAI_API_KEY holds characters that no key has")
+            raise UserError("OPENAI_API_KEY holds characters that no key has")
         self.url, self.model, self.key = url.rstrip("/"), model, key
         self._patient = False
         self._limits: dict[str, int] = {"temperature": 0, "max_tokens": TOKENS}
@@ -66,7 +66,7 @@ class Judge:
         self._patient = True
 
     def reply(self, pair: ab.Pair, order: str) -> str:
-        """What the model says of a pair in this order. Raises Refused where it does not take the question, RunError."""
+        """What the model says of a pair in this order. Raises Refused, UserError."""
         first, second = (getattr(pair, name) for name in order)
         question = QUESTION.format(mark=pair.digest, prompt=pair.prompt, first=first, second=second)
         content = {"model": self.model, "messages": [{"role": "user", "content": question}]}
@@ -75,7 +75,7 @@ class Judge:
             said = json.loads(found)["choices"][0]["message"]["content"] or ""
             return "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            raise RunError(f"{self.url} does not answer as a chat completion: {_line(found)}") from None
+            raise UserError(f"{self.url} does not answer as a chat completion: {_line(found)}") from None
 
     def _call(self, body: bytes) -> bytes:
         """Tried again, ever more slowly, while the endpoint is busy, broken or away; away only once it has answered."""
@@ -96,18 +96,18 @@ class Judge:
             except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: that is no address
                 problem = _line(str(getattr(error, "reason", error)).encode())
                 if not self._patient:
-                    raise RunError(f"no endpoint answers at {self.url} ({problem})") from None
+                    raise UserError(f"no endpoint answers at {self.url} ({problem})") from None
             if tried < TRIES - 1:
                 time.sleep(min(LONGEST_WAIT, wait * random.uniform(1, 1.2)))
-        raise RunError(f"{self.url} failed {TRIES} times ({problem}); what was judged is kept: try again later")
+        raise UserError(f"{self.url} failed {TRIES} times ({problem}); what was judged is kept: try again later")
 
-    def _refusal(self, status: int, problem: str) -> RunError:
+    def _refusal(self, status: int, problem: str) -> UserError:
         if status in (401, 403):
             has = "which does not hold one that is accepted" if self.key else "which is not set"
-            return RunError(f"{self.url} wants a key in OPENAI_API_KEY, {has} ({problem})")
+            return UserError(f"{self.url} wants a key in OPENAI_API_KEY, {has} ({problem})")
         if status == 404:
-            return RunError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
-        kind = Refused if status in (400, 413, 422) else RunError
+            return UserError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
+        kind = Refused if status in (400, 413, 422) else UserError
         return kind(f"{self.url} refused the question ({problem})")
 
 

@@ -1,7 +1,7 @@
 """The one reader of YAML: text, numbers, lists and keys, within stated bounds.
 
 Every YAML file that the project reads (recipes, published figures, accelerate's settings) and every value after `--set`
-passes here. A mistake is a `RecipeError` of one line that names the file, its line and the way out. Aliases and merge
+passes here. A mistake is a `UserError` of one line that names the file, its line and the way out. Aliases and merge
 keys are allowed; the bounds apply to what they expand to, so that a small file cannot fill the memory.
 """
 
@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rlhf.errors import UserError
+
 MAX_BYTES = 2**18  # of a file; the largest one here has 14,208
 MAX_NODES = 20_000  # keys, values and collections, after aliases
 MAX_CHARACTERS = 2**20  # of all texts, after aliases
 MAX_DEPTH = 32  # collections inside of each other
 MAX_DIGITS = 40  # characters of a number
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message is one line for the person who wrote it."""
 
 
 class _Size(NamedTuple):
@@ -148,7 +146,7 @@ Yaml.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[e
 
 
 def parse(text: str, where: str, lines: bool = True) -> Any:
-    """The value that YAML text stands for. Raises RecipeError that begins with `where` and, with `lines`, the line."""
+    """The value that YAML text stands for. Raises UserError that begins with `where` and, with `lines`, the line."""
     try:
         loader = Yaml(text)
         try:
@@ -161,25 +159,25 @@ def parse(text: str, where: str, lines: bool = True) -> Any:
             problem = f"not valid YAML ({problem})"
     except yaml.reader.ReaderError as error:  # a control character or half of a pair
         line, problem = text[: error.position].count("\n") + 1, f"the character U+{error.character:04X} is no text"
-    raise RecipeError(f"{where}:{line}: {problem}" if lines else f"{where}: {problem}")
+    raise UserError(f"{where}:{line}: {problem}" if lines else f"{where}: {problem}")
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The keys of a YAML file. Raises RecipeError."""
+    """The keys of a YAML file. Raises UserError."""
     try:
         if not stat.S_ISREG(file.stat().st_mode) and not file.is_dir():
-            raise RecipeError(f"{file}: a pipe or a device, which may never end; write it to a file first")
+            raise UserError(f"{file}: a pipe or a device, which may never end; write it to a file first")
         with file.open("rb") as handle:
             content = handle.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise RecipeError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
+            raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
         found = parse(content.decode("utf-8").removeprefix("\ufeff"), str(file))
     except FileNotFoundError:
-        raise RecipeError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
+        raise UserError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except OSError as error:
-        raise RecipeError(f"{file}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     if not isinstance(found, dict):
-        raise RecipeError(f"{file}: holds no keys")
+        raise UserError(f"{file}: holds no keys")
     return found

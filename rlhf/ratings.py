@@ -10,8 +10,9 @@ import click
 
 from rlhf import ab, console
 from rlhf.data import formats
+from rlhf.errors import UserError
 from rlhf.options import OUTPUT, refuse_inputs, write_output
-from rlhf.run import RunError, read_lines, read_manifest
+from rlhf.run import read_lines, read_manifest
 from rlhf.terminal import say
 
 VERDICTS = ("a", "b", "tie")  # a skip is none
@@ -36,15 +37,15 @@ def export(
     from which a reward model learns equal scores. `samples`: the samples.jsonl that was rated. `template`: the
     recipe's tokenizer.template, in which its prompts are written.
 
-    Raises RunError without ratings, for a rater who gave none, and for prompts that cannot be read back.
+    Raises UserError without ratings, for a rater who gave none, and for prompts that cannot be read back.
     """
     votes = ab.standing(found.file)
     known = sorted({row["rater"] for row in votes})
     if not known:
-        raise RunError(f"{found.file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
+        raise UserError(f"{found.file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
     for rater in raters:
         if rater not in known:
-            raise RunError(f"{found.file}: no ratings of {rater!r}; it has those of {', '.join(known)}")
+            raise UserError(f"{found.file}: no ratings of {rater!r}; it has those of {', '.join(known)}")
     given: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for row in votes:
         if row["verdict"] in VERDICTS and (not raters or row["rater"] in raters):
@@ -102,7 +103,7 @@ def export_ratings(
     counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
-        raise RunError(f"{found.file}: nothing to export of {counts}")
+        raise UserError(f"{found.file}: nothing to export of {counts}")
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
     console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
     say(
@@ -131,5 +132,5 @@ def _prompt(row: Mapping[str, Any], template: str, samples: Path) -> Any:
     if "messages" in row:
         return row["messages"]
     if template != "hh" or not formats.parse_hh(row["prompt"])[:-1]:
-        raise RunError(f"{samples}: its prompts are written in a chat template; evaluate again, which keeps messages")
+        raise UserError(f"{samples}: its prompts are written in a chat template; evaluate again, which keeps messages")
     return row["prompt"]

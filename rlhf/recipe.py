@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.errors import UserError
 from rlhf.published import Figure as Figure
 from rlhf.schema import SHARED as SHARED
 from rlhf.schema import Architecture as Architecture
@@ -42,7 +43,6 @@ from rlhf.schema_online import OnlineOptions as OnlineOptions
 from rlhf.schema_online import OnPolicy as OnPolicy
 from rlhf.schema_online import Ppo as Ppo
 from rlhf.schema_online import Rloo as Rloo
-from rlhf.strict import RecipeError as RecipeError
 from rlhf.strict import as_yaml as as_yaml
 from rlhf.strict import parse_overrides as parse_overrides
 from rlhf.strict import read_yaml, validate, with_overrides
@@ -87,13 +87,13 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     The file may be named instead of its directory.
 
     Another `seed` is no modification: a released recipe is meant to be run with several.
-    Raises RecipeError, one line, for anything that is wrong with the file, a key or a combination of values.
+    Raises UserError, one line, for anything that is wrong with the file, a key or a combination of values.
     """
     directory = directory.parent if directory.name == "recipe.yaml" else directory
     place = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` have a name and a version, too
     file = directory / "recipe.yaml"
     if not (re.fullmatch(r"v[0-9]+", place.name) and place.parent.name):
-        raise RecipeError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
+        raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
     content = read_yaml(file)
     overrides = dict(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
@@ -109,9 +109,9 @@ def _figures(file: Path) -> tuple[Figure, ...]:
     content = read_yaml(file)
     rows, guide = content.pop("targets", None), content.pop("guide", None)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RecipeError(f"{file}: needs a key 'targets' with a list of figures")
+        raise UserError(f"{file}: needs a key 'targets' with a list of figures")
     if content:
-        raise RecipeError(f"{file}: unknown key '{next(iter(content))}'; the keys are guide and targets")
+        raise UserError(f"{file}: unknown key '{next(iter(content))}'; the keys are guide and targets")
     return tuple(validate(Figure, {"guide": guide} | row, file, {}, f"targets.{i}.") for i, row in enumerate(rows))
 
 
@@ -138,7 +138,7 @@ def available(root: Path) -> list[Path]:
 def resolve(hardware: str, root: Path) -> Path:
     """The newest released version of the default recipe of `hardware`, or the newest draft where none is released.
 
-    Raises RecipeError when there is no default recipe, or more than one.
+    Raises UserError when there is no default recipe, or more than one.
     """
     names: set[str] = set()
     defaults: set[str] = set()
@@ -151,11 +151,11 @@ def resolve(hardware: str, root: Path) -> Path:
             defaults.add(directory.parent.name)
     if len(defaults) > 1:
         both = " and ".join(sorted(defaults))
-        raise RecipeError(f"--hw {hardware}: {both} are both its default; set default: false in one, or use --recipe")
+        raise UserError(f"--hw {hardware}: {both} are both its default; set default: false in one, or use --recipe")
     if not chosen:
         if not names:
-            raise RecipeError(no_recipes(root))
-        raise RecipeError(f"--hw {hardware}: no default recipe in {root} (hardware there: {', '.join(sorted(names))})")
+            raise UserError(no_recipes(root))
+        raise UserError(f"--hw {hardware}: no default recipe in {root} (hardware there: {', '.join(sorted(names))})")
     return chosen.get("released") or chosen["draft"]
 
 
@@ -176,7 +176,7 @@ def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any
     """
     architecture = recipe.model.architecture
     if architecture is None:
-        raise RecipeError("random weights need model.architecture, which this recipe does not have")
+        raise UserError("random weights need model.architecture, which this recipe does not have")
     vocabulary = architecture.vocab_size or recipe.tokenizer.vocab_size
     return {
         "model.source": "random",

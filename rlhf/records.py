@@ -2,7 +2,7 @@
 
 A file in a run directory may be damaged, edited, or written by another version. `read` and `read_lines` check it
 against its record when it is read, so that the code behind them can rely on every key and type. They return plain
-dictionaries, and raise RunError with one line that names the file, the line and the key.
+dictionaries, and raise UserError with one line that names the file, the line and the key.
 
 Unknown keys are kept: a newer version may add some. A version that changes the meaning of a key raises SCHEMA.
 """
@@ -18,20 +18,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlhf import published
+from rlhf.errors import UserError
 
 SCHEMA = 1
 LONGEST = 160  # characters of an explanation that is passed on
-
-
-class RunError(RuntimeError):
-    """Something about a run directory stops the command.
-
-    The message is one line and says what to do. `advice` is printed below it, each on a line of its own.
-    """
-
-    def __init__(self, message: str, *advice: str) -> None:
-        super().__init__("\n".join((message, *advice)))
-        self.lines = (message, *advice)
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
@@ -417,7 +407,7 @@ class Reproduced(Record):
 def read(file: Path, kind: type[Record]) -> dict[str, Any] | None:
     """The file's object, None where there is no file. NaN and infinity are None.
 
-    Raises RunError where it is not a valid `kind`.
+    Raises UserError where it is not a valid `kind`.
     """
     if not file.is_file():
         return None
@@ -429,7 +419,7 @@ def read(file: Path, kind: type[Record]) -> dict[str, Any] | None:
 def read_lines(file: Path, kind: type[Record]) -> list[dict[str, Any]]:
     """The objects of a JSONL file, none where there is no file; a last line that a crash cut off is left out.
 
-    Raises RunError for any other line that is not a valid `kind`.
+    Raises UserError for any other line that is not a valid `kind`.
     """
     if not file.is_file():
         return []
@@ -439,17 +429,17 @@ def read_lines(file: Path, kind: type[Record]) -> list[dict[str, Any]]:
         with reading(f"{file}:{number}"):
             row = _parse(line)
         rows.append(check(row, kind, f"{file}:{number}"))
-    with suppress(ValueError, RecursionError, RunError):
+    with suppress(ValueError, RecursionError, UserError):
         rows.append(check(_parse(cut), kind, str(file)))
     return rows
 
 
 def check(content: Any, kind: type[Record], where: str) -> dict[str, Any]:
-    """Return `content` if it is a valid `kind`. Raises RunError that begins with `where`."""
+    """Return `content` if it is a valid `kind`. Raises UserError that begins with `where`."""
     try:
         kind.model_validate(content)
     except ValidationError as error:
-        raise RunError(f"{where}: {_first_problem(error)}: damaged, or of another version") from None
+        raise UserError(f"{where}: {_first_problem(error)}: damaged, or of another version") from None
     return content
 
 
@@ -462,21 +452,21 @@ def reading(what: Path | str) -> Iterator[None]:
     """
     try:
         yield
-    except (RunError, MemoryError):
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
             raise
-        raise RunError(f"{what}: cannot be read ({reason(error)})") from error
+        raise UserError(f"{what}: cannot be read ({reason(error)})") from error
 
 
 @contextmanager
 def advising(way_out: str) -> Iterator[None]:
-    """Add the way out to a RunError that is raised inside."""
+    """Add the way out to a UserError that is raised inside."""
     try:
         yield
-    except RunError as error:
-        raise RunError(f"{error}; {way_out}") from error
+    except UserError as error:
+        raise UserError(f"{error}; {way_out}") from error
 
 
 def reason(error: BaseException) -> str:

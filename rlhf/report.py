@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rlhf import ab, console, published, records, report_overview
 from rlhf import recipe as recipes
 from rlhf.data import formats, quality, spread
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 from rlhf.options import refuse_inputs, write_output
 from rlhf.page import left_out, with_interval
 from rlhf.page import section as _section
@@ -20,7 +20,7 @@ from rlhf.page import text as _text
 from rlhf.published import DIFFERS, Figure, Verdict
 from rlhf.recipe import ONLINE, STAGES, default_root
 from rlhf.report_overview import CURVES
-from rlhf.run import RunError, code_version, data_file, write_json
+from rlhf.run import code_version, data_file, write_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most
@@ -40,7 +40,7 @@ class Recorded(NamedTuple):
 
 
 def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
-    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises RunError where one holds no run.
+    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises UserError where one holds no run.
 
     `price`: dollars for an hour of one card.
     """
@@ -53,7 +53,7 @@ def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None
 
 
 def load(root: Path) -> Recorded:
-    """Read the records of a run. Raises RunError where there is none that can be read."""
+    """Read the records of a run. Raises UserError where there is none that can be read."""
     problems = []
 
     def of(name: str, kind: type[records.Record]) -> dict[str, dict[str, Any]]:
@@ -61,7 +61,7 @@ def load(root: Path) -> Recorded:
         for stage in STAGES:
             try:
                 content = records.read(root / stage / name, kind)
-            except RunError as error:
+            except UserError as error:
                 problems.append(str(error))
                 continue
             if content is not None:
@@ -71,7 +71,7 @@ def load(root: Path) -> Recorded:
     manifests, summaries = of("manifest.json", records.Manifest), of("summary.json", records.Summary)
     if not manifests:
         missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
-        raise RunError(problems[0] if problems else missing)
+        raise UserError(problems[0] if problems else missing)
     known = {stage: summary for stage, summary in summaries.items() if stage in manifests}
     return Recorded("/".join(root.resolve().parts[-3:]), root, manifests, known, problems=tuple(problems))
 
@@ -111,7 +111,7 @@ def _or_why(
     """A part of the page, or why it is missing: a damaged file takes the part that reads it, and no other."""
     try:
         return section(runs, charts)
-    except RunError as error:
+    except UserError as error:
         return left_out(f"{section.__name__.strip('_').replace('_', ' ')}: {error}")
 
 
@@ -323,7 +323,7 @@ def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:
             a, _, b = file.stem.partition("-vs-")
             try:
                 found = ab.summary(ab.compare(run.path, a, b))
-            except (RunError, DataError) as error:
+            except UserError as error:
                 rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
                 continue
             for rater, figures in [*found["raters"].items(), *found["groups"].items()]:
@@ -544,7 +544,7 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
     with console.working(f"{run.name}: checking its data"):
         try:
             rows = _rows(settings["data"], [str(data_file(run.path, entry["name"])) for entry in facts["files"]])
-        except (DataError, OSError) as error:
+        except (UserError, OSError) as error:
             return f"its data cannot be checked any more: {error}"
         if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
             return "its data has changed since; what it was trained on cannot be checked any more"

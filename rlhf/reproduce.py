@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import console, endings, published, records
+from rlhf.errors import UserError
 from rlhf.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.recipe import POLICIES, STAGES, Loaded, parents
-from rlhf.run import RunError, read_manifest, read_summary, write_json
+from rlhf.run import read_manifest, read_summary, write_json
 
 
 def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
@@ -33,7 +34,9 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
             arguments = ["run", stage, "--if-needed", "--resume", "--seed", str(seed), "--out", str(root(out, seed))]
             if endings.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
                 again = shlex.join(["rlhf", *arguments, *options])
-                raise RunError(f"seed {seed} stopped in {stage}; nothing is lost: mend it and run this again ({again})")
+                raise UserError(
+                    f"seed {seed} stopped in {stage}; nothing is lost: mend it and run this again ({again})"
+                )
 
 
 def record(
@@ -43,13 +46,13 @@ def record(
 
     `price`: dollars for an hour of one card.
 
-    Raises RunError when the stages were not all run by the same code, packages and device.
+    Raises UserError when the stages were not all run by the same code, packages and device.
     """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
     manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
     measured_on = [{key: m.get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
     if any(found != measured_on[0] for found in measured_on):
-        raise RunError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
+        raise UserError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
     found = {
         "recipe": loaded.name,
         "version": loaded.version,
@@ -75,10 +78,10 @@ def show(found: dict[str, Any], out: Path) -> None:
 
 
 def table_of(file: Path) -> str:
-    """The Markdown table of a record that `record` wrote. Raises RunError where the file is none."""
+    """The Markdown table of a record that `record` wrote. Raises UserError where the file is none."""
     found = records.read(file, records.Reproduced)
     if found is None or not found["seeds"]:
-        raise RunError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
+        raise UserError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
     return markdown(found)
 
 

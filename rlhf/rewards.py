@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlhf.records import RunError
+from rlhf.errors import UserError
 
 Function = Callable[..., Sequence[float]]
 ARGUMENTS = ("prompts", "completions", "answer")
@@ -47,7 +47,7 @@ class Reward:
     ) -> list[float]:
         """Return one number for each completion.
 
-        Raises RunError, one line that names prompt and response, where the function raises or a number is not finite.
+        Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
         """
         try:
             numbers = self._call(prompts, completions, answers)
@@ -57,12 +57,12 @@ class Reward:
                     self([prompt], [completion], [answer])
             where = _named(prompts[0], completions[0]) if len(completions) == 1 else f"{len(completions)} responses"
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise RunError(f"reward {self.name} failed with {reason}, for {where}") from error
+            raise UserError(f"reward {self.name} failed with {reason}, for {where}") from error
         if len(numbers) != len(completions):
-            raise RunError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
+            raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
         for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
             if not _finite(number):
-                raise RunError(f"reward {self.name} is {number!r}, no finite number, for {_named(prompt, completion)}")
+                raise UserError(f"reward {self.name} is {number!r}, no finite number, for {_named(prompt, completion)}")
         return [float(number) for number in numbers]
 
     def _call(
@@ -79,7 +79,7 @@ def labels(names: Sequence[str]) -> list[str]:
 
 
 def find(name: str, where: str) -> Reward:
-    """Return the reward that a recipe names. Raises RunError, which begins with `where`, when there is none."""
+    """Return the reward that a recipe names. Raises UserError, which begins with `where`, when there is none."""
     if ":" in name and re.fullmatch(r"[\w.]+:\w+", name):
         function: Function = _imported(name, where)
     else:
@@ -159,13 +159,13 @@ def _registered(name: str, where: str) -> Function:
             raise ValueError
         options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RunError(f"{where}: {name!r} is no reward, as in regex(pattern='^Yes'); {known}") from None
+        raise UserError(f"{where}: {name!r} is no reward, as in regex(pattern='^Yes'); {known}") from None
     function = REGISTRY.get(call.func.id)
     if function is None:
-        raise RunError(f"{where}: no reward {call.func.id!r}; {known}")
+        raise UserError(f"{where}: no reward {call.func.id!r}; {known}")
     fault = _fault(function, options)
     if fault:
-        raise RunError(f"{where}: {name}: {fault}")
+        raise UserError(f"{where}: {name}: {fault}")
     return partial(function, **options)
 
 
@@ -207,7 +207,7 @@ def _imported(name: str, where: str) -> Function:
         _accepted(function)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise RunError(f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} too") from error
+        raise UserError(f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} too") from error
     return function
 
 

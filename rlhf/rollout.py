@@ -19,10 +19,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from rlhf import distributed
 from rlhf.data.tokenize import Codec, pad_right
+from rlhf.errors import UserError
 from rlhf.models import lean
 from rlhf.models.lean import FourBit
 from rlhf.models.loading import mixed_precision
-from rlhf.run import RunError
 
 LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two looks at which rows have ended; a look waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
@@ -273,7 +273,7 @@ class _Decoding:
         self.width = ids.shape[1]
         sliding = getattr(model.config, "sliding_window", None)
         if sliding and self.width + self.room > sliding:
-            raise RunError(
+            raise UserError(
                 f"prompt and response of {self.width + self.room} tokens exceed the model's sliding window of "
                 f"{sliding}: lower max_prompt_length or response_length"
             )

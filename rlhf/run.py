@@ -28,6 +28,7 @@ from typing import Any
 
 from rlhf import published, records
 from rlhf import recipe as recipes
+from rlhf.errors import ParentMissing, UserError
 from rlhf.finished import REMADE, check_result, follow_base, result_files, result_hash
 from rlhf.finished import data_file as data_file
 from rlhf.finished import read_manifest as read_manifest
@@ -37,7 +38,6 @@ from rlhf.finished import stage_folder as stage_folder
 from rlhf.finished import verified as verified
 from rlhf.recipe import Loaded
 from rlhf.records import SCHEMA
-from rlhf.records import RunError as RunError
 from rlhf.terminal import say
 
 LARGE = 10**9  # bytes: a larger result is hashed when it is read, not whenever its stage is found to be done
@@ -48,18 +48,6 @@ LOGS: dict[str, type[records.Record]] = {
     "findings.jsonl": records.FindingLine,
 }
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
-
-
-class ParentMissing(RunError):
-    """An earlier stage has to be run first."""
-
-    def __init__(self, stage: str, parent: str, path: Path, begun: bool):
-        state = "did not finish" if begun else "has not been run"
-        usual = Path("runs", *path.parts[-3:])
-        other = usual != path and (usual / "summary.json").exists()
-        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if other else ""
-        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
-        self.stage, self.parent, self.begun = stage, parent, begun
 
 
 class Run:
@@ -86,7 +74,7 @@ class Run:
     def done(self) -> dict[str, Any] | None:
         """The summary of this stage if it finished with these settings, None if there is none.
 
-        Raises RunError when the directory holds a finished run of other settings, which is never overwritten, or a
+        Raises UserError when the directory holds a finished run of other settings, which is never overwritten, or a
         result that has changed since.
         """
         summary = read_summary(self.path)
@@ -98,7 +86,7 @@ class Run:
         changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
         changed += [f["name"] for f in (manifest.get("data") or {}).get("files", []) if self._changed(f)]
         if changed and self.stage not in REMADE:
-            raise RunError(
+            raise UserError(
                 f"{self.path} was made from another {', '.join(changed)}; "
                 "choose another --out (make: OUT=…), or move that directory away"
             )
@@ -118,7 +106,7 @@ class Run:
         manifest = self._check_same_settings(path, stage)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest["parents"]]
         if unnamed:
-            raise RunError(
+            raise UserError(
                 f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
             )
         verified(path.parent, stage)
@@ -129,12 +117,12 @@ class Run:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+            raise UserError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
         if os.path.lexists(self.path):
             if resume and not (self.path / "summary.json").exists() and self._begun():
                 self._manifest = self._check_same_settings(self.path, self.stage)
                 if self._manifest["parents"] != self._parents():
-                    raise RunError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
+                    raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
                 self.resumed_from = self.latest_checkpoint()
             if self.resumed_from is None:
                 self.set_aside()
@@ -185,21 +173,21 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Hold the stage's directory for one process at a time.
 
-        Raises RunError where another process holds it, or where nothing can be written.
+        Raises UserError where another process holds it, or where nothing can be written.
         """
         lock = self.root / f".{self.stage}.lock"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
         except OSError as error:
-            raise RunError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+            raise UserError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
         with open(number, "w") as handle:
             if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise RunError(f"{lock}: a pipe or a device in place of the lock; remove it")
+                raise UserError(f"{lock}: a pipe or a device in place of the lock; remove it")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError(f"{self.path}: another process is running {self.stage} there") from None
+                raise UserError(f"{self.path}: another process is running {self.stage} there") from None
             yield
 
     # -- while it runs ---------------------------------------------------------------------------------------------
@@ -363,7 +351,7 @@ class Run:
         """
         try:
             return records.read(self.path / "manifest.json", records.Manifest) is not None
-        except RunError as error:
+        except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
             return False
 
@@ -406,7 +394,7 @@ class Run:
                 if path == self.root / stage
                 else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
             )
-            raise RunError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
+            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
         return manifest
 
 
@@ -442,7 +430,7 @@ def checkpoint_problem(folder: Path) -> str | None:
     """Why a checkpoint cannot be used, or None. A file that it does not name might be loaded instead of one it does."""
     try:
         record = records.read(folder / "checkpoint.json", records.Checkpoint)
-    except RunError as error:
+    except UserError as error:
         return str(error)
     if record is None:
         return "checkpoint.json is missing"
@@ -461,7 +449,7 @@ def checkpoint_problem(folder: Path) -> str | None:
 
 
 def resuming(folder: Path) -> AbstractContextManager[None]:
-    """Around whatever reads a checkpoint to go on from it: a RunError says how to do without it."""
+    """Around whatever reads a checkpoint to go on from it: a UserError says how to do without it."""
     return records.advising(f"move {folder} away, and --resume takes the checkpoint before it")
 
 

@@ -13,7 +13,8 @@ import click
 from rlhf import console, cuda, stats
 from rlhf.chat import finished
 from rlhf.data import formats, raw
-from rlhf.data.formats import DataError, Message
+from rlhf.data.formats import Message
+from rlhf.errors import UserError
 from rlhf.options import refuse_inputs, write_output
 from rlhf.recipe import Loaded
 from rlhf.run import Run, read_summary
@@ -65,7 +66,7 @@ def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], t
 def read(files: Sequence[Path]) -> list[Item]:
     """Items of files: preference pairs, instruction rows, rows with `prompt` and `response`, samples of a run.
 
-    Raises DataError for files of no such kind.
+    Raises UserError for files of no such kind.
     """
     return [item for file in files for item in _items(file)]
 
@@ -78,7 +79,7 @@ def _items(file: Path) -> Iterator[Item]:
         return
     found = formats.read([file])
     if not found.pairs and not found.examples:
-        raise DataError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
+        raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
     for pair in found.pairs:
         yield Item(pair.source, pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
     for example in found.examples:
@@ -97,7 +98,7 @@ def _answers(row: object) -> dict[str, str]:
 def _item(source: str, row: object) -> Item:
     answers = _answers(row)
     if not isinstance(row, dict) or not answers:
-        raise DataError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
+        raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
     written = "step" in row and isinstance(row["prompt"], str)  # by a run, in the model's own template
     return Item(source, row["prompt"] if written else formats.parse_prompt(row["prompt"], source), answers, row)
 
@@ -119,7 +120,7 @@ class RewardModel:
     """The reward model of a finished run."""
 
     def __init__(self, loaded: Loaded, out: Path):
-        """Raises RunError when a stage that it needs is not done, or was done with other settings."""
+        """Raises UserError when a stage that it needs is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, set_up_torch
         from rlhf.models.shared_base import SharedBase

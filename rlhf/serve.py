@@ -13,8 +13,9 @@ from pathlib import Path
 from rlhf.chat import finished
 from rlhf.console import install_command
 from rlhf.endings import Stopped
+from rlhf.errors import UserError
 from rlhf.recipe import Loaded
-from rlhf.run import Run, RunError
+from rlhf.run import Run
 from rlhf.terminal import say
 
 ENGINES = ("auto", "transformers", "vllm")
@@ -22,17 +23,17 @@ SECONDS_TO_STOP = 15  # before a server that does not end is killed
 
 
 def command(model: str, engine: str, device: str, host: str, port: int) -> list[str]:
-    """The command line of a server; `auto`: vLLM where it is installed. Raises RunError where the engine is missing."""
+    """Return a server's command line; `auto`: vLLM where it is installed. Raises UserError without the engine."""
     vllm = shutil.which("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
         if vllm is None:
-            raise RunError(
+            raise UserError(
                 "serve: vllm is not installed here; install it in an environment of its own, or leave it out"
             )
         return [vllm, "serve", model, "--served-model-name", model, "--host", host, "--port", str(port)]
     missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
     if missing:
-        raise RunError(f"serve needs {' and '.join(missing)}: {install_command('serve')}")
+        raise UserError(f"serve needs {' and '.join(missing)}: {install_command('serve')}")
     server = [sys.executable, "-m", "transformers.cli.transformers", "serve", model]
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 
@@ -40,7 +41,7 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
 def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
     """Serve a run's merged model, whose name is its path below `out`, until Ctrl-C or the server's own end.
 
-    Raises RunError when the model has not been merged, or was merged with other settings, when the port is taken and
+    Raises UserError when the model has not been merged, or was merged with other settings, when the port is taken and
     when the server ends by itself.
     """
     evaluated = Run(out, loaded, "evaluate")
@@ -48,7 +49,7 @@ def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
     words = command(model, engine, loaded.recipe.hardware.device, host, port)
     here = "127.0.0.1" if host == "0.0.0.0" else host
     if _listens(here, port):
-        raise RunError(f"port {port} of {here} is in use: choose another --port (make: PORT=)")
+        raise UserError(f"port {port} of {here} is in use: choose another --port (make: PORT=)")
     from huggingface_hub.constants import HF_HUB_CACHE
 
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # transformers' list of models looks there and needs it
@@ -56,7 +57,7 @@ def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
 
 
 def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> None:
-    """Run the server `words` in `folder`; say when it listens, and that it has stopped. Raises RunError if it ends."""
+    """Run the server `words` in `folder`; say when it listens, and that it has stopped. Raises UserError if it ends."""
     address = f"http://{host}:{port}/v1"
     say(f"loading {model}; it will answer at {address}")
     # In a session of its own: Ctrl-C reaches this process alone, which ends the server in its own way and says so.
@@ -68,7 +69,7 @@ def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> N
         if server.poll() is None:
             say(f"serving {model} at {address}; Ctrl-C ends it")
             server.wait()
-        raise RunError(f"serve: the server has ended by itself with exit code {server.returncode}; it says above why")
+        raise UserError(f"serve: the server has ended by itself with exit code {server.returncode}; it says above why")
     except Stopped:
         say("stopping the server")
     finally:

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rlhf.errors import UserError
 from rlhf.recipe import Architecture, Loaded, Model
-from rlhf.run import RunError
 
 PREDICTABLE = ("llama", "mistral")  # values of model_type that model.architecture can describe
 
@@ -24,7 +24,7 @@ def differences(architecture: Architecture, config: dict[str, Any]) -> dict[str,
 def check(loaded: Loaded) -> str | None:
     """Compare model.architecture with the model's config.json, from its folder or the hub's cache on this machine.
 
-    Returns a warning where `--set model.name` names another model whose shape is not known here. Raises RunError where
+    Returns a warning where `--set model.name` names another model whose shape is not known here. Raises UserError where
     the shape is another one, with the keys to set.
     """
     model = loaded.recipe.model
@@ -34,11 +34,11 @@ def check(loaded: Loaded) -> str | None:
     if config is not None:
         other = differences(model.architecture, config)
         if other.get("model_type", "llama") not in PREDICTABLE:
-            raise RunError(f"{model.name} is a {other['model_type']} model: {way_without_architecture()}")
+            raise UserError(f"{model.name} is a {other['model_type']} model: {way_without_architecture()}")
         if other:
             settings = (f"model.architecture.{key}={json.dumps(value)}" for key, value in other.items())
             changes = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)  # the folder may be anyone's
-            raise RunError(f"{model.name} has another shape than model.architecture: add {changes}")
+            raise UserError(f"{model.name} has another shape than model.architecture: add {changes}")
         return None
     if "model.name" in loaded.overrides and not any(key.startswith("model.architecture") for key in loaded.overrides):
         return (

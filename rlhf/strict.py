@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from rlhf.plain_yaml import RecipeError as RecipeError
+from rlhf.errors import UserError
 from rlhf.plain_yaml import parse
 from rlhf.plain_yaml import read_yaml as read_yaml
 from rlhf.terminal import shortened
@@ -27,12 +27,12 @@ AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) 
 def validate(kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], at: str = "") -> SectionT:
     """`content` as a section; `overrides` are named where they are to blame, `at` stands before every key.
 
-    Raises RecipeError.
+    Raises UserError.
     """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise RecipeError(_one_line(kind, error, file, overrides, at)) from None
+        raise UserError(_one_line(kind, error, file, overrides, at)) from None
 
 
 def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Mapping[str, Any], at: str) -> str:
@@ -116,16 +116,16 @@ def _section_types(annotation: Any) -> list[type[Section]]:
 def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
     """["ppo.kl_coef=0.1"] -> {"ppo.kl_coef": 0.1}; values are YAML, so lists and null work as in the file.
 
-    Raises RecipeError.
+    Raises UserError.
     """
     found: dict[str, Any] = {}
     for item in items:
         key, sign, value = item.partition("=")
         key = key.strip()
         if not sign or len(key) > MAX_KEY or not re.fullmatch(r"\w+(\.\w+)*", key):
-            raise RecipeError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
+            raise UserError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
         if key in found:
-            raise RecipeError(f"--set {item}: {key} is given twice; leave one of them out")
+            raise UserError(f"--set {item}: {key} is given twice; leave one of them out")
         found[key] = parse(value, f"--set {item}", lines=False)
     return found
 

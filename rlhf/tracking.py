@@ -9,29 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.console import install_command
+from rlhf.errors import UserError
 from rlhf.terminal import say
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 Log = Callable[[int, Mapping[str, float]], None]
 
 
-class TrackerError(RuntimeError):
-    """A tracker is not installed, or does not start."""
-
-
 def check(report_to: Sequence[str]) -> None:
-    """Raise TrackerError, before any work is done, for a tracker that is not installed."""
+    """Raise UserError, before any work is done, for a tracker that is not installed."""
     for name in report_to:
         if importlib.util.find_spec(name) is None:
             extra = "tracking" if name == "tensorboard" else name
-            raise TrackerError(f"--report-to {name}: {name} is not installed; {install_command(extra)}")
+            raise UserError(f"--report-to {name}: {name} is not installed; {install_command(extra)}")
 
 
 @contextmanager
 def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, Any]) -> Iterator[list[Log]]:
     """Open each tracker for one stage; yields functions (step, values).
 
-    TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises TrackerError when
+    TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises UserError when
     one does not start, for example W&B without a key.
     """
     logs: list[Log] = []
@@ -50,7 +47,7 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             try:
                 tracker.init(project=project, name=folder.name, config=dict(config), **place)
             except Exception as error:  # each service has errors of its own
-                raise TrackerError(f"--report-to {name}: {' '.join(str(error).split())[:300]}") from error
+                raise UserError(f"--report-to {name}: {' '.join(str(error).split())[:300]}") from error
             logs.append(partial(_record, tracker))
             closing.append(tracker.finish)
     try:

@@ -19,13 +19,14 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from rlhf import distributed, records
 from rlhf.console import Bar
 from rlhf.data.tokenize import pad_right
+from rlhf.errors import UserError
 from rlhf.models import weights as stored
 from rlhf.models.loading import mixed_precision
 from rlhf.models.optimizer import page_states
 from rlhf.models.weights import ADAPTER_FILE
 from rlhf.recipe import Optimization
 from rlhf.records import reading
-from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step, resuming, write_json
+from rlhf.run import Run, checkpoint_problem, checkpoint_step, resuming, write_json
 from rlhf.telemetry import Telemetry
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
@@ -185,14 +186,14 @@ def train(
 
 
 def _check_resumed(trainer: Trainer, run: Run) -> None:
-    """Check the checkpoint that transformers is about to load. Raises RunError for what it would stumble over, run on
+    """Check the checkpoint that transformers is about to load. Raises UserError for what it would stumble over, run on
     with, or unpickle."""
     folder = run.resumed_from
     assert folder
     with resuming(folder):
         state = records.read(folder / "trainer_state.json", records.TrainerState)
         if state is None or state["global_step"] != checkpoint_step(folder):
-            raise RunError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
+            raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
         if run.loaded.recipe.hardware.engine == "ddp":  # others divide them in ways of their own
             _check_parts(trainer, folder)
 
@@ -201,10 +202,10 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
 
 
 def _check_parts(trainer: Trainer, folder: Path) -> None:
-    """Weights against the model's, the optimizer's groups against its parameters, and the schedule. Raises RunError."""
+    """Check weights, the optimizer's groups and the schedule against the model's. Raises UserError."""
     for name in _PICKLED_WEIGHTS:
         if (folder / name).exists():
-            raise RunError(f"{folder / name} is a pickle, and no run writes its weights as one")
+            raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")
     model = trainer.accelerator.unwrap_model(trainer.model)
     if isinstance(model, PeftModel):
         expected = stored.adapter_state(model)
@@ -219,7 +220,7 @@ def _check_parts(trainer: Trainer, folder: Path) -> None:
     count = sum(len(group["params"]) for group in optimizer["param_groups"])
     trained = sum(parameter.requires_grad for parameter in model.parameters())
     if count != trained:
-        raise RunError(f"{file} is of {count} parameters, the model trains {trained}")
+        raise UserError(f"{file} is of {count} parameters, the model trains {trained}")
     file = folder / "scheduler.pt"
     records.check(stored.unpickled(file), records.SchedulerState, str(file))
 
@@ -378,7 +379,7 @@ def _take_best(trainer: Trainer, run: Run) -> None:
         return
     folder = run.checkpoint(best)
     if problem := checkpoint_problem(folder):
-        raise RunError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {run.stage}.adapter=last")
+        raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {run.stage}.adapter=last")
     model = trainer.accelerator.unwrap_model(trainer.model)
     best_weights = stored.tensors(folder / ADAPTER_FILE)
     stored.check_shapes(best_weights, stored.adapter_state(model), str(folder / ADAPTER_FILE))

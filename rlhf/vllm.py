@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.rollout import Rollout, Sampling, collate
-from rlhf.run import RunError
 
 TIMEOUT = 600  # seconds for one response
 HOW = (
@@ -34,7 +34,7 @@ HOW = (
 
 
 class Server:
-    """A vLLM server at `url` that follows one policy. Raises RunError when it cannot be reached or refuses."""
+    """A vLLM server at `url` that follows one policy. Raises UserError when it cannot be reached or refuses."""
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -95,9 +95,9 @@ class Server:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read().decode(errors="replace").split())[:300]
-            raise RunError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {HOW}") from error
+            raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {HOW}") from error
         except OSError as error:
-            raise RunError(f"no vLLM server answers at {self.url} ({error}); {HOW}") from error
+            raise UserError(f"no vLLM server answers at {self.url} ({error}); {HOW}") from error
         try:
             return json.loads(body)
         except ValueError:

@@ -10,9 +10,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlhf.errors import UserError
 from rlhf.recipe import GROUPS, ONLINE, Recipe, as_yaml
 from rlhf.records import FindingLine, MetricsLine, read_lines
-from rlhf.run import Run, RunError
+from rlhf.run import Run
 from rlhf.stats import sigmoid
 from rlhf.terminal import say
 
@@ -336,7 +337,7 @@ class Watch:
         self.told = {row["check"] for row in read_lines(run.path / "findings.jsonl", FindingLine)}
 
     def see(self, step: int, values: Mapping[str, float]) -> None:
-        """Take a logged row. Raises RunError for a finding on which the run is to stop."""
+        """Take a logged row. Raises UserError for a finding on which the run is to stop."""
         self.history.rows.append(values)
         for finding in findings(self.history, step):
             if finding.check not in self.told:
@@ -344,7 +345,7 @@ class Watch:
                 self.run.log_finding(step, finding._asdict())
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
-                raise RunError(
+                raise UserError(
                     f"{self.run.stage}: stopped on {finding.check}; with another setting it begins anew (--set, and "
                     "--out elsewhere), with --resume and without --stop-on it goes on from its checkpoint"
                 )

@@ -10,7 +10,7 @@ import click
 
 from rlhf import console
 from rlhf.data import convert, flaws, formats, quality, show, spread
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 from rlhf.options import OUTPUT, SEED, refuse_inputs, write_output
 
 
@@ -75,10 +75,10 @@ def check_data(
         console.OUT.print(verdict(report), markup=False)
     malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
     if malformed:
-        raise DataError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
+        raise UserError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
     if report.severity == "error":
         worst = next(line for line in report.verdicts() if line.severity == "error")
-        raise DataError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
+        raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
     sys.exit(3 if report.severity == "warning" else 0)
 
 

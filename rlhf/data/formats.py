@@ -23,7 +23,7 @@ not lines.
 Texts are kept as they stand, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
 
-Whatever cannot be used is a `DataError` of one line. A bad row may be skipped instead, and is then listed in the
+Whatever cannot be used is a `UserError` of one line. A bad row may be skipped instead, and is then listed in the
 report; damage to the file itself (cut off, not UTF-8, not Parquet) always stops. Rows with an empty answer, and pairs
 whose two sides answer different prompts or give the same answer, are found in the best sets and are never an error:
 they are left out and listed.
@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from rlhf.data import hub, raw
-from rlhf.data.raw import DataError as DataError
 from rlhf.data.raw import Malformed
+from rlhf.errors import UserError
 
 Role = Literal["system", "user", "assistant"]
 Kind = Literal["text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
@@ -169,7 +169,7 @@ def read(
 ) -> Rows:
     """Read JSON lines, JSON arrays (both also gzipped) and Parquet; which it is shows in the content, not the name."""
     if isinstance(files, str) or not files:
-        raise DataError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
+        raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
     sources = ((str(path), raw.rows(path), partial(raw.sha256, path)) for path in map(Path, files))
     return parse(sources, on_bad_row=on_bad_row, format=format, advice=advice)
 
@@ -184,7 +184,7 @@ def parse(
     format: Format = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
-    """Parse raw rows, those of each source by one kind. Raises DataError as `read` does."""
+    """Parse raw rows, those of each source by one kind. Raises UserError as `read` does."""
     reader = _Reader(on_bad_row, format, advice)
     for name, rows, sha256 in sources:
         reader.take(name, rows, sha256)
@@ -202,7 +202,7 @@ def read_hub(
 ) -> Rows:
     """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set."""
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise DataError(
+        raise UserError(
             f"{name}: revision {revision!r} is not a commit of 40 hex digits; branches and tags can move, and the run "
             "could not be repeated. Copy the commit from the set's history on the hub into data.revision"
         )
@@ -216,7 +216,7 @@ def read_hub(
     except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause
         way_out = "check data.name, data.data_dir, the split and the network; `rlhf fetch` keeps all for later"
         reason = hub.reason(error, f"https://huggingface.co/datasets/{name}", revision, way_out)
-        raise DataError(f"{label}: not loaded: {reason}") from error
+        raise UserError(f"{label}: not loaded: {reason}") from error
     digest = hashlib.sha256()
 
     def rows() -> Iterator[tuple[str, object]]:
@@ -417,11 +417,11 @@ def _prompt(value: object) -> tuple[Message, ...]:
 
 
 def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
-    """A prompt as preference rows may hold it: text, a transcript or a list of messages. Raises DataError."""
+    """A prompt as preference rows may hold it: text, a transcript or a list of messages. Raises UserError."""
     try:
         return _prompt(value)
     except Malformed as problem:
-        raise DataError(f"{source}: {problem}") from None
+        raise UserError(f"{source}: {problem}") from None
 
 
 def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
@@ -516,7 +516,7 @@ class _Reader:
                 outcome = _parse(row, kind, source)
             except Malformed as problem:
                 if self.on_bad_row == "stop":
-                    raise DataError(f"{source}: {str(problem).removesuffix('.')}. {self.advice.skip}") from None
+                    raise UserError(f"{source}: {str(problem).removesuffix('.')}. {self.advice.skip}") from None
                 bad.append((source, str(problem)))
             else:
                 if isinstance(outcome, str):
@@ -524,9 +524,9 @@ class _Reader:
                 else:
                     self.kept.append(outcome)
         if not count:
-            raise DataError(f"{name}: no rows in it; put one JSON object on each line, or name another file")
+            raise UserError(f"{name}: no rows in it; put one JSON object on each line, or name another file")
         if kind is None or 2 * len(bad) > count:
-            raise DataError(
+            raise UserError(
                 f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
                 f"{self.advice.format}; the first is {bad[0][0]}: {bad[0][1]}"
             )

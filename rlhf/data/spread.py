@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 
 Counter = Callable[[Sequence[str]], list[int]]  # the length of each text
 
@@ -57,11 +57,11 @@ def words(texts: Sequence[str]) -> list[int]:
 def tokens(folder: str | Path) -> Counter:
     """Counts the tokens of a local tokenizer, special ones and the marks of turns left out.
 
-    Raises DataError when the folder holds none that can be read.
+    Raises UserError when the folder holds none that can be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
+        raise UserError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
     try:
         if (folder / "tokenizer.json").is_file():  # read without torch, and faster
             from tokenizers import Tokenizer
@@ -75,5 +75,5 @@ def tokens(folder: str | Path) -> Counter:
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries raise a plain Exception among others
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"--tokenizer {folder}: no tokenizer could be read there: {reason}") from error
+        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason}") from error
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]

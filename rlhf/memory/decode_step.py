@@ -81,7 +81,7 @@ class DecodingStep:
 def decoding_steps(loaded: Loaded, layers: int = LAYERS) -> dict[str, DecodingStep]:
     """One step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
 
-    Raises RecipeError when the recipe has no model.architecture.
+    Raises UserError when the recipe has no model.architecture.
     """
     changes = loaded.overrides | settings(loaded.recipe, layers)
     changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)

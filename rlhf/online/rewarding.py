@@ -16,7 +16,7 @@ By = dict[str, Tensor]  # a number (B,) for each response, by the name of the re
 class Rewards:
     """The reward functions of a section of the recipe, with their weights; the reward model is named among them.
 
-    Raises RunError for a name that is none.
+    Raises UserError for a name that is none.
     """
 
     def __init__(self, stage: str, options: Group, answers: dict[Prompt, str], codec: Codec):
@@ -31,7 +31,7 @@ class Rewards:
     def usable(self, prompts: Divided[Prompt]) -> Divided[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with an answer where a function needs it.
 
-        Raises DataError where none are left on a side of the split.
+        Raises UserError where none are left on a side of the split.
         """
         if not any(function and function.needs_answer for function in self.functions.values()):
             return prompts
@@ -41,7 +41,7 @@ class Rewards:
     def of(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> By:
         """Return what each reward gives for each response, on the CPU; the same numbers on every process.
 
-        Raises RunError, one line that names prompt and response, for a function that raises or is not finite.
+        Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
         """
         if any(self.functions.values()):
             written = [self.codec.prompt_text(prompt) for prompt in prompts]

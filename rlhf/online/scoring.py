@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from rlhf import distributed
+from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.recipe import OnlineOptions
 from rlhf.rollout import Rollout
-from rlhf.run import RunError
 
 Head = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r)
 
@@ -65,7 +65,7 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
     """Return mean and standard deviation of the reward model's scores of SFT's responses to training prompts.
 
     At least `norm_responses` responses are scored, in whole batches of rollouts.
-    Raises RunError when the scores do not differ: such a reward model has nothing to teach.
+    Raises UserError when the scores do not differ: such a reward model has nothing to teach.
     """
     parts = []
     for step in range(math.ceil(options.norm_responses / options.batch_size)):
@@ -75,7 +75,7 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
     scores = torch.cat(parts)
     norm = ScoreNorm(scores.mean().item(), scores.std().item())
     if not norm.sd > 0:
-        raise RunError(
+        raise UserError(
             f"the reward model gives every response the same score ({norm.mean:.4g}): look at rm/summary.json"
         )
     return norm

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 
 from rlhf import distributed, records
+from rlhf.errors import UserError
 from rlhf.models.loading import save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.random_state import RandomState, random_state, set_random_state
@@ -20,7 +21,7 @@ from rlhf.objectives.kl import adapt
 from rlhf.recipe import OnlineOptions
 from rlhf.records import Amount, Count, OptimizerState, Record, SchedulerState, reading
 from rlhf.rollout import Rollout
-from rlhf.run import Run, RunError, checkpoint_problem, checkpoint_step
+from rlhf.run import Run, checkpoint_problem, checkpoint_step
 
 RATES = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORMS = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # names of the logged gradient norms
@@ -131,7 +132,7 @@ class TrainState:
         save_adapter(self.shared.peft, run, folder / "adapter", adapter="policy")
 
     def restore(self, saved: dict[str, Any], file: Path) -> None:
-        """Continue from what `saved_state` has read from `file`. Raises RunError where it does not fit."""
+        """Continue from what `saved_state` has read from `file`. Raises UserError where it does not fit."""
         for role, parameters in self.groups.items():
             _copy(parameters, saved[role], f"{file}: {role}")
         with reading(file):
@@ -144,10 +145,10 @@ class TrainState:
             set_random_state(saved["random"])
 
     def take_policy(self, folder: Path) -> None:
-        """Replace the policy by that of another checkpoint of this run. Raises RunError when that is damaged."""
+        """Replace the policy by that of another checkpoint of this run. Raises UserError when that is damaged."""
         if problem := checkpoint_problem(folder):
             way_out = f"set {self.stage}.adapter=last"
-            raise RunError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
+            raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
         _copy(self.groups["policy"], saved_state(folder, SavedState)["policy"], f"{folder}/state.pt: policy")
 
     def _optimizer_step(self) -> dict[str, float]:
@@ -156,24 +157,24 @@ class TrainState:
         norms = {role: nn.utils.clip_grad_norm_(parameters, limit) for role, parameters in self.groups.items()}
         if not all(norm.isfinite() for norm in norms.values()):
             rates = " or ".join(f"{self.stage}.{RATES[role]}" for role in norms)
-            raise RunError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
+            raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
         self.optimizer.step()
         self.optimizer.zero_grad()
         return {GRAD_NORMS[role]: norm.item() for role, norm in norms.items()}
 
 
 def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
-    """Read state.pt of a checkpoint. Raises RunError when it is damaged, or of another version or step."""
+    """Read state.pt of a checkpoint. Raises UserError when it is damaged, or of another version or step."""
     file = folder / "state.pt"
     state = records.check(unpickled(file), kind, str(file))
     if state["step"] != checkpoint_step(folder):
-        raise RunError(f"{file} is that of step {state['step']}")
+        raise UserError(f"{file} is that of step {state['step']}")
     return state
 
 
 @torch.no_grad()
 def _copy(parameters: Sequence[Tensor], values: Sequence[Tensor], where: str) -> None:
-    """Give parameters their stored values. Raises RunError unless these have the same shapes and are finite."""
+    """Give parameters their stored values. Raises UserError unless these have the same shapes and are finite."""
     names = [f"tensor {i}" for i in range(max(len(parameters), len(values)))]
     stored = dict(zip(names, values, strict=False))
     check_shapes(stored, dict(zip(names, parameters, strict=False)), where)

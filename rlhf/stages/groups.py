@@ -205,7 +205,7 @@ class Learner:
 
     @classmethod
     def load(cls, stage: str, shared: SharedBase, options: GroupOptions, folder: Path) -> "Learner":
-        """Continue from a checkpoint. Raises RunError when it is damaged, or of another version or other settings."""
+        """Continue from a checkpoint. Raises UserError when it is damaged, or of another version or other settings."""
         saved = saved_state(folder, Saved)
         learner = cls(stage, shared, options, ScoreNorm(*saved["norm"]))
         learner.state.restore(saved, folder / "state.pt")

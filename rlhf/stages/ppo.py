@@ -168,7 +168,7 @@ class Learner:
 
     @classmethod
     def load(cls, shared: SharedBase, rm_dir: Path, options: Ppo, folder: Path) -> "Learner":
-        """Continue from a checkpoint. Raises RunError when it is damaged, or of another version or other settings."""
+        """Continue from a checkpoint. Raises UserError when it is damaged, or of another version or other settings."""
         saved = saved_state(folder, Saved)
         learner = cls(shared, rm_dir, options, ScoreNorm(*saved["norm"]))
         learner.state.restore(saved, folder / "state.pt")

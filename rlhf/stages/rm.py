@@ -15,8 +15,9 @@ from trl import RewardConfig, RewardTrainer
 
 from rlhf.console import working
 from rlhf.data import amount, load, toy
-from rlhf.data.formats import DataError, PreferencePair
+from rlhf.data.formats import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded, pad_right
+from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.recipe import Dpo, Rm
@@ -119,7 +120,7 @@ def encode_pairs(
         rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
     whole = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
     if not whole:
-        raise DataError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
+        raise UserError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
     counts = {
         "prompts_cut": cut_chosen["prompts_cut"],  # of a pair's one prompt
         "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],

@@ -7,9 +7,10 @@ from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data import load
-from rlhf.data.formats import DataError, Example
+from rlhf.data.formats import Example
 from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec, Encoded
+from rlhf.errors import UserError
 from rlhf.evaluation import sampling
 from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
 from rlhf.recipe import Sft
@@ -95,7 +96,7 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     encoded, counts = codec.encode(texts, options.max_prompt_length, options.max_length)
     kept = [row for row in encoded if row]
     if not kept:
-        raise DataError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
+        raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
     return kept, dict(counts)
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import ab
-from rlhf.data.formats import DataError
-from rlhf.run import RunError
+from rlhf.errors import UserError
 from tests.browser import Browser, needs_browser
 from tests.conftest import RECIPE, beside, rlhf, run_stages, small, write_records
 
@@ -351,7 +350,7 @@ def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
     assert len(ab.standing(found.file)) == 3
     with open(found.file, "a") as handle:
         handle.write('{"rater": "ann", "item": [3], "sha256": "x", "verdict": "a", "shown": "ab"}\n')
-    with pytest.raises(DataError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):
+    with pytest.raises(UserError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):
         ab.Server(found, 0)
 
 
@@ -390,7 +389,7 @@ def test_what_cannot_be_rated_is_one_line(root, monkeypatch, capsys, options, me
     code, _, err = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], *options)
     assert code and message in " ".join(err.split())
     evaluation(root.parents[1], [row(0, "x", "x")])
-    with pytest.raises(RunError, match="equal answers to all 1 prompts"):
+    with pytest.raises(UserError, match="equal answers to all 1 prompts"):
         ab.compare(root)
 
 

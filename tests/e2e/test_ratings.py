@@ -8,7 +8,7 @@ from rlhf import ab, ratings
 from rlhf.data import formats
 from rlhf.data.formats import Message
 from rlhf.data.split import conversation_key, is_heldout
-from rlhf.run import RunError
+from rlhf.errors import UserError
 from tests.conftest import rlhf, write_records
 from tests.e2e.test_ab import evaluation, row
 
@@ -66,7 +66,7 @@ def test_several_raters_and_a_choice_of_them(root):
     assert [r["chosen"] for r in result.rows] == ["good 0"] and result.ties == 1
     assert result.rows[0]["ratings"] == {"ann": "ppo", "ben": "ppo", judge: "sft"}
     assert [r["chosen"] for r in exported(root, found, raters=[judge]).rows] == ["poor 0", "poor 1"]
-    with pytest.raises(RunError, match=r"no ratings of 'eve'; it has those of ann, ben, judge:model"):
+    with pytest.raises(UserError, match=r"no ratings of 'eve'; it has those of ann, ben, judge:model"):
         exported(root, found, raters=["eve"])
 
 
@@ -114,7 +114,7 @@ def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
     root = evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]"}])
     found = rate(root, ("ann", 0, "b"))
     samples = root / "evaluate" / "samples.jsonl"
-    with pytest.raises(RunError, match="its prompts are written in a chat template; evaluate again"):
+    with pytest.raises(UserError, match="its prompts are written in a chat template; evaluate again"):
         ratings.export(found, samples, "chat")
     said = [{"role": "user", "content": "One?"}]
     evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": said}])

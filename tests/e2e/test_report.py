@@ -13,7 +13,7 @@ import pytest
 
 from rlhf import ab, published, recipe, report, report_overview
 from rlhf.data import formats
-from rlhf.run import RunError
+from rlhf.errors import UserError
 from tests.browser import CHROMIUM, Browser, needs_browser
 from tests.conftest import RECIPE, run_stages, small, write_records
 
@@ -283,7 +283,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
             file.write_text(json.dumps(changed) + "\n" + "".join(others))
             try:
                 outcomes["left out" if "Left out" in report.page([report.load(root)]) else "whole"] += 1
-            except RunError as error:
+            except UserError as error:
                 assert "\n" not in str(error)
                 outcomes["refused"] += 1
         file.write_text(text)
@@ -305,7 +305,7 @@ def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
     assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and ">ppo</td>" in page
     for stage in ("pretrain", "sft", "ppo", "evaluate"):
         (root / stage / "manifest.json").write_text("{")
-    with pytest.raises(RunError, match=r"pretrain/manifest.json: cannot be read"):
+    with pytest.raises(UserError, match=r"pretrain/manifest.json: cannot be read"):
         report.load(root)
 
 
@@ -478,5 +478,5 @@ def test_on_a_phone_every_cell_is_in_sight(evaluated, tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match="no run there; it should hold folders named pretrain, sft, rm"):
+    with pytest.raises(UserError, match="no run there; it should hold folders named pretrain, sft, rm"):
         report.write([tmp_path], tmp_path / "x.html")

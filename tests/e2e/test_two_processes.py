@@ -133,7 +133,7 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import distributed
-from rlhf.run import RunError
+from rlhf.errors import UserError
 
 PartialState(cpu=True)
 me = distributed.rank()
@@ -149,7 +149,7 @@ distributed.agree("recipe", "same")
 try:
     distributed.agree("data", me)
     raise AssertionError("a rank with other data was let in")
-except RunError as error:
+except UserError as error:
     assert str(error).startswith("rank 1 (on ") and "another data than rank 0" in str(error), error
 
 torch.manual_seed(0)

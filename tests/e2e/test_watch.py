@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlhf import watch
+from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.online import session
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.run import read_json, read_lines
 from tests.conftest import beside, grouped, run_stages, small
 
 FOUND: set[str] = set()  # all that any test of this module has seen
@@ -191,7 +192,7 @@ def test_updates_that_are_too_large(taught, tmp_path, capsys):
     more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 10}
     loaded = small(**TAUGHT | PPO | more)
     out = beside(taught, tmp_path, "pretrain", "sft", "rm")
-    with pytest.raises(RunError, match=r"ppo: stopped on (clipping|large_updates); with another"):
+    with pytest.raises(UserError, match=r"ppo: stopped on (clipping|large_updates); with another"):
         run_stages(loaded, out, "ppo", stop_on=["clipping", "large_updates"])
     assert not (tmp_path / "cpu-tiny/v1/ppo/summary.json").exists()
     run_stages(loaded, out, "ppo")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rlhf import cuda, recipe
+from rlhf.errors import UserError
 from rlhf.models.loading import set_up_torch
-from rlhf.run import RunError
 from tests.conftest import small
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
     assert shares == [(pytest.approx(23.4 / 80), 3), (pytest.approx(23.4 / 80), 1), (1.0, 3)]
     for cap, message in (("much", "write a size"), ("0.5GB", "context alone takes about 0.6 GB"), ("nan", "context")):
         monkeypatch.setenv("RLHF_VRAM_CAP", cap)
-        with pytest.raises(RunError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
+        with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
             cuda.cap_memory(torch.device("cuda"))
     monkeypatch.delenv("RLHF_VRAM_CAP")
     cuda.cap_memory(torch.device("cuda"))

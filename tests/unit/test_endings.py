@@ -12,7 +12,7 @@ import pytest
 
 from rlhf import endings
 from rlhf.endings import Stopped
-from rlhf.run import RunError
+from rlhf.errors import UserError
 
 NAMES = [number.name for number in endings.SIGNALS]
 
@@ -179,7 +179,7 @@ class OutOfMemoryError(RuntimeError):
         (OSError(13, "Permission denied"), False),
         (RuntimeError("shape mismatch"), False),
         (ValueError("out of memory"), False),
-        (RunError("the row says: out of memory"), False),  # ours says what it means, and may quote
+        (UserError("the row says: out of memory"), False),  # ours says what it means, and may quote
         (ImportError("libtorch.so: failed to map segment from shared object"), False),
     ],
 )

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rlhf.data import raw
 from rlhf.data.formats import (
-    DataError,
     Document,
     Example,
     Message,
@@ -27,6 +26,7 @@ from rlhf.data.formats import (
     read_hub,
     render_hh,
 )
+from rlhf.errors import UserError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SKIP = "Set data.on_bad_row: skip to leave such rows out"
@@ -76,8 +76,8 @@ def write(tmp_path, monkeypatch):
 
 
 def refusal(*args, call=read, **options) -> str:
-    """The message of the DataError, which must be one line."""
-    with pytest.raises(DataError) as caught:
+    """The message of the UserError, which must be one line."""
+    with pytest.raises(UserError) as caught:
         call(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)

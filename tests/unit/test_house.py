@@ -41,6 +41,7 @@ LAYERS = (
     ("plain_yaml", "endings", "options"),
     ("terminal",),
     ("objectives",),
+    ("errors",),
 )
 
 

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from rlhf import options, report
+from rlhf.errors import UserError
 from rlhf.memory import plan
 from rlhf.report import Recorded
-from rlhf.run import RunError
 from tests.conftest import RECIPE, rlhf
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
@@ -101,7 +101,7 @@ def test_a_seed_has_32_bits(command, words, seed):
 
 @pytest.mark.parametrize("text", ["12", "12TB", "0GB", "-1GB", "nan GB", "9" * 400 + "GB", "1e9GB", ""])
 def test_a_size_has_a_unit_and_a_bound(text):
-    with pytest.raises(RunError, match="write a size with its unit, for example 12GB"):
+    with pytest.raises(UserError, match="write a size with its unit, for example 12GB"):
         plan.size(text)
     assert plan.size("12GB") == 12 * 10**9 and plan.size("1.5 GiB") == 1.5 * 2**30
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import published, recipe, reproduce
+from rlhf.errors import UserError
 from rlhf.published import Figure, Spent, compare
 from rlhf.stages import module_of
 from rlhf.strict import read_yaml
@@ -420,7 +421,7 @@ def test_a_mistake_in_published_yaml_is_one_line(tmp_path, text, said):
     made.mkdir(parents=True)
     (made / "recipe.yaml").write_text((ROOT / "recipes/cpu-tiny/v1/recipe.yaml").read_text())
     (made / "published.yaml").write_text(text)
-    with pytest.raises(recipe.RecipeError) as error:
+    with pytest.raises(UserError) as error:
         recipe.load(made)
     assert said in str(error.value) and str(made / "published.yaml") in str(error.value)
     assert "\n" not in str(error.value)

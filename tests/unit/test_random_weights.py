@@ -11,10 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from rlhf import cli, recipe
 from rlhf.data import formats, lengths, tokenize
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
-from rlhf.recipe import Loaded, RecipeError
-from rlhf.run import Run, RunError
+from rlhf.recipe import Loaded
+from rlhf.run import Run
 from rlhf.stages.rm import encode_pairs
 from tests.conftest import RECIPE, SMALL, run_stages
 
@@ -185,7 +186,7 @@ def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
 )
 def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_path, key, value, found):
     loaded = local(checkpoint, **{f"model__architecture__{key}": value})
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, loaded, "sft"), CPU)
     assert str(caught.value) == (
         f"{checkpoint} has {key} {found}, the recipe says {value}: correct model.architecture.{key}"
@@ -198,7 +199,7 @@ def test_a_sliding_window_that_the_recipe_does_not_know_is_refused(tmp_path):
     config = MistralConfig(**ARCHITECTURE, vocab_size=VOCAB, max_position_embeddings=512, sliding_window=64)
     MistralForCausalLM(config).save_pretrained(folder)
     changes = {"model__architecture__model_type": "mistral", "model__architecture__tie_word_embeddings": False}
-    with pytest.raises(RunError, match=r"has sliding_window 64, the recipe says None: correct model.architecture"):
+    with pytest.raises(UserError, match=r"has sliding_window 64, the recipe says None: correct model.architecture"):
         load_base(Run(tmp_path, local(folder, **changes), "sft"), CPU)
     known = local(folder, **changes, model__architecture__sliding_window=64)
     assert load_base(Run(tmp_path, known, "sft"), CPU).config.sliding_window == 64
@@ -240,7 +241,7 @@ def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, said
         raise OSError(said)
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     message = str(caught.value)
     assert message.startswith("cannot load the base model meta-llama/Llama-2-7b-hf: ")
@@ -256,7 +257,7 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
         raise OSError("x is not a local folder and is not a valid model identifier") from ValueError("401 Unauthorized")
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
-    with pytest.raises(RunError, match="is gated: accept its licence there"):
+    with pytest.raises(UserError, match="is gated: accept its licence there"):
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
 
 
@@ -273,7 +274,7 @@ def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, said, adv
         raise OSError(said)
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     assert advice in str(caught.value)
 
@@ -283,12 +284,12 @@ def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monke
         raise OSError("You are trying to access a gated repo.")
 
     monkeypatch.setattr(tokenize, "load", refuse)
-    with pytest.raises(RunError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
+    with pytest.raises(UserError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
         load_codec(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"))
 
 
 def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, local(tmp_path / "nothing"), "sft"), CPU)
     assert str(caught.value).startswith(f"cannot load the base model {tmp_path / 'nothing'}: ")
     assert "gated" not in str(caught.value) and "commits" not in str(caught.value)
@@ -380,7 +381,7 @@ def test_dialogues_are_a_function_of_the_seed_and_their_prompts_differ(tmp_path)
 
 def test_weights_from_nowhere_are_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RecipeError, match=r"--weights .*: no config.json there; name a checkpoint's folder"):
+        with pytest.raises(UserError, match=r"--weights .*: no config.json there; name a checkpoint's folder"):
             cli.load_recipe(None, RECIPE, (), str(folder), (), None)
 
 
@@ -415,7 +416,7 @@ def test_a_local_folder_takes_the_place_of_the_hub(checkpoint):
 def test_random_weights_need_an_architecture():
     loaded = recipe.load(RECIPE)
     without = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"architecture": None})})
-    with pytest.raises(RecipeError, match=r"random weights need model.architecture"):
+    with pytest.raises(UserError, match=r"random weights need model.architecture"):
         recipe.with_random_weights(without, 10, "hh")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.data import sums
 from rlhf.data.load import Corpus, _divided
-from rlhf.recipe import RecipeError
+from rlhf.errors import UserError
 from rlhf.rewards import find
 from tests.conftest import small
 
@@ -64,5 +64,5 @@ def test_no_question_is_on_both_sides(tmp_path):
 
 
 def test_sums_need_their_section():
-    with pytest.raises(RecipeError, match="source: sums needs sums"):
+    with pytest.raises(UserError, match="source: sums needs sums"):
         small(data__source="sums")
