@@ -13,8 +13,8 @@ import click
 from bench.paths import RESULTS
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
-from rlhf.records import Reproduced, check, reading
+from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
+from rlhf.run.records import Reproduced, check, reading
 
 HEAD = """# Results
 

@@ -21,14 +21,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rlhf import console, stats
-from rlhf.console import harmless
+from rlhf import stats
 from rlhf.data.formats import parse_hh
-from rlhf.endings import Stopped
 from rlhf.errors import UserError
+from rlhf.observe import console
+from rlhf.observe.console import harmless
+from rlhf.process.endings import Stopped
 from rlhf.recipe import POLICIES
-from rlhf.records import SampleLine, read_lines
-from rlhf.run import verified
+from rlhf.run.finished import verified
+from rlhf.run.records import SampleLine, read_lines
 
 PAGE = Path(__file__).with_suffix(".html")
 PORT = 8808

@@ -1,4 +1,4 @@
-"""The one exception for what a user can put right. `rlhf/guard.py` turns it into one line on stderr and exit code 1."""
+"""The one exception for what a user can put right. `rlhf/cli/guard.py` turns it into one line on stderr."""
 
 from pathlib import Path
 

@@ -14,9 +14,10 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from rlhf import ab, console
-from rlhf.console import harmless
+from rlhf import ab
 from rlhf.errors import UserError
+from rlhf.observe import console
+from rlhf.observe.console import harmless
 from rlhf.terminal import say
 
 TIMEOUT = 300  # seconds for one answer

@@ -3,7 +3,6 @@
 import math
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +66,6 @@ PRICE = click.option(
     callback=finite_price,
     help="Price of one card in dollars per hour; adds the cost.",
 )
-
-
-def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
-    """Raise UsageError if `to` is one of the files that the command reads, under whatever name."""
-    for file in inputs:
-        if to.exists() and os.path.exists(file) and os.path.samefile(to, file):
-            raise click.UsageError(f"--to {to} is the same file as {file}, which is read; name another one")
-
-
-def write_output(file: Path, text: str) -> None:
-    """Write beside and rename, so that an earlier output is replaced as a whole or stays as it is."""
-    target = file.resolve()  # a symbolic link stays one
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _stage_folder(path: Path) -> Path | None:

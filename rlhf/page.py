@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf import console
-from rlhf.console import harmless
+from rlhf.observe import console
+from rlhf.observe.console import harmless
 
 LONGEST = 2000  # characters of a text that is shown
 

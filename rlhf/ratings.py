@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from rlhf import ab, console
+from rlhf import ab
 from rlhf.data import formats
 from rlhf.errors import UserError
-from rlhf.options import OUTPUT, refuse_inputs, write_output
-from rlhf.run import read_lines, read_manifest
+from rlhf.files import read_lines, refuse_inputs, write_output
+from rlhf.observe import console
+from rlhf.options import OUTPUT
+from rlhf.run.finished import read_manifest
 from rlhf.terminal import say
 
 VERDICTS = ("a", "b", "tie")  # a skip is none

@@ -8,19 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import ab, console, published, records, report_overview
+from rlhf import ab, report_overview
 from rlhf import recipe as recipes
-from rlhf.data import formats, quality, spread
+from rlhf.data import formats
+from rlhf.data.quality import check as quality
+from rlhf.data.quality import spread
 from rlhf.errors import UserError
-from rlhf.options import refuse_inputs, write_output
+from rlhf.files import refuse_inputs, write_json, write_output
+from rlhf.observe import console
 from rlhf.page import left_out, with_interval
 from rlhf.page import section as _section
 from rlhf.page import table as _table
 from rlhf.page import text as _text
-from rlhf.published import DIFFERS, Figure, Verdict
-from rlhf.recipe import ONLINE, STAGES, default_root
+from rlhf.recipe import ONLINE, STAGES, default_root, published
+from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report_overview import CURVES
-from rlhf.run import code_version, data_file, write_json
+from rlhf.run import records
+from rlhf.run.finished import data_file
+from rlhf.run.provenance import code_version
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SAMPLES = 200  # shown at most

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf import console, published
+from rlhf.observe import console
 from rlhf.page import text
-from rlhf.published import Verdict
-from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES
+from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES, published
+from rlhf.recipe.published import Verdict
 
 NAMES = {
     "pretrain": "pretraining",

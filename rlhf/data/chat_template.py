@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf.data.formats import Message
 from rlhf.errors import UserError
-from rlhf.records import reason
+from rlhf.run.records import reason
 
 SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
 MEMORY = 2**28  # bytes beyond what the process has mapped

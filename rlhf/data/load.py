@@ -6,16 +6,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.console import working
-from rlhf.data import flaws, formats, lengths, sums, toy
+from rlhf.data import formats
 from rlhf.data.formats import Document, Example, Message, PreferencePair, PromptOnly
-from rlhf.data.leakage import leaks
+from rlhf.data.quality import flaws
+from rlhf.data.quality.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
+from rlhf.data.worlds import lengths, sums, toy
 from rlhf.errors import UserError
-from rlhf.records import Generated, Manifest, read
-from rlhf.run import Run, sha256, write_json
+from rlhf.files import sha256, write_json
+from rlhf.observe.console import working
+from rlhf.process import distributed
+from rlhf.run.directory import Run
+from rlhf.run.records import Generated, Manifest, read
 from rlhf.terminal import say
 
 T = TypeVar("T")

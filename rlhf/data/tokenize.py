@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from rlhf.data import chat_template
 from rlhf.data.formats import HH_CHAT_TEMPLATE, Message, render_hh
 from rlhf.errors import UserError
-from rlhf.records import reason
+from rlhf.run.records import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # What `render_plain` writes, as a chat template. GAP as in HH_CHAT_TEMPLATE.
@@ -231,7 +231,7 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def words(vocab_size: int) -> PreTrainedTokenizerFast:
-    """A stand-in with `vocab_size` ids, one for each word that rlhf/data/lengths.py writes."""
+    """A stand-in with `vocab_size` ids, one for each word that rlhf/data/worlds/lengths.py writes."""
     known = [PAD, BOS, EOS, *(turn.strip() for turn in TURNS)]
     ids = {word: i for i, word in enumerate([*known, *map(str, range(vocab_size - len(known)))])}
     raw = RawTokenizer(models.WordLevel(ids, unk_token=PAD))

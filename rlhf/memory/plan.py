@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from rlhf import console
-from rlhf import published as figures
 from rlhf.errors import UserError
 from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
@@ -17,8 +15,10 @@ from rlhf.memory.predict import ON_HOST as ON_HOST
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, needed, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
-from rlhf.published import GB, Verdict, compare
+from rlhf.observe import console
 from rlhf.recipe import Loaded, Recipe, as_yaml
+from rlhf.recipe import published as figures
+from rlhf.recipe.published import GB, Verdict, compare
 from rlhf.terminal import say
 
 PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "components")  # of a phase in JSON

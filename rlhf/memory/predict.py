@@ -14,9 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.errors import UserError
 from rlhf.memory import COMPONENTS, gpu, ranks
 from rlhf.memory import Phase as Phase
@@ -25,6 +23,8 @@ from rlhf.memory import StepOperations as StepOperations
 from rlhf.memory.depth import DEPTHS
 from rlhf.memory.rehearse import DECODING_STEP
 from rlhf.memory.rehearse import ON_HOST as ON_HOST
+from rlhf.process import distributed
+from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import Loaded, Recipe
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")

@@ -29,7 +29,7 @@ from rlhf.memory import Event, gpu
 from rlhf.memory.depth import DEPTHS, deepen
 from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Loaded, Recipe
-from rlhf.run import Run
+from rlhf.run.directory import Run
 from rlhf.stages import module_of
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
@@ -203,8 +203,8 @@ def shortened() -> Iterator[None]:
     """
     from transformers.data.data_collator import DataCollatorMixin
 
-    from rlhf import rollout
-    from rlhf.online.train_state import TrainState
+    from rlhf.rollout import engine as rollout
+    from rlhf.stages.online.train_state import TrainState
 
     every, decoding = TrainState.minibatches, rollout._Decoding.__init__
     collate = DataCollatorMixin.__call__
@@ -263,7 +263,7 @@ def main() -> None:
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
-    from rlhf.console import quiet_libraries
+    from rlhf.observe.console import quiet_libraries
 
     with quiet_libraries():
         _import_libraries()

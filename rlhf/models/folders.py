@@ -5,9 +5,9 @@ from typing import Any
 
 from safetensors import safe_open
 
-from rlhf import records
 from rlhf.errors import UserError
-from rlhf.records import reading
+from rlhf.run import records
+from rlhf.run.records import reading
 
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

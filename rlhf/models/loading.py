@@ -25,9 +25,7 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from rlhf import cuda, distributed, records, shape
 from rlhf import recipe as recipes
-from rlhf.console import install_command
 from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
@@ -35,8 +33,12 @@ from rlhf.models import folders
 from rlhf.models import weights as stored
 from rlhf.models.weights import ADAPTER_FILE as ADAPTER_FILE
 from rlhf.models.weights import adapter_weights as adapter_weights
-from rlhf.records import reading
-from rlhf.run import Run
+from rlhf.observe.console import install_command
+from rlhf.process import cuda, distributed
+from rlhf.recipe import shape
+from rlhf.run import records
+from rlhf.run.directory import Run
+from rlhf.run.records import reading
 
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 

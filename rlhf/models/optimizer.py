@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from rlhf.console import install_command
 from rlhf.errors import UserError
+from rlhf.observe.console import install_command
 
 
 def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf import distributed
+from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.loading import computes_in_bfloat16, mixed_precision, without_input_casts
 from rlhf.models.weights import (
@@ -34,7 +34,7 @@ from rlhf.models.weights import (
 )
 from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
 from rlhf.objectives.logprobs import linear_token_logprobs
-from rlhf.rollout import Rollout
+from rlhf.process import distributed
 
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf import records
 from rlhf.errors import UserError
-from rlhf.records import reading
+from rlhf.run import records
+from rlhf.run.records import reading
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

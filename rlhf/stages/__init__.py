@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import cuda, distributed, endings, tracking
-from rlhf.console import quiet_libraries
 from rlhf.errors import UserError
+from rlhf.observe import tracking
+from rlhf.observe.console import quiet_libraries
+from rlhf.observe.watch import Watch
+from rlhf.process import cuda, distributed, endings
 from rlhf.recipe import GROUPS, Loaded, available, default_root, load, parents
-from rlhf.run import Follower, Run, verified
-from rlhf.watch import Watch
+from rlhf.run.directory import Follower, Run
+from rlhf.run.finished import verified
 
 FULL_DISK_BYTES = 1_000_000
 LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborted the process, under 2.6e9 SFT ran
@@ -41,7 +43,7 @@ def execute(
     """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
 
     `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything is loaded. `stop_on`: names
-    of checks (rlhf/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root of runs, whose
+    of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root, whose
     finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
@@ -66,7 +68,7 @@ def execute(
             tracking.check(report_to)
             with quiet_libraries():
                 from rlhf.models.loading import device_of, set_up_torch
-                from rlhf.telemetry import device_facts
+                from rlhf.observe.telemetry import device_facts
 
                 device_of(loaded.recipe)  # without a GPU nothing more need be predicted
                 predicted = distributed.from_main(preflight)

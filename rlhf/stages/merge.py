@@ -13,10 +13,10 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4
 from rlhf.models.weights import attach_adapter
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
-from rlhf.run import Run
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.telemetry import Telemetry
 from rlhf.terminal import say
 
 ROWS, TOKENS = 4, 128  # of held-out text that the merged model is compared on

@@ -11,14 +11,15 @@ from rlhf.data.formats import Example
 from rlhf.data.load import Prompt
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
-from rlhf.evaluation import sampling
+from rlhf.evaluation.likelihood import perplexity
+from rlhf.evaluation.policies import sampling
 from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
-from rlhf.rollout import sample
-from rlhf.run import Run
+from rlhf.rollout.engine import sample
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, best_step, perplexity, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
 
 SAMPLES = 8  # held-out prompts whose answers are kept before and after
 IGNORED = -100  # a label that takes no part in the loss

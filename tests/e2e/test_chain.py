@@ -13,9 +13,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf import ab, comparison
+from rlhf import ab
 from rlhf.errors import UserError
-from rlhf.run import Run, read_json, read_lines, sha256
+from rlhf.evaluation import comparison
+from rlhf.files import read_json, read_lines, sha256
+from rlhf.run.directory import Run
 from tests.conftest import run_stages, small
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")

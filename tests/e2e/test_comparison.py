@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import comparison
 from rlhf.errors import UserError
+from rlhf.evaluation import comparison
 from tests.conftest import rlhf, write_records
 
 Z = 1.959963984540054

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
-from rlhf.run import read_json, sha256
+from rlhf.files import read_json, sha256
 from tests.conftest import beside, run_stages, small
 from tests.e2e.test_chain import Crash, crash
 from tests.e2e.test_damaged_runs import ROOT, one_line

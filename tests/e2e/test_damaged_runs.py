@@ -14,9 +14,12 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
-from rlhf import ab, chat, comparison, report, score
+from rlhf import ab, report
 from rlhf.errors import UserError
-from rlhf.run import Run, read_json, sha256
+from rlhf.evaluation import comparison
+from rlhf.files import read_json, sha256
+from rlhf.run.directory import Run
+from rlhf.use import chat, score
 from tests.conftest import beside, run_stages, small, write_records
 
 ROOT = Path("cpu-tiny/v1")

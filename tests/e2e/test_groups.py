@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import ab, chat, comparison, report
+from rlhf import ab, report
 from rlhf.errors import UserError
+from rlhf.evaluation import comparison
+from rlhf.files import read_json, read_lines
 from rlhf.recipe import as_yaml
-from rlhf.run import Run, read_json, read_lines
+from rlhf.run.directory import Run
+from rlhf.use import chat
 from tests.conftest import GROUP, RECIPE, SMALL, beside, grouped, rlhf, run_stages
 from tests.e2e.test_chain import Crash, crash
 

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf.errors import UserError
+from rlhf.files import read_json, sha256
 from rlhf.models.loading import load_base, load_codec
 from rlhf.recipe import Loaded
-from rlhf.run import Run, read_json, sha256
+from rlhf.run.directory import Run
 from tests.conftest import run_stages, small
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from rlhf.data import load
 from rlhf.errors import UserError
-from rlhf.run import Run, read_json
+from rlhf.files import read_json
+from rlhf.run.directory import Run
 from tests.conftest import run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]

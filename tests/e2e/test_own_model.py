@@ -13,8 +13,9 @@ from rlhf import recipe
 from rlhf.data import tokenize
 from rlhf.data.formats import Message
 from rlhf.errors import UserError
+from rlhf.files import read_lines
 from rlhf.models.loading import load_base, load_codec
-from rlhf.run import Run, read_lines
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, beside, run_stages, small
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")

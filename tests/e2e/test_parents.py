@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import comparison
 from rlhf.errors import UserError
-from rlhf.run import Run, read_json, stage_folder
+from rlhf.evaluation import comparison
+from rlhf.files import read_json
+from rlhf.run.directory import Run
+from rlhf.run.finished import stage_folder
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import ab, published, recipe, report, report_overview
+from rlhf import ab, recipe, report, report_overview
 from rlhf.data import formats
 from rlhf.errors import UserError
+from rlhf.recipe import published
 from tests.browser import CHROMIUM, Browser, needs_browser
 from tests.conftest import RECIPE, run_stages, small, write_records
 
@@ -163,7 +164,7 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
     assert (found["pairs"], found["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
     assert charts["tokens per chosen"]["data"][0]["y"] == found["lengths"]["chosen"]["counts"]
-    monkeypatch.setattr("rlhf.data.quality.check", None)
+    monkeypatch.setattr("rlhf.data.quality.check.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
 

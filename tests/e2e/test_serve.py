@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlhf import serve
 from rlhf.data.formats import Message, render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import as_yaml
+from rlhf.use import serve
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 openai = pytest.importorskip("openai", reason="the server needs transformers[serving]")
@@ -141,7 +141,7 @@ def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(t
     server = f"[sys.executable, '-c', {SERVER!r}, '{port}']"
     where = f"Path({str(tmp_path)!r}), 'm', '127.0.0.1', {port}"
     code = (
-        "import sys; from pathlib import Path; from rlhf import endings, serve\n"
+        "import sys; from pathlib import Path; from rlhf.process import endings; from rlhf.use import serve\n"
         f"with endings.listening(): serve.serve({server}, {where})"
     )
     ours = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)

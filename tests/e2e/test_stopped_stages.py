@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import endings, stages
+from rlhf import stages
 from rlhf.errors import UserError
-from rlhf.run import Run, read_json
+from rlhf.files import read_json
+from rlhf.process import endings
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")

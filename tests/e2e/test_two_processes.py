@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf import stages
+from rlhf.files import read_json, read_lines
 from rlhf.recipe import Loaded, as_yaml, with_random_weights
-from rlhf.run import read_json, read_lines
 from tests.conftest import GROUP, RECIPE, SMALL, beside, run_stages, small
 
 pytestmark = pytest.mark.slow

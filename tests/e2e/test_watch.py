@@ -1,4 +1,4 @@
-"""Every check of rlhf/watch.py, each triggered by a real run in which the failure was planted."""
+"""Every check of rlhf/observe/watch.py, each triggered by a real run in which the failure was planted."""
 
 import json
 import random
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import watch
 from rlhf.errors import UserError
+from rlhf.files import read_json, read_lines
 from rlhf.models.shared_base import SharedBase
-from rlhf.online import session
-from rlhf.run import read_json, read_lines
+from rlhf.observe import watch
+from rlhf.stages.online import session
 from tests.conftest import beside, grouped, run_stages, small
 
 FOUND: set[str] = set()  # all that any test of this module has seen
@@ -241,7 +241,7 @@ def test_groups_that_teach_nothing(trained, tmp_path):
 
 
 def test_every_check_was_triggered_by_a_run():
-    """The last test of this file: the failures that were planted above are all that rlhf/watch.py knows."""
+    """The last test of this file: the failures that were planted above are all that rlhf/observe/watch.py knows."""
     assert set(watch.NAMES) == FOUND
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlhf.data import formats
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
-from rlhf.strict import read_yaml, with_overrides
+from rlhf.recipe.strict import read_yaml, with_overrides
 
 # Derandomized: the same examples in every run of the suite. `make fuzz` asks for more.
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))

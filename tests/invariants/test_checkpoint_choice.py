@@ -5,12 +5,13 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
-from rlhf import trainer
 from rlhf.data.load import load
 from rlhf.errors import UserError
-from rlhf.online import session
-from rlhf.run import Run, read_json, read_lines
+from rlhf.files import read_json, read_lines
+from rlhf.run.directory import Run
 from rlhf.stages import rm
+from rlhf.stages import supervised as trainer
+from rlhf.stages.online import session
 from tests.conftest import beside, run_stages, small
 from tests.e2e.test_chain import Crash, crash
 

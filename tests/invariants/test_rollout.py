@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from rlhf import rollout as engine
+from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.objectives.logprobs import token_logprobs
-from rlhf.rollout import Rollout, Sampling, Window, pick, sample
+from rlhf.rollout import engine
+from rlhf.rollout.engine import Sampling, Window, pick, sample
 from tests.unit.test_lean import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0

@@ -12,8 +12,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Roberta
 from rlhf.data.formats import Example, Message, PreferencePair
 from rlhf.data.load import Corpus, Divided
 from rlhf.errors import UserError
-from rlhf.evaluation import Measured, closer_look, compare, reward_model_figures, score_histograms
-from rlhf.references import Overlap, answers
+from rlhf.evaluation.policies import Measured, closer_look, compare, reward_model_figures, score_histograms
+from rlhf.evaluation.references import Overlap, answers
 
 
 def measured(scores: list[float], lengths: list[int], truths: list[float] | None = None, **more) -> Measured:

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf import cuda, recipe
+from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.models.loading import set_up_torch
+from rlhf.process import cuda
 from tests.conftest import small
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,10 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from rlhf import distributed, recipe
+from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.trainer import Dealt, LengthBuckets
+from rlhf.process import distributed
+from rlhf.stages.supervised import Dealt, LengthBuckets
 from tests.conftest import RECIPE, small
 
 RECIPES = RECIPE.parents[1]

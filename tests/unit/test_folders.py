@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, load_merged
-from rlhf.run import Run
+from rlhf.run.directory import Run
 from tests.conftest import small
 from tests.e2e.test_local_base import pretrained
 

@@ -698,7 +698,8 @@ def test_a_late_system_message_cannot_be_rendered():
 
 
 def test_importing_the_readers_loads_nothing_heavy():
-    code = "import rlhf.data.quality, rlhf.data.split, sys; print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
+    code = "import rlhf.data.quality.check, rlhf.data.split, sys\n"
+    code += "print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -6,8 +6,9 @@ import sys
 import click
 import pytest
 
-from rlhf import distributed, endings, guard
+from rlhf.cli import guard
 from rlhf.errors import UserError
+from rlhf.process import distributed, endings
 from rlhf.terminal import LONGEST
 
 

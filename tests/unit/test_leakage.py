@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rlhf.data.formats import Document, Example, Message, PreferencePair, Row
-from rlhf.data.leakage import leaks
+from rlhf.data.quality.leakage import leaks
 
 RNG = random.Random(0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.data.load import load
 from rlhf.errors import UserError
-from rlhf.run import Run
+from rlhf.run.directory import Run
 from tests.conftest import small
 
 ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from rlhf import distributed
 from rlhf.errors import UserError
-from rlhf.plain_yaml import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse, read_yaml
+from rlhf.process import distributed
 from rlhf.recipe import load, parse_overrides
+from rlhf.recipe.plain_yaml import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse, read_yaml
 from tests.conftest import RECIPE
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"

@@ -14,9 +14,9 @@ from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, needed, reserved
-from rlhf.plain_yaml import Yaml
 from rlhf.recipe import Loaded
-from rlhf.strict import with_overrides
+from rlhf.recipe.plain_yaml import Yaml
+from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
 
 LEARNING = strategies.STAGES

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import published, recipe, reproduce
+from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.published import Figure, Spent, compare
+from rlhf.recipe import published
+from rlhf.recipe.published import Figure, Spent, compare
+from rlhf.recipe.strict import read_yaml
 from rlhf.stages import module_of
-from rlhf.strict import read_yaml
+from rlhf.use import reproduce
 
 ROOT = Path(__file__).parents[2]
 DIRECTORIES = recipe.available(ROOT / "recipes")

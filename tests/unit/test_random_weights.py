@@ -9,14 +9,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf import cli, recipe
-from rlhf.data import formats, lengths, tokenize
+from rlhf.data import formats, tokenize
+from rlhf.data.pairs import encode_pairs
 from rlhf.data.tokenize import Codec
+from rlhf.data.worlds import lengths
 from rlhf.errors import UserError
 from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
 from rlhf.recipe import Loaded
-from rlhf.run import Run
-from rlhf.stages.rm import encode_pairs
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, run_stages
 
 CPU = torch.device("cpu")

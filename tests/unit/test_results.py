@@ -8,8 +8,9 @@ import pytest
 from bench import results
 from bench.gpu import record as gpu_record
 from bench.peer import __main__ as peer
-from rlhf import recipe, reproduce
+from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.use import reproduce
 from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2]

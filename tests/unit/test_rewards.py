@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from rlhf import rewards
 from rlhf.errors import UserError
+from rlhf.stages.online import rewards
 from tests.conftest import grouped
 
 

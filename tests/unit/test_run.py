@@ -6,10 +6,13 @@ import re
 
 import pytest
 
-from rlhf import console, recipe
+from rlhf import recipe
 from rlhf.ab import standing
 from rlhf.errors import ParentMissing, UserError
-from rlhf.run import Run, checkpoint_problem, read_json, read_lines, write_json
+from rlhf.files import read_json, read_lines, write_json
+from rlhf.observe import console
+from rlhf.run.checkpoints import checkpoint_problem
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
@@ -138,7 +141,7 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
     run = started(tmp_path, stage="evaluate")
     run.log_samples(0, [{"prompt": "a"}])
     synced: list[str] = []
-    monkeypatch.setattr("rlhf.run._sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr("rlhf.files.sync", lambda path: synced.append(path.name))
     run.finish({}, COSTS)
     assert synced.index("samples.jsonl") < synced.index(".summary.json.tmp")
 

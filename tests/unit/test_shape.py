@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from rlhf import recipe, shape
+from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.recipe import shape
 from tests.conftest import rlhf
 
 FOLDER = recipe.default_root() / "4090-llama2-7b" / "v2"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf.data import spread
+from rlhf.data.quality import spread
 from rlhf.errors import UserError
 
 

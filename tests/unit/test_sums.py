@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from rlhf.data import sums
 from rlhf.data.load import Corpus, _divided
+from rlhf.data.worlds import sums
 from rlhf.errors import UserError
-from rlhf.rewards import find
+from rlhf.stages.online.rewards import find
 from tests.conftest import small
 
 SIZES = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}

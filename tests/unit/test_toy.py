@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from rlhf.data import toy
 from rlhf.data.formats import parse_hh
 from rlhf.data.split import conversation_key, is_heldout, part
+from rlhf.data.worlds import toy
 
 PARIS = "\n\nHuman: Hi. What is the capital of France? Thanks.\n\nAssistant:"
 FRUITS = "\n\nHuman: Name two fruits.\n\nAssistant:"

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rlhf.errors import UserError
-from rlhf.rollout import Sampling
-from rlhf.run import read_lines
-from rlhf.vllm import Server
+from rlhf.files import read_lines
+from rlhf.rollout.engine import Sampling
+from rlhf.rollout.vllm import Server
 from tests.conftest import beside, run_stages, small
 
 
