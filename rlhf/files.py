@@ -5,11 +5,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from rlhf.errors import UserError
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
@@ -61,13 +58,6 @@ def write_output(file: Path, text: str) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
-    """Raise UserError if `to` is one of the files that the command reads, under whatever name."""
-    for file in inputs:
-        if to.exists() and os.path.exists(file) and os.path.samefile(to, file):
-            raise UserError(f"--to {to} is the same file as {file}, which is read; name another one")
 
 
 def sha256(file: Path) -> str:

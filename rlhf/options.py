@@ -3,6 +3,7 @@
 import math
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ PRICE = click.option(
     callback=finite_price,
     help="Price of one card in dollars per hour; adds the cost.",
 )
+
+
+def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
+    """Raise UsageError if `to` is one of the files that the command reads, under whatever name."""
+    for file in inputs:
+        if to.exists() and os.path.exists(file) and os.path.samefile(to, file):
+            raise click.UsageError(f"--to {to} is the same file as {file}, which is read; name another one")
 
 
 def _stage_folder(path: Path) -> Path | None:

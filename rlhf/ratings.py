@@ -11,9 +11,9 @@ import click
 from rlhf import ab
 from rlhf.data import formats
 from rlhf.errors import UserError
-from rlhf.files import read_lines, refuse_inputs, write_output
+from rlhf.files import read_lines, write_output
 from rlhf.observe import console
-from rlhf.options import OUTPUT
+from rlhf.options import OUTPUT, refuse_inputs
 from rlhf.run.finished import read_manifest
 from rlhf.terminal import say
 

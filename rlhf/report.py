@@ -14,8 +14,9 @@ from rlhf.data import formats
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
 from rlhf.errors import UserError
-from rlhf.files import refuse_inputs, write_json, write_output
+from rlhf.files import write_json, write_output
 from rlhf.observe import console
+from rlhf.options import refuse_inputs
 from rlhf.page import left_out, with_interval
 from rlhf.page import section as _section
 from rlhf.page import table as _table

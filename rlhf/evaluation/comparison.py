@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import click
-
 from rlhf import recipe, stats
 from rlhf.errors import UserError
 from rlhf.files import read_lines
@@ -215,31 +213,3 @@ def show(found: Mapping[str, Any]) -> None:
             style="dim",
             markup=False,
         )
-
-
-@click.command("compare")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.option("--stage", default="ppo", show_default=True, type=click.Choice(STAGES), help="Policy to compare.")
-@click.option("--stage-b", type=click.Choice(STAGES), help="Policy of B. [default: as in A]")
-@click.option(
-    "--scored",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File of scores from `rlhf score`; give it twice, for A and then for B.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def compare_runs(a: Path, b: Path, stage: str, stage_b: str | None, scored: tuple[Path, ...], as_json: bool) -> None:
-    """Compare two runs on the same held-out prompts.
-
-    A and B are run directories, <out>/<recipe>/<version>, with a finished evaluation.
-    """
-    if len(scored) not in (0, 2):
-        raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
-    files = scored or (None, None)
-    found = compare(load(a, stage, files[0]), load(b, stage_b or stage, files[1]))
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        show(found)

@@ -14,8 +14,9 @@ from rlhf import stats
 from rlhf.data import formats, raw
 from rlhf.data.formats import Message
 from rlhf.errors import UserError
-from rlhf.files import refuse_inputs, write_output
+from rlhf.files import write_output
 from rlhf.observe import console
+from rlhf.options import refuse_inputs
 from rlhf.process import cuda
 from rlhf.recipe import Loaded
 from rlhf.run.directory import Run

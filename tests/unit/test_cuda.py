@@ -91,7 +91,7 @@ def test_a_stage_sets_the_variables_before_torch_starts(tmp_path):
     """Afterwards it stops: there is no GPU."""
     code = f"""
 import os, sys
-from rlhf import cli, cuda
+from rlhf import cli; from rlhf.process import cuda
 def spy(recipe, real=cuda.set_environment):
     real(recipe)
     print("torch" in sys.modules, os.environ["PYTORCH_ALLOC_CONF"])

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from rlhf import options, report
+from rlhf import files, report
 from rlhf.errors import UserError
 from rlhf.memory import plan
 from rlhf.report import Recorded
@@ -82,10 +82,10 @@ def test_an_empty_root_of_runs_is_refused(command, words):
 def test_an_earlier_output_is_replaced_as_a_whole_or_kept(tmp_path):
     (tmp_path / "page.html").write_text("old")
     (tmp_path / "link.html").symlink_to("page.html")
-    options.write_output(tmp_path / "link.html", "new")
+    files.write_output(tmp_path / "link.html", "new")
     assert (tmp_path / "page.html").read_text() == "new" and (tmp_path / "link.html").is_symlink()
     with pytest.raises(UnicodeEncodeError):
-        options.write_output(tmp_path / "page.html", "half a character \ud800")
+        files.write_output(tmp_path / "page.html", "half a character \ud800")
     assert (tmp_path / "page.html").read_text() == "new"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link.html", "page.html"]
 

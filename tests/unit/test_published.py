@@ -240,7 +240,7 @@ SETTINGS = {
 def known(stage: str) -> set[str]:
     """Keys of a stage's summary and metrics.jsonl: those that its file writes or docs/metrics.md explains."""
     file = module_of(stage).removeprefix("rlhf.").replace(".", "/")
-    written = "".join((ROOT / f"rlhf/{name}.py").read_text() for name in (file, "evaluation"))
+    written = "".join((ROOT / f"rlhf/{name}.py").read_text() for name in (file, "evaluation/policies"))
     explained = (ROOT / "docs/metrics.md").read_text()
     return {*re.findall(r'"([a-z_/]+)":', written), *re.findall(r"`([a-z_]+(?:/[a-z_]+)*)`", explained)}
 

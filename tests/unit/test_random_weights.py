@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from rlhf import cli, recipe
+from rlhf import recipe
+from rlhf.cli.choice import Choice
 from rlhf.data import formats, tokenize
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.tokenize import Codec
@@ -383,24 +384,24 @@ def test_dialogues_are_a_function_of_the_seed_and_their_prompts_differ(tmp_path)
 def test_weights_from_nowhere_are_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(UserError, match=r"--weights .*: no config.json there; name a checkpoint's folder"):
-            cli.load_recipe(None, RECIPE, (), str(folder), (), None)
+            Choice(directory=RECIPE, weights=str(folder)).load()
 
 
 def test_random_weights_mark_the_run_modified():
-    loaded = cli.load_recipe(None, RECIPE, (), "random", (), None)
+    loaded = Choice(directory=RECIPE, weights="random").load()
     assert loaded.modified
     assert loaded.sha256 == recipe.load(RECIPE).sha256, "of the file as it is released"
     found = loaded.recipe
     assert (found.model.source, found.tokenizer.source, found.data.source) == ("random", "words", "lengths")
     assert found.pretrain is None
     assert found.tokenizer.vocab_size == found.model.architecture.vocab_size == 800
-    assert not cli.load_recipe(None, RECIPE, (), None, (), None).modified
+    assert not Choice(directory=RECIPE).load().modified
 
 
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_every_recipe_can_have_random_weights(directory):
     """And keeps everything that decides memory and speed."""
-    loaded, before = cli.load_recipe(None, directory, (), "random", (), None), recipe.load(directory)
+    loaded, before = Choice(directory=directory, weights="random").load(), recipe.load(directory)
     changed = recipe.differences(before.recipe.model_dump(mode="json"), loaded.recipe.model_dump(mode="json"))
     kept = {"pretrain", "model.source", "model.architecture.vocab_size", "data.source", "data.lengths"}
     assert {key for key in changed if not key.startswith(("tokenizer", "pretrain", "data.lengths"))} <= kept
@@ -408,7 +409,7 @@ def test_every_recipe_can_have_random_weights(directory):
 
 def test_a_local_folder_takes_the_place_of_the_hub(checkpoint):
     directory = RECIPE.parents[1] / "4090-llama2-7b" / "v1"
-    loaded = cli.load_recipe(None, directory, (), str(checkpoint), (), None)
+    loaded = Choice(directory=directory, weights=str(checkpoint)).load()
     assert (loaded.recipe.model.source, loaded.recipe.model.name) == ("local", str(checkpoint))
     assert (loaded.recipe.tokenizer.source, loaded.recipe.tokenizer.name) == ("local", str(checkpoint))
     assert (loaded.recipe.model.revision, loaded.modified) == (None, True)

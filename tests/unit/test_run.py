@@ -141,7 +141,8 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
     run = started(tmp_path, stage="evaluate")
     run.log_samples(0, [{"prompt": "a"}])
     synced: list[str] = []
-    monkeypatch.setattr("rlhf.files.sync", lambda path: synced.append(path.name))
+    for module in ("files", "run.directory"):
+        monkeypatch.setattr(f"rlhf.{module}.sync", lambda path: synced.append(path.name))
     run.finish({}, COSTS)
     assert synced.index("samples.jsonl") < synced.index(".summary.json.tmp")
 
