@@ -12,7 +12,7 @@ from rlhf.data.formats import Document, Example, Message, PreferencePair, Prompt
 from rlhf.data.quality import flaws
 from rlhf.data.quality.leakage import leaks
 from rlhf.data.split import row_key, shuffled, split
-from rlhf.data.worlds import lengths, sums, toy
+from rlhf.data.worlds import lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.observe.console import working
@@ -237,15 +237,15 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         "validation_fraction": data.validation_fraction or 0.0,
         **data.toy.model_dump(),
     }
-    made = _made(folder, "toy", options, toy)
+    made = _made(folder, "toy", options, toy, toy_texts)
     files = _generated(made, toy.files(data.toy.demonstrations), lambda: toy.write(made, **options))
     return formats.read(files, on_bad_row="stop")
 
 
-def _made(folder: Path, kind: str, options: dict[str, Any], maker: ModuleType) -> Path:
-    """The folder of rows that are made here, named by what they are made from."""
-    assert maker.__file__
-    made = folder / f"{kind}-{recipes.content_hash([options, sha256(Path(maker.__file__))])[:12]}"
+def _made(folder: Path, kind: str, options: dict[str, Any], *makers: ModuleType) -> Path:
+    """The folder of rows that are made here, named by the options and the code that they are made from."""
+    code = [sha256(Path(str(maker.__file__))) for maker in makers]
+    made = folder / f"{kind}-{recipes.content_hash([options, *code])[:12]}"
     made.mkdir(parents=True, exist_ok=True)
     return made
 
