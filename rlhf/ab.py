@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rlhf import stats
-from rlhf.data.formats import parse_hh
+from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.observe import console
 from rlhf.observe.console import harmless

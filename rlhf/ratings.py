@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from rlhf import ab
-from rlhf.data import formats
+from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.files import read_lines, write_output
 from rlhf.observe import console
@@ -133,6 +133,6 @@ def _prompt(row: Mapping[str, Any], template: str, samples: Path) -> Any:
     """The prompt as readers know it: a transcript as it stands, or the messages that a chat template was made from."""
     if "messages" in row:
         return row["messages"]
-    if template != "hh" or not formats.parse_hh(row["prompt"])[:-1]:
+    if template != "hh" or not parse_hh(row["prompt"])[:-1]:
         raise UserError(f"{samples}: its prompts are written in a chat template; evaluate again, which keeps messages")
     return row["prompt"]

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.run.records import reason
 

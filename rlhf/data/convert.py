@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import formats, raw
-from rlhf.data.formats import Document, Example, OnBadRow, PromptOnly, Row
+from rlhf.data.formats import OnBadRow
+from rlhf.data.parsing import label_of
 from rlhf.data.raw import Malformed
+from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import UserError
 
 RawRow = tuple[str, object]  # source and row
@@ -79,14 +81,14 @@ def _renamed(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRo
             taken = [new for old, new in names.items() if new in row and new not in names]
             if missing or taken:
                 what = f"no column {missing[0]!r} to rename" if missing else f"a column {taken[0]!r} besides"
-                yield source, Malformed(f"{what}; it has {formats.names(row)}")
+                yield source, Malformed(f"{what}; it has {quoted_keys(row)}")
                 continue
             row = {names.get(key, key): value for key, value in row.items()}
         yield source, row
 
 
 def _is_labelled(row: object) -> bool:
-    return isinstance(row, dict) and "prompt" in row and formats.label_of(row) is not None
+    return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
 
 
 def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
@@ -100,7 +102,7 @@ def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
             continue
         key = json.dumps(row["prompt"], sort_keys=True)
         prompts[key] = row["prompt"]
-        answers[key][not formats.label_of(row)].append(row.get("completion", row.get("response")))
+        answers[key][not label_of(row)].append(row.get("completion", row.get("response")))
     found = False
     for key, (good, bad) in answers.items():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):

@@ -8,10 +8,11 @@ from typing import Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.data import formats
-from rlhf.data.formats import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.quality import flaws
 from rlhf.data.quality.leakage import leaks
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.split import row_key, shuffled, split
+from rlhf.data.transcripts import render_hh
 from rlhf.data.worlds import lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
@@ -100,7 +101,7 @@ class Corpus:
         def written(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
             dialogues = [(e.prompt, e.response) for e in examples]
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
-            return [f"{formats.render_hh(prompt)} {response}" for prompt, response in dialogues]
+            return [f"{render_hh(prompt)} {response}" for prompt, response in dialogues]
 
         return self._answered(_combined(written, self.examples, self.pairs), "pretrain", "texts")
 

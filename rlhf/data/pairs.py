@@ -1,6 +1,6 @@
 """Preference pairs as token ids."""
 
-from rlhf.data.formats import PreferencePair
+from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
 from rlhf.observe.console import working

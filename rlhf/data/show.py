@@ -11,8 +11,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.data.formats import Document, Example, PreferencePair, PromptOnly, Row, Rows
+from rlhf.data.formats import Rows
 from rlhf.data.quality.flaws import FLAWS
+from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
 
 LONGEST = 4000  # characters of a text that are shown
 DIFFERENT = "bold"

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlhf.data import chat_template
-from rlhf.data.formats import HH_CHAT_TEMPLATE, Message, render_hh
+from rlhf.data.rows import Message
+from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
 from rlhf.run.records import reason
 

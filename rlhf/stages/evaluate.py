@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rlhf.data import load
-from rlhf.data.formats import PreferencePair
 from rlhf.data.load import Prompt
 from rlhf.data.pairs import encode_pairs
+from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (

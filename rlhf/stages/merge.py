@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from rlhf.data import load
-from rlhf.data.formats import Example
+from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
 from rlhf.data import amount, load
-from rlhf.data.formats import PreferencePair
 from rlhf.data.pairs import encode_pairs, longest
+from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of

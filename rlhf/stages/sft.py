@@ -7,8 +7,8 @@ from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data import load
-from rlhf.data.formats import Example
 from rlhf.data.load import Prompt
+from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.likelihood import perplexity

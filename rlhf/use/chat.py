@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.errors import ParentMissing, UserError
 from rlhf.observe.console import harmless
 from rlhf.process import cuda

@@ -12,7 +12,9 @@ import click
 
 from rlhf import stats
 from rlhf.data import formats, raw
-from rlhf.data.formats import Message
+from rlhf.data.parsing import parse_prompt
+from rlhf.data.rows import Message
+from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
@@ -63,7 +65,7 @@ def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], t
         refuse_inputs(to, files)
     if prompt is None:
         return read(files)
-    messages = formats.parse_prompt(prompt, "--prompt")
+    messages = parse_prompt(prompt, "--prompt")
     return [Item("", messages, {"response": response}, {}) for response in responses]
 
 
@@ -104,7 +106,7 @@ def _item(source: str, row: object) -> Item:
     if not isinstance(row, dict) or not answers:
         raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
     written = "step" in row and isinstance(row["prompt"], str)  # by a run, in the model's own template
-    return Item(source, row["prompt"] if written else formats.parse_prompt(row["prompt"], source), answers, row)
+    return Item(source, row["prompt"] if written else parse_prompt(row["prompt"], source), answers, row)
 
 
 # ---- scoring ----
@@ -244,6 +246,6 @@ def _line(row: Scored, reward_model: str) -> dict[str, Any]:
 
 def _excerpt(text: str) -> str:
     """The end of a prompt's last message, or the beginning of an answer, on one line."""
-    said = formats.parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
+    said = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
     line = " ".join(console.harmless(said[-1].content if said else text).split())
     return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe import console

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf import recipe
 from rlhf.data import tokenize
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.files import read_lines
 from rlhf.models.loading import load_base, load_codec

@@ -6,8 +6,9 @@ import pytest
 
 from rlhf import ab, ratings
 from rlhf.data import formats
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.data.split import conversation_key, is_heldout
+from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from tests.conftest import rlhf, write_records
 from tests.e2e.test_ab import evaluation, row
@@ -97,7 +98,7 @@ def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatc
     pairs = formats.read([file]).pairs
     assert [pair.chosen for pair in pairs] == [r["ppo"]["response"] for r in rows[:3]]
     assert [pair.rejected for pair in pairs] == [r["sft"]["response"] for r in rows[:3]]
-    assert [formats.render_hh(pair.prompt) for pair in pairs] == prompts
+    assert [render_hh(pair.prompt) for pair in pairs] == prompts
     assert pairs[1].prompt[0] == Message("system", "Be brief.") and len(pairs[1].prompt) == 4
     code, out, _ = rlhf(monkeypatch, capsys, "data", "check", file, "--json")
     assert code == 0 and json.loads(out)["pairs"] == 3 and json.loads(out)["malformed"] == 0

@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlhf.data.formats import Message, render_hh
+from rlhf.data.rows import Message
+from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import as_yaml
 from rlhf.use import serve

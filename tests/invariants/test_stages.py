@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, LlamaModel, Trainer
 
 from rlhf.data import tokenize
 from rlhf.data.batch import Rollout
-from rlhf.data.formats import Message, PreferencePair
 from rlhf.data.pairs import encode_pairs
+from rlhf.data.rows import Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies as evaluation

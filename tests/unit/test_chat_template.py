@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec, train
 from rlhf.errors import UserError
 

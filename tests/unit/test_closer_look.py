@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from rlhf.data.formats import Example, Message, PreferencePair
 from rlhf.data.load import Corpus, Divided
+from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import Measured, closer_look, compare, reward_model_figures, score_histograms
 from rlhf.evaluation.references import Overlap, answers

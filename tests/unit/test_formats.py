@@ -15,17 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import raw
-from rlhf.data.formats import (
-    Document,
-    Example,
-    Message,
-    PreferencePair,
-    PromptOnly,
-    parse_hh,
-    read,
-    read_hub,
-    render_hh,
-)
+from rlhf.data.formats import read, read_hub
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.transcripts import parse_hh, render_hh
 from rlhf.errors import UserError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

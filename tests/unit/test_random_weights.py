@@ -12,6 +12,7 @@ from rlhf import recipe
 from rlhf.cli.choice import Choice
 from rlhf.data import formats, tokenize
 from rlhf.data.pairs import encode_pairs
+from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
 from rlhf.data.worlds import lengths
 from rlhf.errors import UserError
@@ -300,7 +301,7 @@ def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
 # -- dialogues ---------------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path, **options) -> list[formats.PreferencePair]:
+def written(folder: Path, **options) -> list[PreferencePair]:
     file = folder / "pairs.jsonl"
     lengths.write(file, **{"pairs": 40, "shape": "hh", "longest": 64, "seed": 0} | options)
     rows = formats.read([file], on_bad_row="stop")

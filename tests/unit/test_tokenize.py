@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf.data import tokenize
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rlhf.data.formats import parse_hh
 from rlhf.data.split import conversation_key, is_heldout, part
+from rlhf.data.transcripts import parse_hh
 from rlhf.data.worlds import toy, toy_texts
 
 PARIS = "\n\nHuman: Hi. What is the capital of France? Thanks.\n\nAssistant:"

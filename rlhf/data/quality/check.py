@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
 from rlhf.data import amount
-from rlhf.data.formats import Document, Message, PreferencePair, Row, Rows
+from rlhf.data.formats import Rows
 from rlhf.data.quality import spread
 from rlhf.data.quality.flaws import FLAWS, texts
 from rlhf.data.quality.leakage import leaks
 from rlhf.data.quality.oddities import script
+from rlhf.data.rows import Document, Message, PreferencePair, Row
 from rlhf.data.split import row_key, split
 from rlhf.stats import wilson
 

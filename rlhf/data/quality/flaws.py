@@ -5,8 +5,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rlhf.data.formats import Document, Example, Message, PreferencePair, Row, Rows
+from rlhf.data.formats import Rows
 from rlhf.data.quality.oddities import ODDITIES, script, unfinished
+from rlhf.data.rows import Document, Example, Message, PreferencePair, Row
 
 NEAR_IDENTICAL = 0.95  # least share of words, in order, that two answers have in common
 

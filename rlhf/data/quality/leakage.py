@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rlhf.data.formats import Document, Row
 from rlhf.data.quality.flaws import answers, prompt
+from rlhf.data.rows import Document, Row
 from rlhf.data.split import row_key
 
 ANSWER_WORDS = 13  # shorter answers are given to many questions: I’m sorry, I don’t know how to do that.
