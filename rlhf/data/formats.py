@@ -209,8 +209,8 @@ class _Reader:
             return found
         if self.format == "auto" and found not in (None, kind):
             raise Malformed(
-                f"one {found} row among {kind} rows, which have {', '.join(KEYS[kind])}; this one has {quoted_keys(row)}. "
-                "Keep one kind in a file, or name it in data.format"
+                f"one {found} row among {kind} rows, which have {', '.join(KEYS[kind])}; "
+                f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format"
             )
         return kind
 
