@@ -22,7 +22,7 @@ from rlhf.options import PRICE
 from rlhf.recipe import Loaded, published
 from rlhf.recipe.published import Figure, Spent, Verdict
 from rlhf.run.provenance import code_version
-from rlhf.run.records import reading
+from rlhf.run.reader import reading
 
 
 @click.command()

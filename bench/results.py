@@ -14,7 +14,8 @@ from bench.paths import RESULTS
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
-from rlhf.run.records import Reproduced, check, reading
+from rlhf.run.reader import check, reading
+from rlhf.run.records import Reproduced
 
 HEAD = """# Results
 

@@ -29,7 +29,8 @@ from rlhf.observe.console import harmless
 from rlhf.process.endings import Stopped
 from rlhf.recipe import POLICIES
 from rlhf.run.finished import verified
-from rlhf.run.records import SampleLine, read_lines
+from rlhf.run.reader import read_lines
+from rlhf.run.records import SampleLine
 
 PAGE = Path(__file__).with_suffix(".html")
 PORT = 8808

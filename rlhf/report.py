@@ -24,7 +24,7 @@ from rlhf.page import text as _text
 from rlhf.recipe import ONLINE, STAGES, default_root, published
 from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report_overview import CURVES
-from rlhf.run import records
+from rlhf.run import reader, records
 from rlhf.run.finished import data_file
 from rlhf.run.provenance import code_version
 
@@ -66,7 +66,7 @@ def load(root: Path) -> Recorded:
         found = {}
         for stage in STAGES:
             try:
-                content = records.read(root / stage / name, kind)
+                content = reader.read(root / stage / name, kind)
             except UserError as error:
                 problems.append(str(error))
                 continue
@@ -166,7 +166,7 @@ def _findings(runs: Sequence[Recorded], charts: _Charts) -> str:
     items = []
     for run in runs:
         for stage in run.manifests:
-            for row in records.read_lines(run.path / stage / "findings.jsonl", records.FindingLine):
+            for row in reader.read_lines(run.path / stage / "findings.jsonl", records.FindingLine):
                 tries = ", ".join(f"{key}={value}" for key, value in row["remedies"].items())
                 where = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 text = f"{where}, step {row['step']}: {row['seen']}. {row['cause']}."
@@ -198,7 +198,7 @@ def _curves(runs: Sequence[Recorded], charts: _Charts) -> str:
 
 
 def _metrics(run: Recorded, stage: str) -> list[dict[str, Any]]:
-    return records.read_lines(run.path / stage / "metrics.jsonl", records.MetricsLine)
+    return reader.read_lines(run.path / stage / "metrics.jsonl", records.MetricsLine)
 
 
 def _line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _timeline(run: Recorded, stage: str, key: str, last: float) -> list[dict[str
 def _memory_over_time(runs: Sequence[Recorded], stage: str, charts: _Charts) -> list[str]:
     lines = []
     for number, run in enumerate(runs):
-        lines_read = records.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
+        lines_read = reader.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
         rows = [row for row in lines_read if row.get("memory_bytes") is not None]
         if rows:
             size = [row["memory_bytes"] / 1e9 for row in rows]
@@ -262,7 +262,7 @@ def _frontier(runs: Sequence[Recorded], charts: _Charts) -> str:
             if rows[0].get("eval/true_reward_gain_sd") is not None:  # who knows no truth has no gap to show
                 line = {"color": colour, "dash": dash}
                 known.append({"x": [0, *x], "y": [0, *gains], "name": f"{name}{_of(run, runs)}{method}", "line": line})
-        chosen = records.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
+        chosen = reader.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
         best = chosen["best_step"] if chosen else None
         for row in rows:
             if row["step"] == best:
@@ -318,7 +318,7 @@ def _policies(runs: Sequence[Recorded], charts: _Charts) -> str:
 
 
 def _details(run: Recorded) -> dict[str, Any]:
-    return records.read(run.path / "evaluate" / "details.json", records.Details) or {}
+    return reader.read(run.path / "evaluate" / "details.json", records.Details) or {}
 
 
 def _ratings(runs: Sequence[Recorded], charts: _Charts) -> str:
@@ -422,7 +422,7 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     folder = default_root() / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
     unchanged = same and not any(m["overrides"] for m in manifests)
-    pinned = records.read(folder / "predicted.json", records.Predicted) if unchanged else None
+    pinned = reader.read(folder / "predicted.json", records.Predicted) if unchanged else None
     notes, drawn = "", ""
     if pinned and recipes.load(folder).sha256 == manifest["recipe_sha256"]:
         phases = {
@@ -475,7 +475,7 @@ def _samples(runs: Sequence[Recorded], charts: _Charts) -> str:
     shown, total = [], 0
     for run in runs:
         files = [run.path / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
-        rows = next((rows for file in files if (rows := records.read_lines(file, records.SampleLine))), [])
+        rows = next((rows for file in files if (rows := reader.read_lines(file, records.SampleLine))), [])
         total += len(rows)
         for row in rows[-SAMPLES:]:
             answers = {key: value for key, value in row.items() if key not in ("step", "prompt", "sample", "messages")}
@@ -544,7 +544,7 @@ def _checked(run: Recorded) -> dict[str, Any] | str | None:
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest["seed"], "fraction": settings["data"]["heldout_fraction"]}
     made_from = {"data": facts["sha256"], "unit": unit, "code": code_version()["commit"], **split}
-    known = records.read(file, records.Quality)
+    known = reader.read(file, records.Quality)
     if known and known["made_from"] == made_from:
         return known
     with console.working(f"{run.name}: checking its data"):

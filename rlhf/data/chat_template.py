@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
-from rlhf.run.records import reason
+from rlhf.run.reader import reason
 
 SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
 MEMORY = 2**28  # bytes beyond what the process has mapped

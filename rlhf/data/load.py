@@ -19,7 +19,8 @@ from rlhf.files import sha256, write_json
 from rlhf.observe.console import working
 from rlhf.process import distributed
 from rlhf.run.directory import Run
-from rlhf.run.records import Generated, Manifest, read
+from rlhf.run.reader import read
+from rlhf.run.records import Generated, Manifest
 from rlhf.terminal import say
 
 T = TypeVar("T")

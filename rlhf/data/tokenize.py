@@ -19,7 +19,7 @@ from rlhf.data import chat_template
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
-from rlhf.run.records import reason
+from rlhf.run.reader import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # What `render_plain` writes, as a chat template. GAP as in HH_CHAT_TEMPLATE.

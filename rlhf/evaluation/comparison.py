@@ -19,7 +19,8 @@ from rlhf.errors import UserError
 from rlhf.files import read_lines
 from rlhf.observe import console
 from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
-from rlhf.run.records import Answer, Details, check, read
+from rlhf.run.reader import check, read
+from rlhf.run.records import Answer, Details
 
 STAGES = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # settings that are named as different

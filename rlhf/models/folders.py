@@ -6,8 +6,8 @@ from typing import Any
 from safetensors import safe_open
 
 from rlhf.errors import UserError
-from rlhf.run import records
-from rlhf.run.records import reading
+from rlhf.run import reader, records
+from rlhf.run.reader import reading
 
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -15,7 +15,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 def check(folder: Path) -> None:
     """Raise UserError for a configuration that is not plausible, and for weights that do not fit it."""
-    config = records.read(folder / "config.json", records.ModelConfig)
+    config = reader.read(folder / "config.json", records.ModelConfig)
     if config is None:
         raise UserError(f"{folder}/config.json is missing")
     check_full(config, str(folder))
@@ -34,7 +34,7 @@ def check_full(config: dict[str, Any], name: str) -> None:
 
 def _check_weights(folder: Path, config: dict[str, Any]) -> None:
     """Raise UserError for weights as pickles, files that are missing, and a configuration of a far larger model."""
-    index = records.read(folder / INDEX, records.WeightsIndex)
+    index = reader.read(folder / INDEX, records.WeightsIndex)
     files = (
         sorted(folder / name for name in {*index["weight_map"].values()}) if index else [folder / "model.safetensors"]
     )

@@ -36,9 +36,9 @@ from rlhf.models.weights import adapter_weights as adapter_weights
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
 from rlhf.recipe import shape
-from rlhf.run import records
+from rlhf.run import reader, records
 from rlhf.run.directory import Run
-from rlhf.run.records import reading
+from rlhf.run.reader import reading
 
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
@@ -91,7 +91,7 @@ def load_codec(run: Run) -> Codec:
     name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
     base: dict[str, Any] = {}
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class looks into it too
-        base = records.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
+        base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
     with _loading("the tokenizer", name, settings):
         codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
@@ -189,7 +189,7 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
 
 @contextmanager
 def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) -> Iterator[None]:
-    """As `records.reading`, for what may come from the hub: whatever a library raises becomes one line."""
+    """As `reader.reading`, for what may come from the hub: whatever a library raises becomes one line."""
     try:
         yield
     except (UserError, MemoryError, torch.OutOfMemoryError):

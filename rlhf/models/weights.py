@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
-from rlhf.run import records
-from rlhf.run.records import reading
+from rlhf.run import reader, records
+from rlhf.run.reader import reading
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -48,7 +48,7 @@ def adapter_weights(stage_dir: Path) -> dict[str, Tensor]:
 
 def adapter_config(folder: Path) -> LoraConfig:
     """The configuration of a plain LoRA adapter. Raises UserError for any other kind."""
-    if records.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
+    if reader.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
         raise UserError(f"{folder / ADAPTER_CONFIG} is missing")
     with reading(folder / ADAPTER_CONFIG):
         return LoraConfig.from_pretrained(folder)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from rlhf.errors import UserError
 from rlhf.recipe import GROUPS, ONLINE, Recipe, as_yaml
 from rlhf.run.directory import Run
-from rlhf.run.records import FindingLine, MetricsLine, read_lines
+from rlhf.run.reader import read_lines
+from rlhf.run.records import FindingLine, MetricsLine
 from rlhf.stats import sigmoid
 from rlhf.terminal import say
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import sha256, sync
-from rlhf.run import records
+from rlhf.run import reader, records
 
 
 def checkpoint_step(folder: Path) -> int:
@@ -17,7 +17,7 @@ def checkpoint_step(folder: Path) -> int:
 def checkpoint_problem(folder: Path) -> str | None:
     """Why a checkpoint cannot be used, or None. A file that it does not name might be loaded instead of one it does."""
     try:
-        record = records.read(folder / "checkpoint.json", records.Checkpoint)
+        record = reader.read(folder / "checkpoint.json", records.Checkpoint)
     except UserError as error:
         return str(error)
     if record is None:
@@ -38,12 +38,12 @@ def checkpoint_problem(folder: Path) -> str | None:
 
 def resuming(folder: Path) -> AbstractContextManager[None]:
     """Around whatever reads a checkpoint to go on from it: a UserError says how to do without it."""
-    return records.advising(f"move {folder} away, and --resume takes the checkpoint before it")
+    return reader.advising(f"move {folder} away, and --resume takes the checkpoint before it")
 
 
 def keep_lines_until(file: Path, kind: type[records.Record], step: int, lines: int | None = None) -> None:
     """Drop lines after `step`, and all but the first `lines`: the resumed run writes them again."""
-    rows = records.read_lines(file, kind)[:lines]
+    rows = reader.read_lines(file, kind)[:lines]
     kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= step]
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text("".join(kept), encoding="utf-8")

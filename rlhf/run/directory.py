@@ -26,7 +26,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
 from rlhf.recipe import Loaded, published
-from rlhf.run import records
+from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, holds_no_work, keep_lines_until
 from rlhf.run.finished import (
     REMADE,
@@ -132,7 +132,7 @@ class Run:
                 self._manifest = {}
             else:
                 self.resumed_data = self._manifest.get("data")
-                self._spent = (records.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {})[
+                self._spent = (reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {})[
                     "wall_seconds"
                 ]
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -162,9 +162,9 @@ class Run:
             for step in self.checkpoint_steps():
                 if step > last:  # damaged, or it would have been chosen
                     remove(self.checkpoint(step))
-            logged = (records.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
+            logged = (reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
             for name, kind in LOGS.items():  # the checkpoint's own step may have logged after it
-                with records.advising(f"repair it, or run {self.stage} without --resume"):
+                with reader.advising(f"repair it, or run {self.stage} without --resume"):
                     keep_lines_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
 
     def describe(self, **facts: Any) -> None:
@@ -283,7 +283,7 @@ class Run:
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
             "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
-            "findings": [row["check"] for row in records.read_lines(self.path / "findings.jsonl", records.FindingLine)],
+            "findings": [row["check"] for row in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
             "targets": [_measured(figure, comparable) for figure in self._figures(self.stage)],
             "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
         }
@@ -311,7 +311,7 @@ class Run:
             sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
             if sizes:
                 found[name] = sum(sizes) / published.GB
-        for row in records.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
+        for row in reader.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
             for key, value in row.items():
                 if value is not None:
                     found.setdefault(f"first.{key}", value)
@@ -353,7 +353,7 @@ class Run:
         there is nothing to say that its checkpoints are ours.
         """
         try:
-            return records.read(self.path / "manifest.json", records.Manifest) is not None
+            return reader.read(self.path / "manifest.json", records.Manifest) is not None
         except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
             return False

@@ -14,7 +14,7 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe import STAGES
-from rlhf.run import records
+from rlhf.run import reader, records
 
 REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
 CONFIG = "adapter_config.json"
@@ -23,14 +23,14 @@ BASE = "base_model_name_or_path"  # in CONFIG; the only thing in a result that d
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a stage's directory, None where it is not done. Raises UserError when it is damaged."""
-    with records.advising(_way_out(path, path.name)):
-        return records.read(path / "summary.json", records.Summary)
+    with reader.advising(_way_out(path, path.name)):
+        return reader.read(path / "summary.json", records.Summary)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a stage's directory. Raises UserError when it is missing or damaged."""
-    with records.advising(_way_out(path, path.name)):
-        manifest = records.read(path / "manifest.json", records.Manifest)
+    with reader.advising(_way_out(path, path.name)):
+        manifest = reader.read(path / "manifest.json", records.Manifest)
         if manifest is None:
             raise UserError(f"{path}: manifest.json is missing")
         return manifest

@@ -25,10 +25,10 @@ from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Optimization
-from rlhf.run import records
+from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, resuming
 from rlhf.run.directory import Run
-from rlhf.run.records import reading
+from rlhf.run.reader import reading
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 TrainerT = TypeVar("TrainerT", bound=Trainer)
@@ -192,7 +192,7 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
     folder = run.resumed_from
     assert folder
     with resuming(folder):
-        state = records.read(folder / "trainer_state.json", records.TrainerState)
+        state = reader.read(folder / "trainer_state.json", records.TrainerState)
         if state is None or state["global_step"] != checkpoint_step(folder):
             raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
         if run.loaded.recipe.hardware.engine == "ddp":  # others divide them in ways of their own
@@ -217,13 +217,13 @@ def _check_parts(trainer: Trainer, folder: Path) -> None:
         file = folder / "model.safetensors"
         stored.check_shapes(stored.tensors(file), dict(model.named_parameters()), str(file))
     file = folder / "optimizer.pt"
-    optimizer = records.check(stored.unpickled(file), records.OptimizerState, str(file))
+    optimizer = reader.check(stored.unpickled(file), records.OptimizerState, str(file))
     count = sum(len(group["params"]) for group in optimizer["param_groups"])
     trained = sum(parameter.requires_grad for parameter in model.parameters())
     if count != trained:
         raise UserError(f"{file} is of {count} parameters, the model trains {trained}")
     file = folder / "scheduler.pt"
-    records.check(stored.unpickled(file), records.SchedulerState, str(file))
+    reader.check(stored.unpickled(file), records.SchedulerState, str(file))
 
 
 def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
@@ -356,7 +356,7 @@ def choose_checkpoint(run: Run) -> int | None:
 
     Returns its step, None where no checkpoint has a finite loss.
     """
-    rows = records.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
+    rows = reader.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
     logged = {row["step"]: row["eval/loss"] for row in rows if "eval/loss" in row}
     checkpoints = [{"step": step, "loss": logged[step]} for step in run.checkpoint_steps() if step in logged]
     finite = [found for found in checkpoints if found["loss"] is not None]
@@ -367,7 +367,7 @@ def choose_checkpoint(run: Run) -> int | None:
 
 def best_step(run: Run) -> dict[str, float]:
     """The metric that names the best checkpoint; nothing where checkpoints were not compared."""
-    found = records.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
+    found = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
     if found is None:
         return {}
     return {"best_step": math.nan if found["best_step"] is None else found["best_step"]}

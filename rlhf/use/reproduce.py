@@ -14,7 +14,7 @@ from rlhf.observe import console
 from rlhf.process import endings
 from rlhf.recipe import POLICIES, STAGES, Loaded, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
-from rlhf.run import records
+from rlhf.run import reader, records
 from rlhf.run.finished import read_manifest, read_summary
 
 
@@ -82,7 +82,7 @@ def show(found: dict[str, Any], out: Path) -> None:
 
 def table_of(file: Path) -> str:
     """The Markdown table of a record that `record` wrote. Raises UserError where the file is none."""
-    found = records.read(file, records.Reproduced)
+    found = reader.read(file, records.Reproduced)
     if found is None or not found["seeds"]:
         raise UserError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
     return markdown(found)

@@ -3,7 +3,8 @@
 from rlhf.files import write_json
 from rlhf.recipe import OnlineOptions
 from rlhf.run.directory import Run
-from rlhf.run.records import MetricsLine, read_lines
+from rlhf.run.reader import read_lines
+from rlhf.run.records import MetricsLine
 
 
 def choose_checkpoints(run: Run, options: OnlineOptions) -> int | None:

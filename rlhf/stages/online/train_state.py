@@ -20,10 +20,11 @@ from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unp
 from rlhf.objectives.kl import adapt
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions
-from rlhf.run import records
+from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.run.directory import Run
-from rlhf.run.records import Amount, Count, OptimizerState, Record, SchedulerState, reading
+from rlhf.run.reader import reading
+from rlhf.run.records import Amount, Count, OptimizerState, Record, SchedulerState
 
 RATES = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORMS = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # names of the logged gradient norms
@@ -168,7 +169,7 @@ class TrainState:
 def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
     """Read state.pt of a checkpoint. Raises UserError when it is damaged, or of another version or step."""
     file = folder / "state.pt"
-    state = records.check(unpickled(file), kind, str(file))
+    state = reader.check(unpickled(file), kind, str(file))
     if state["step"] != checkpoint_step(folder):
         raise UserError(f"{file} is that of step {state['step']}")
     return state
