@@ -200,20 +200,13 @@ if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 no_file     = DATA: there is no file '$(f)'. $(if $(findstring /,$(f)),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
-# The container sees the same paths as the caller: what is read is read-only, what is written belongs to the caller.
+# bin/in-container shows a container the same paths as the caller has.
 engine_name = $(if $(local),docker,$(RUNTIME))
 rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
 python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(IMAGE))
-container = $(engine_name) run --rm --init $$([ -t 0 ] && echo -it) $(gpus) --ipc=host $(ports) $(user) $(passed) $(mounts) -w '$(CURDIR)'
-gpus      = $(if $(on_cpu),,$(if $(filter podman,$(engine_name)),--device nvidia.com/gpu=all,--gpus all))
-ports     = $(if $(filter serve,$(MAKECMDGOALS)),-p 127.0.0.1:$(PORT):$(PORT))
-user      = --user "$$(id -u):0"$(if $(filter podman,$(engine_name)), --userns keep-id)
-keys      = HF_TOKEN HF_HUB_OFFLINE HF_ENDPOINT RLHF_RECIPES RLHF_VRAM_CAP WANDB_API_KEY WANDB_MODE WANDB_ENTITY WANDB_BASE_URL TRACKIO_SPACE_ID
-passed    = -e HF_HOME='$(hub)' $(addprefix -e ,$(keys)) -e RLHF_IMAGE="$$($(engine_name) image inspect -f '{{.Id}}' $(IMAGE))"
-mounts    = $(foreach d,$(CURDIR)/recipes $(read_only),-v '$(d):$(d):ro') $(foreach d,$(written),-v '$(d):$(d)') -v '$(HOME)/.cache/rlhf:/cache/rlhf'
+container = bin/in-container --engine $(engine_name)$(if $(on_cpu),, --gpu)$(if $(filter serve,$(MAKECMDGOALS)), --port $(PORT))$(foreach d,$(read_only), --read '$(d)')$(foreach d,$(written), --write '$(d)')
 read_only = $(abspath $(DATA_FILES) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(PARENTS) $(RLHF_RECIPES))
-written   = $(abspath $(OUT) results $(hub))
-hub       = $(or $(HF_HOME),$(HOME)/.cache/huggingface)
+written   = $(abspath $(OUT) results)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(if $(shell git status --porcelain -- rlhf bench recipes requirements Dockerfile 2>/dev/null),-dirty)
 no_engine = RUNTIME=$(engine_name): there is no $(engine_name) on this machine. Install it (and for a GPU the NVIDIA \
@@ -233,7 +226,6 @@ shell: engine $(if $(filter file,$(origin IMAGE)),image) ## open a shell in the 
 engine:
 	@command -v $(engine_name) >/dev/null || { echo '$(no_engine)' >&2; exit 1; }
 	@$(engine_name) info >/dev/null 2>&1 || { echo '$(no_daemon)' >&2; exit 1; }
-	@mkdir -p $(foreach d,$(written) $(HOME)/.cache/rlhf,'$(d)')
 test-image: setup ## build the image for a CPU and train in it as another user, with docker, podman or buildah
 	@tests/image/test.sh $(VENV)/bin/python
 
@@ -270,7 +262,7 @@ lint: setup ## run ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/hadolint Dockerfile
-	@$(VENV)/bin/shellcheck requirements/lock.sh tests/image/test.sh cloud/*.sh
+	@$(VENV)/bin/shellcheck bin/in-container requirements/lock.sh tests/image/test.sh cloud/*.sh
 docs: setup ## build the documentation as a site, build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo 'written to build/site/index.html'

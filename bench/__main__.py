@@ -12,15 +12,17 @@ import click
 
 from bench import compare, goals, steps
 from bench.paths import RESULTS
-from rlhf import console, published, recipe
+from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.files import read_json, write_json
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
+from rlhf.observe import console
 from rlhf.options import PRICE
-from rlhf.published import Figure, Spent, Verdict
-from rlhf.recipe import Loaded
-from rlhf.records import reading
-from rlhf.run import code_version, read_json, write_json
+from rlhf.recipe import Loaded, published
+from rlhf.recipe.published import Figure, Spent, Verdict
+from rlhf.run.provenance import code_version
+from rlhf.run.reader import reading
 
 
 @click.command()
@@ -102,7 +104,7 @@ def measure(loaded: Loaded, stages: tuple[str, ...], count: int, shape: str) -> 
 
         from bench.ceilings import ceilings
         from rlhf.models.loading import device_of
-        from rlhf.telemetry import device_facts
+        from rlhf.observe.telemetry import device_facts
 
     device = device_of(loaded.recipe)
     if loaded.recipe.hardware.threads:

@@ -8,14 +8,17 @@ from typing import Any
 import click
 
 from bench import steps
-from rlhf import console, recipe
+from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.errors import UserError
+from rlhf.files import write_json
 from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import one_by_one, with_changes
-from rlhf.published import GB
+from rlhf.observe import console
 from rlhf.recipe import Loaded
-from rlhf.run import RunError, code_version, write_json
+from rlhf.recipe.published import GB
+from rlhf.run.provenance import code_version
 
 STAGE = "sft"
 # The strategy "flash_attention" is torch's own kernel; the flash-attn package stands beside it in a row of its own.
@@ -42,7 +45,7 @@ def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | Non
                 found[name] = steps.measure(
                     changed, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False
                 )[STAGE]
-            except RunError as error:
+            except UserError as error:
                 if name != PACKAGE:  # which is optional
                     raise
                 found[name] = {"cannot_run": str(error).splitlines()[-1]}

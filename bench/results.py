@@ -12,8 +12,10 @@ import click
 
 from bench.paths import RESULTS
 from rlhf.cli import guarded
-from rlhf.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
-from rlhf.records import Reproduced, RunError, check, reading
+from rlhf.errors import UserError
+from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
+from rlhf.run.reader import check, reading
+from rlhf.run.records import Reproduced
 
 HEAD = """# Results
 
@@ -39,7 +41,7 @@ def _line(file: Path, root: Path) -> str:
     kinds |= {"gpu_item": _gpu, "outside": _outside}
     tell = next((tell for key, tell in kinds.items() if key in record), None)
     if tell is None:
-        raise RunError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
+        raise UserError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
     what, headline = tell(record)
     device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
     commit = (record["code"]["commit"] or "unknown")[:8]

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import recipe as recipes
-from rlhf.distributed import child_environment
+from rlhf.errors import UserError
+from rlhf.files import read_json, read_lines
 from rlhf.memory.rehearse import few_steps
+from rlhf.process.distributed import child_environment
 from rlhf.recipe import Loaded
-from rlhf.run import RunError, read_json, read_lines
 
 STAGES = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: kernels are chosen, optimizer states are made, graphs are captured
@@ -82,5 +83,5 @@ def _run(loaded: Loaded, stage: str, out: Path, changes: Mapping[str, Any], pref
     if done.returncode and "out of memory" in done.stderr:
         return "out of memory"
     if done.returncode:
-        raise RunError(f"{stage}: {done.stderr.strip()[-2000:]}")
+        raise UserError(f"{stage}: {done.stderr.strip()[-2000:]}")
     return "done"

@@ -76,18 +76,6 @@ def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
             raise click.UsageError(f"--to {to} is the same file as {file}, which is read; name another one")
 
 
-def write_output(file: Path, text: str) -> None:
-    """Write beside and rename, so that an earlier output is replaced as a whole or stays as it is."""
-    target = file.resolve()  # a symbolic link stays one
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _stage_folder(path: Path) -> Path | None:
     """The stage's folder whose records or results `path` would be among; None if it is elsewhere."""
     for place in (path.absolute(), path.resolve()):

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from rlhf import cli, recipe, stages
-from rlhf.finished import result_files, result_hash
 from rlhf.recipe import Loaded
+from rlhf.run.finished import result_files, result_hash
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

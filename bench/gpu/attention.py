@@ -14,7 +14,7 @@ from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import cudnn_attention, synchronize
 from rlhf.models.loading import mixed_precision
-from rlhf.rollout import Sampling, sample
+from rlhf.rollout.engine import Sampling, sample
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attention.SDPBackend
 PLAN_MS = 10.0  # more than this beyond a later call is a plan being built
@@ -77,7 +77,7 @@ def collect(context: Context, loaded: Any) -> list[Call]:
         with recording(name, note):
             yield
 
-    with mock.patch("rlhf.rollout.GRAPHS", False):
+    with mock.patch("rlhf.rollout.engine.GRAPHS", False):
         sample(shared.base, prompts, codec, how, phase=phase)
     return list(calls.values())
 

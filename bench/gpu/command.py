@@ -11,8 +11,8 @@ import click
 from bench.gpu import packages, plan, record, runner
 from bench.gpu.plan import Item
 from bench.paths import ROOT
-from rlhf import console
-from rlhf.run import read_json
+from rlhf.files import read_json
+from rlhf.observe import console
 
 LEAST = 20.0  # seconds below which no further item is started
 OUT = Path("runs/gpu-hour")

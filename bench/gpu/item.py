@@ -18,8 +18,8 @@ from bench.gpu import plan, record
 from bench.gpu.plan import Item
 from bench.paths import ROOT
 from rlhf import recipe as recipes
+from rlhf.files import write_json
 from rlhf.recipe import Loaded
-from rlhf.run import write_json
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ class Context:
 
     def run(self) -> dict[str, Any]:
         """Run the item's function and return the finished record. An exception becomes the outcome `failed`."""
-        from rlhf.telemetry import device_facts
+        from rlhf.observe.telemetry import device_facts
 
         module, function = self.item.function.split(":")
         try:

@@ -11,7 +11,7 @@ from bench.ceilings import ceilings
 from bench.gpu import packages
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
-from rlhf.distributed import child_environment
+from rlhf.process.distributed import child_environment
 
 OLDEST = (8, 0)  # compute capability with bfloat16 in the matrix units
 WASTE = 0.15  # what rlhf.memory.predict assumes that the allocator reserves beyond what it allocates
@@ -90,7 +90,7 @@ def _same_tokens() -> dict[str, dict[str, float]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from bench.gpu.variants import AS_IT_IS, DECODING, Unavailable, in_turn
-    from rlhf.rollout import Sampling, sample
+    from rlhf.rollout.engine import Sampling, sample
 
     torch.manual_seed(0)
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}

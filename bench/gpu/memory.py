@@ -8,7 +8,7 @@ from bench.gpu.item import Context
 from bench.gpu.record import Verdict
 from bench.memory import budgets
 from bench.memory.measure import beside, measuring, pinned_peaks
-from rlhf.console import quiet_libraries
+from rlhf.observe.console import quiet_libraries
 
 STAGES = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
 CLOSE = 0.05  # share of the measured peak by which a prediction may miss it

@@ -8,7 +8,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Loaded
-from rlhf.run import Run
+from rlhf.run.directory import Run
 
 ROLES = ("policy", "reference", "reward", "value")
 

@@ -10,7 +10,7 @@ from bench.gpu import packages
 from bench.gpu.plan import ITEMS, Item
 from rlhf import recipe as recipes
 from rlhf.recipe import Loaded
-from rlhf.run import code_version
+from rlhf.run.provenance import code_version
 
 SCHEMA = 1
 OUTCOMES = ("started", "done", "failed", "timed out", "skipped")

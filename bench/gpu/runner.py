@@ -14,8 +14,8 @@ from bench.gpu import record
 from bench.gpu.item import load
 from bench.gpu.plan import Item
 from bench.paths import ROOT
-from rlhf.distributed import child_environment
-from rlhf.run import read_json, write_json
+from rlhf.files import read_json, write_json
+from rlhf.process.distributed import child_environment
 
 RECORDS = "results"
 GRACE = 5.0  # seconds between asking a process group to end and killing it

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlhf import rollout
+from rlhf.rollout import engine as rollout
 
 
 class Unavailable(Exception):

@@ -6,10 +6,13 @@ from pathlib import Path
 import click
 
 from bench.memory import budgets
-from rlhf import console, cuda, recipe
+from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.files import write_json
 from rlhf.memory.predict import STAGES, Predictor
-from rlhf.run import code_version, write_json
+from rlhf.observe import console
+from rlhf.process import cuda
+from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
 TRAINED = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU, evaluate only samples as the others do
@@ -88,7 +91,7 @@ def measure(
         from bench.memory.measure import beside, pinned_peaks
         from bench.memory.measure import measure as measure_stages
         from rlhf.models.loading import device_of
-        from rlhf.telemetry import device_facts
+        from rlhf.observe.telemetry import device_facts
 
     device = device_of(loaded.recipe)
     chosen = list(stages or (STAGES if device.type == "cpu" else TRAINED))

@@ -12,9 +12,9 @@ from bench.memory import budgets
 from rlhf.memory.rehearse import PHASES, Rehearsals, shortened
 from rlhf.memory.tracker import Tracker
 from rlhf.models.loading import set_up_torch
+from rlhf.observe.telemetry import take_peak, watch_peaks
 from rlhf.recipe import Loaded, Recipe
-from rlhf.telemetry import take_peak, watch_peaks
-from rlhf.trainer import let_go
+from rlhf.stages.supervised import let_go
 
 CUDA = torch.device("cuda")
 Peaks = dict[str, dict[str, int]]  # phase -> {"bytes": allocated, and on CUDA "reserved": by the allocator}
@@ -61,7 +61,8 @@ class AllocatorPeaks(TorchDispatchMode):
     """Peaks of torch's CUDA allocator per phase, in `peaks`, while the mode is on.
 
     Phases are blocks of `torch.profiler.record_function` with a name in PHASES; one inside another is `outer/inner`
-    and counts for both. Telemetry takes peaks as well; each credits the other's phases (`rlhf.telemetry.take_peak`).
+    and counts for both. Telemetry takes peaks as well; each credits the other's phases
+    (`rlhf.observe.telemetry.take_peak`).
     """
 
     def __init__(self) -> None:

@@ -8,8 +8,9 @@ import json
 import pytest
 import torch
 
-from rlhf.data import formats, lengths
+from rlhf.data import formats
 from rlhf.data.tokenize import Codec, words
+from rlhf.data.worlds import lengths
 from rlhf.objectives import kl, masked
 from rlhf.objectives.gae import gae
 from rlhf.objectives.logprobs import linear_token_logprobs

@@ -17,9 +17,10 @@ from bench.outside import compare, lengths, page
 from bench.outside.collect import DATA
 from bench.outside.collect_fms import DATA as PACKED_DATA
 from bench.paths import RESULTS, ROOT
-from rlhf import console
 from rlhf.cli import guarded
-from rlhf.run import code_version, write_json
+from rlhf.files import write_json
+from rlhf.observe import console
+from rlhf.run.provenance import code_version
 
 FOLDER = RESULTS / "outside" / "peft-metamath"
 PACKAGES = ("torch", "transformers", "peft")

@@ -25,9 +25,10 @@ import click
 import torch
 
 from bench.peer.inputs import BATCH, SIZES, make_inputs
-from rlhf.console import OUT, rows_table
-from rlhf.distributed import child_environment
-from rlhf.run import code_version, read_json, read_lines, write_json
+from rlhf.files import read_json, read_lines, write_json
+from rlhf.observe.console import OUT, rows_table
+from rlhf.process.distributed import child_environment
+from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
 RECIPE = Path(__file__).parent / "recipe" / "v1"

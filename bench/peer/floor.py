@@ -17,8 +17,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rlhf import cli, rollout
-from rlhf.telemetry import Telemetry
+from rlhf import cli
+from rlhf.observe.telemetry import Telemetry
+from rlhf.rollout import engine as rollout
 
 
 def count(arguments: list[str], steps: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from rlhf.run import write_json
+from rlhf.files import write_json
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {

@@ -18,12 +18,14 @@ from typing import Any
 import click
 
 from bench import steps
-from rlhf import console, recipe
+from rlhf import recipe
 from rlhf.cli import guarded
-from rlhf.distributed import child_environment
+from rlhf.files import write_json
 from rlhf.memory.rehearse import few_steps
+from rlhf.observe import console
+from rlhf.process.distributed import child_environment
 from rlhf.recipe import Loaded
-from rlhf.run import code_version, write_json
+from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("sft", "dpo")
@@ -65,7 +67,7 @@ def main(
         packages = {name: version(name) for name in ("torch", "transformers", "trl", "peft")}
         with console.quiet_libraries():
             from rlhf.models.loading import device_of
-            from rlhf.telemetry import device_facts
+            from rlhf.observe.telemetry import device_facts
         device = device_facts(device_of(loaded.recipe))
         record = facts | about | {"overrides": loaded.overrides, "device": device, "packages": packages}
         write_json(save, record | {"repeats": repeats, "stages_beside": figures})

@@ -20,8 +20,8 @@ from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
-from rlhf.rewards import find
-from rlhf.run import Run
+from rlhf.run.directory import Run
+from rlhf.stages.online.rewards import find
 
 
 def main() -> None:

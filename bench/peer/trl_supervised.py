@@ -15,7 +15,7 @@ from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
-from rlhf.run import Run
+from rlhf.run.directory import Run
 
 
 class Clock(TrainerCallback):

@@ -1,1 +1,1 @@
-"""From files, a hub data set or the toy world to token ids: formats, quality, split, load, tokenize."""
+"""From files, a hub data set or generated data to token ids: formats, load, split, tokenize, batch."""

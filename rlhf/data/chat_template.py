@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from rlhf.data.formats import DataError, Message
-from rlhf.records import reason
+from rlhf.data.rows import Message
+from rlhf.errors import UserError
+from rlhf.run.reader import reason
 
 SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
 MEMORY = 2**28  # bytes beyond what the process has mapped
@@ -23,19 +24,19 @@ PROBES = (
 def check(render: Callable[[Sequence[Message]], str]) -> None:
     """Render two short conversations in a child process with little CPU time and memory.
 
-    `render` is what is called for real ones later. Raises DataError for a template that fails, loops, fills the
+    `render` is what is called for real ones later. Raises UserError for a template that fails, loops, fills the
     memory, or leaves out what is said. A template that waits for certain content before it loops is not recognised.
     """
     try:
         texts = [_bounded(render, messages) for messages in PROBES]
-    except DataError as error:
-        raise DataError(f"{error}; use tokenizer.template: hh") from None
+    except UserError as error:
+        raise UserError(f"{error}; use tokenizer.template: hh") from None
     if not all(WORD in text for text in texts):
-        raise DataError("the tokenizer's chat template leaves out what is said; use tokenizer.template: hh")
+        raise UserError("the tokenizer's chat template leaves out what is said; use tokenizer.template: hh")
 
 
 def _bounded(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
-    """What `render` makes of the messages in a forked child. Raises DataError where it fails or exceeds a limit."""
+    """What `render` makes of the messages in a forked child. Raises UserError where it fails or exceeds a limit."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -56,9 +57,9 @@ def _bounded(render: Callable[[Sequence[Message]], str], messages: Sequence[Mess
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) or not answer:
         limits = f"{SECONDS} s or {MEMORY // 2**20} MiB"
-        raise DataError(f"the tokenizer's chat template takes more than {limits} for a short conversation")
+        raise UserError(f"the tokenizer's chat template takes more than {limits} for a short conversation")
     if answer[0] == "-":
-        raise DataError(answer[1:])
+        raise UserError(answer[1:])
     return answer[1:]
 
 

@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import formats, raw
-from rlhf.data.formats import Document, Example, OnBadRow, PromptOnly, Row
-from rlhf.data.raw import DataError, Malformed
+from rlhf.data.formats import OnBadRow
+from rlhf.data.parsing import label_of, quoted_keys
+from rlhf.data.raw import Malformed
+from rlhf.data.rows import Document, Example, PromptOnly, Row
+from rlhf.errors import UserError
 
 RawRow = tuple[str, object]  # source and row
 
 
 def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> formats.Rows:
-    """Read files, their columns renamed (`names`: old -> new). Raises DataError as `formats.read` does."""
+    """Read files, their columns renamed (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
-        raise DataError("--rename gives two columns the same name; give each a name of its own")
+        raise UserError("--rename gives two columns the same name; give each a name of its own")
     sources = []
     for file in files:
         rows = _renamed(raw.rows(file), names)
@@ -40,18 +43,18 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
     parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in _kept(parsed)}
     if len(kinds) > 1:
-        raise DataError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
+        raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
     return parsed
 
 
 def write(rows: formats.Rows, file: Path) -> int:
-    """Write rows as JSON lines; returns their number. Raises DataError when the file is there already."""
+    """Write rows as JSON lines; returns their number. Raises UserError when the file is there already."""
     kept = _kept(rows)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in kept)
     except FileExistsError:
-        raise DataError(f"{file}: is there already and is not overwritten; choose another --to") from None
+        raise UserError(f"{file}: is there already and is not overwritten; choose another --to") from None
     return len(kept)
 
 
@@ -78,18 +81,18 @@ def _renamed(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRo
             taken = [new for old, new in names.items() if new in row and new not in names]
             if missing or taken:
                 what = f"no column {missing[0]!r} to rename" if missing else f"a column {taken[0]!r} besides"
-                yield source, Malformed(f"{what}; it has {formats.names(row)}")
+                yield source, Malformed(f"{what}; it has {quoted_keys(row)}")
                 continue
             row = {names.get(key, key): value for key, value in row.items()}
         yield source, row
 
 
 def _is_labelled(row: object) -> bool:
-    return isinstance(row, dict) and "prompt" in row and formats.label_of(row) is not None
+    return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
 
 
 def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
-    """Yield preference rows from labelled answers. Raises DataError when no prompt has both kinds of answers."""
+    """Yield preference rows from labelled answers. Raises UserError when no prompt has both kinds of answers."""
     answers: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     prompts: dict[str, Any] = {}
     for source, row in rows:
@@ -99,7 +102,7 @@ def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
             continue
         key = json.dumps(row["prompt"], sort_keys=True)
         prompts[key] = row["prompt"]
-        answers[key][not formats.label_of(row)].append(row.get("completion", row.get("response")))
+        answers[key][not label_of(row)].append(row.get("completion", row.get("response")))
     found = False
     for key, (good, bad) in answers.items():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):
@@ -107,15 +110,15 @@ def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
             source = f"{name}: pair {number} of prompt {prompts[key]!r:.40}"
             yield source, {"prompt": prompts[key], "chosen": chosen, "rejected": rejected}
     if not found:
-        raise DataError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
+        raise UserError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
 
 
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:
-    """Column names as they are given on the command line: `question=prompt`. Raises DataError for anything else."""
+    """Column names as they are given on the command line: `question=prompt`. Raises UserError for anything else."""
     names = {}
     for pair in pairs:
         old, equals, new = pair.partition("=")
         if not (old and equals and new):
-            raise DataError(f"--rename {pair}: write OLD=NEW, for example question=prompt")
+            raise UserError(f"--rename {pair}: write OLD=NEW, for example question=prompt")
         names[old] = new
     return names

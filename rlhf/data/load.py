@@ -6,15 +6,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.console import working
-from rlhf.data import flaws, formats, lengths, sums, toy
-from rlhf.data.formats import DataError, Document, Example, Message, PreferencePair, PromptOnly
-from rlhf.data.leakage import leaks
+from rlhf.data import formats
+from rlhf.data.quality import flaws
+from rlhf.data.quality.leakage import leaks
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.split import row_key, shuffled, split
-from rlhf.records import Generated, Manifest, read
-from rlhf.run import Run, RunError, sha256, write_json
+from rlhf.data.transcripts import render_hh
+from rlhf.data.worlds import lengths, sums, toy, toy_texts
+from rlhf.errors import UserError
+from rlhf.files import sha256, write_json
+from rlhf.observe.console import working
+from rlhf.process import distributed
+from rlhf.run.directory import Run
+from rlhf.run.reader import read
+from rlhf.run.records import Generated, Manifest
 from rlhf.terminal import say
 
 T = TypeVar("T")
@@ -34,11 +40,11 @@ class Divided(Generic[T]):
 
     @property
     def validation(self) -> list[T]:
-        """Rows that choose checkpoints. Raises DataError when the recipe sets some apart and there are none."""
+        """Rows that choose checkpoints. Raises UserError when the recipe sets some apart and there are none."""
         if self._validation is None:
             return self.heldout
         if not self._validation:
-            raise DataError(
+            raise UserError(
                 f"no rows for validation; all {len(self.heldout)} held out are test rows: add a file with --data, or "
                 "change data.validation_fraction"
             )
@@ -59,10 +65,10 @@ class Divided(Generic[T]):
         return Divided(train, heldout, apart)
 
     def required(self, stage: str, what: str) -> "Divided[T]":
-        """Return itself if there are rows to train on and rows held out. Raises DataError otherwise."""
+        """Return itself if there are rows to train on and rows held out. Raises UserError otherwise."""
         if self.train and self.heldout:
             return self
-        raise DataError(
+        raise UserError(
             f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
             f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
         )
@@ -91,12 +97,12 @@ class Corpus:
             texts = _combined(lambda documents: [document.text for document in documents], self.documents)
             return texts.required("pretrain", "texts")
         if template != "hh":
-            raise DataError("pretraining on dialogues needs tokenizer.template: hh")
+            raise UserError("pretraining on dialogues needs tokenizer.template: hh")
 
         def written(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
             dialogues = [(e.prompt, e.response) for e in examples]
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
-            return [f"{formats.render_hh(prompt)} {response}" for prompt, response in dialogues]
+            return [f"{render_hh(prompt)} {response}" for prompt, response in dialogues]
 
         return self._answered(_combined(written, self.examples, self.pairs), "pretrain", "texts")
 
@@ -115,16 +121,16 @@ class Corpus:
         return self._answered(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
 
     def _answered(self, rows: Divided[T], stage: str, what: str) -> Divided[T]:
-        """Rows that a stage learns answers from. Raises DataError where there are none, or prompts alone."""
+        """Rows that a stage learns answers from. Raises UserError where there are none, or prompts alone."""
         if len(self.bare_prompts) and not len(rows):
-            raise DataError(
+            raise UserError(
                 f"{stage} needs {what}, and the data has only prompts without an answer, which PPO alone can use: add "
                 "a file with answers to --data (make: DATA=)"
             )
         return rows.required(stage, what)
 
     def answers(self) -> dict[Prompt, str]:
-        """Return the right answer to each prompt that has one. Raises DataError for a prompt with two of them."""
+        """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
         known: dict[Prompt, PromptOnly] = {}
         for rows in (self.bare_prompts.train, self.bare_prompts.heldout, self.bare_prompts._validation or ()):
             for row in rows:
@@ -132,7 +138,7 @@ class Corpus:
                     continue
                 earlier = known.setdefault(row.prompt, row)
                 if earlier.answer != row.answer:
-                    raise DataError(
+                    raise UserError(
                         f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
                     )
         return {prompt: row.answer for prompt, row in known.items() if row.answer is not None}
@@ -149,7 +155,7 @@ class Corpus:
 def load(run: Run) -> Corpus:
     """Read the recipe's data for a stage that has started, record its fingerprint, and compare it with the parents'.
 
-    Raises DataError for bad data and RunError when the stage's parents, or the run that it resumes, saw other data.
+    Raises UserError for bad data and UserError when the stage's parents, or the run that it resumes, saw other data.
     """
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"), distributed.main_first():
@@ -172,7 +178,7 @@ def load(run: Run) -> Corpus:
         )  # a stage has seen that it exists
     for path, seen in earlier.items():
         if seen and seen["sha256"] != facts["sha256"]:
-            raise RunError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
+            raise UserError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
     run.describe(data=facts)
     return corpus
 
@@ -193,7 +199,7 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
         sides = [([row for row in train if id(row) not in gone], heldout) for train, heldout in sides]
     if reasons and not any(train for train, _ in sides):
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
-        raise DataError(f"data.drop leaves nothing to train on ({counts}); leave a reason out of it")
+        raise UserError(f"data.drop leaves nothing to train on ({counts}); leave a reason out of it")
     return Corpus(*(_parted(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)), dropped
 
 
@@ -233,15 +239,15 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         "validation_fraction": data.validation_fraction or 0.0,
         **data.toy.model_dump(),
     }
-    made = _made(folder, "toy", options, toy)
+    made = _made(folder, "toy", options, toy, toy_texts)
     files = _generated(made, toy.files(data.toy.demonstrations), lambda: toy.write(made, **options))
     return formats.read(files, on_bad_row="stop")
 
 
-def _made(folder: Path, kind: str, options: dict[str, Any], maker: ModuleType) -> Path:
-    """The folder of rows that are made here, named by what they are made from."""
-    assert maker.__file__
-    made = folder / f"{kind}-{recipes.content_hash([options, sha256(Path(maker.__file__))])[:12]}"
+def _made(folder: Path, kind: str, options: dict[str, Any], *makers: ModuleType) -> Path:
+    """The folder of rows that are made here, named by the options and the code that they are made from."""
+    code = [sha256(Path(str(maker.__file__))) for maker in makers]
+    made = folder / f"{kind}-{recipes.content_hash([options, *code])[:12]}"
     made.mkdir(parents=True, exist_ok=True)
     return made
 
@@ -249,7 +255,7 @@ def _made(folder: Path, kind: str, options: dict[str, Any], maker: ModuleType) -
 def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
     """Files that `write` makes in `folder`, made once and read later as they were made: made.json has their hashes.
 
-    Without made.json they may be cut off, and are made again. Raises RunError for one that has changed since.
+    Without made.json they may be cut off, and are made again. Raises UserError for one that has changed since.
     """
     files, record = [folder / name for name in names], folder / "made.json"
     known = read(record, Generated)
@@ -259,7 +265,7 @@ def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) ->
         return files
     changed = [file for file in files if sha256(file) != known["sha256"].get(file.name)]
     if changed:
-        raise RunError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
+        raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
     return files
 
 

@@ -1,6 +1,6 @@
 """Raw rows of files: JSON lines, JSON arrays, Parquet and CSV; what a row means is for rlhf/data/formats.py.
 
-Which of them a file is shows in its content, not in its name. Whatever cannot be read is a `DataError` of one line.
+Which of them a file is shows in its content, not in its name. Whatever cannot be read is a `UserError` of one line.
 Only ordinary files are read: a pipe or a device may never end. A line and a JSON array have a largest size, and so has
 what a gzipped file becomes, so that no file can fill the memory of the machine.
 
@@ -20,15 +20,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlhf.errors import UserError
+
 MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
 MAX_ARRAY = 2**31  # bytes of a file that is one JSON value, which is held in memory as a whole: 2 GiB
 MAX_INFLATION = 250  # times the size of a gzipped file, beyond the first GiB; dialogues are packed to a third or less
 FREE_INFLATION = 2**30
 CARRIAGE_RETURNS = "a carriage return inside of a line: end lines with a line feed (tr '\\r' '\\n')"
-
-
-class DataError(ValueError):
-    """Data that cannot be used as it is; one line that says where, what is wrong and the way out."""
 
 
 class Malformed(Exception):
@@ -38,17 +36,17 @@ class Malformed(Exception):
 def rows(path: Path) -> Iterator[tuple[str, object]]:
     """Yield (source, row) for each row; a line that is not JSON comes as the `Malformed` that says so.
 
-    A source is `file:line`, or `file:row N` where rows are not lines. Raises DataError when the file cannot be read.
+    A source is `file:line`, or `file:row N` where rows are not lines. Raises UserError when the file cannot be read.
     """
     head = _head(path)
     if not head:
-        raise DataError(f"{path}: the file is empty; download or write it again")
+        raise UserError(f"{path}: the file is empty; download or write it again")
     if head.startswith(b"version https://git-lfs"):
-        raise DataError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
+        raise UserError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
     if head.startswith(b"PAR1"):
         return _parquet_rows(path)
     if path.suffix == ".parquet":
-        raise DataError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
+        raise UserError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
     lines = _decoded(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b")))
     lines = itertools.dropwhile(lambda line: not line[1].strip(), lines)
     first = next(lines, None)
@@ -65,15 +63,15 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
 def _head(path: Path) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-            raise DataError(f"{path}: a pipe or a device, which may never end; write the rows to a file first")
+            raise UserError(f"{path}: a pipe or a device, which may never end; write the rows to a file first")
         with path.open("rb") as file:
             return file.read(64)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check its path") from None
+        raise UserError(f"{path}: no such file; check its path") from None
     except IsADirectoryError:
-        raise DataError(f"{path}: a directory; name the files in it") from None
+        raise UserError(f"{path}: a directory; name the files in it") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
 
 
 def sha256(path: Path) -> str:
@@ -83,7 +81,7 @@ def sha256(path: Path) -> str:
 
 
 def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
-    """Yield the lines, inflated. Raises DataError where a line or the whole file becomes too large."""
+    """Yield the lines, inflated. Raises UserError where a line or the whole file becomes too large."""
     count = size = 0
     most = FREE_INFLATION + MAX_INFLATION * path.stat().st_size
     try:
@@ -91,20 +89,20 @@ def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
             while line := file.readline(MAX_LINE + 1):
                 size += len(line)
                 if len(line) > MAX_LINE:
-                    raise DataError(
+                    raise UserError(
                         f"{path}:{count + 1}: a line of more than {MAX_LINE >> 20} MiB; put each row on its own line"
                     )
                 if gzipped and size > most:
-                    raise DataError(
+                    raise UserError(
                         f"{path}: unpacks to more than {MAX_INFLATION} times its size after {count:,} lines, which no "
                         "text does; unpack it by hand and look at it"
                     )
                 yield line
                 count += 1
     except EOFError:
-        raise DataError(f"{path}: gzip stream ends early after {count:,} lines; download it again") from None
+        raise UserError(f"{path}: gzip stream ends early after {count:,} lines; download it again") from None
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: gzip stream damaged after {count:,} lines ({error}); download it again") from None
+        raise UserError(f"{path}: gzip stream damaged after {count:,} lines ({error}); download it again") from None
 
 
 def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
@@ -114,7 +112,7 @@ def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            raise DataError(
+            raise UserError(
                 f"{path}:{number}: byte 0x{line[error.start]:02x} at offset {offset + error.start} is not UTF-8; "
                 "convert the file to UTF-8"
             ) from None
@@ -134,9 +132,9 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
         except (ValueError, RecursionError) as error:
             reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
             if "\r" in line.strip():
-                raise DataError(f"{path}:{number}: {CARRIAGE_RETURNS}") from None
+                raise UserError(f"{path}:{number}: {CARRIAGE_RETURNS}") from None
             if not line.endswith("\n"):
-                raise DataError(
+                raise UserError(
                     f"{path}:{number}: invalid JSON ({reason}) in a last line without a line end: the file looks cut "
                     "off; download or write it again"
                 ) from None
@@ -179,22 +177,22 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
         texts.append(text)
         size += len(text)
         if size > MAX_ARRAY:
-            raise DataError(f"{path}: a JSON array of more than {MAX_ARRAY >> 30} GiB; write one object on each line")
+            raise UserError(f"{path}: a JSON array of more than {MAX_ARRAY >> 30} GiB; write one object on each line")
     try:
         content = _parsed("".join(texts))
     except _Twice as error:
-        raise DataError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
         number = numbers[min(error.lineno, len(numbers)) - 1]
-        raise DataError(
+        raise UserError(
             f"{path}:{number}: invalid JSON ({error.msg} at column {error.colno}): the file is damaged or cut off; "
             "download or write it again"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: invalid JSON ({error}); write it again") from None
+        raise UserError(f"{path}: invalid JSON ({error}); write it again") from None
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
-        raise DataError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
+        raise UserError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
     for number, row in enumerate(rows, 1):
         yield f"{path}:row {number}", row
 
@@ -228,7 +226,7 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
     try:
         names = next(table)
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise DataError(f"{path}:{started}: the column {twice!r} is named twice; rename one of them")
+            raise UserError(f"{path}:{started}: the column {twice!r} is named twice; rename one of them")
         started = 0
         for cells in table:
             source, started = f"{path}:{started}", 0
@@ -240,9 +238,9 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
                 yield source, dict(zip(names, cells, strict=True))
     except csv.Error as error:
         if "new-line character" in str(error):
-            raise DataError(f"{path}:{started}: {CARRIAGE_RETURNS}") from None
+            raise UserError(f"{path}:{started}: {CARRIAGE_RETURNS}") from None
         kind = "tab" if delimiter == "\t" else "comma"
-        raise DataError(f"{path}:{started}: not a table of {kind}-separated values ({error}); write it again") from None
+        raise UserError(f"{path}:{started}: not a table of {kind}-separated values ({error}); write it again") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
@@ -257,7 +255,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
                     number += 1
                     yield f"{path}:row {number}", row
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
+        raise UserError(
             f"{path}: Parquet file damaged after {number:,} rows ({_one_line(error)}); download it again"
         ) from None
 

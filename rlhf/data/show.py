@@ -11,8 +11,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.data.flaws import FLAWS
-from rlhf.data.formats import Document, Example, PreferencePair, PromptOnly, Row, Rows
+from rlhf.data.formats import Rows
+from rlhf.data.quality.flaws import FLAWS
+from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
 
 LONGEST = 4000  # characters of a text that are shown
 DIFFERENT = "bold"
@@ -20,7 +21,7 @@ DIFFERENT = "bold"
 
 def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int]:
     """The first `count` rows, or with a `seed` as many drawn at random, in the order of the files; and how many there
-    were to choose from. `only`: the name of a flaw (rlhf/data/flaws.py) that each of them has."""
+    were to choose from. `only`: the name of a flaw (rlhf/data/quality/flaws.py) that each of them has."""
     found: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
     if only:
         flawed = {id(row) for row in FLAWS[only](found)}

@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from rlhf.data.formats import Document, Message, Row, parse_hh
+from rlhf.data.rows import Document, Message, Row
+from rlhf.data.transcripts import parse_hh
 
 T = TypeVar("T")
 Part = Literal["train", "validation", "test"]

@@ -16,8 +16,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlhf.data import chat_template
-from rlhf.data.formats import HH_CHAT_TEMPLATE, DataError, Message, render_hh
-from rlhf.records import reason
+from rlhf.data.rows import Message
+from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
+from rlhf.errors import UserError
+from rlhf.run.reader import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # What `render_plain` writes, as a chat template. GAP as in HH_CHAT_TEMPLATE.
@@ -34,24 +36,24 @@ class Codec:
     """A tokenizer together with the way dialogues are written for it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pad_token: str | None = None):
-        """`pad_token`: pads instead of the tokenizer's own padding token. Raises DataError where nothing can pad."""
+        """`pad_token`: pads instead of the tokenizer's own padding token. Raises UserError where nothing can pad."""
         if tokenizer.eos_token_id is None:
-            raise DataError("the tokenizer has no end-of-sequence token")
+            raise UserError("the tokenizer has no end-of-sequence token")
         if not isinstance(tokenizer.model_max_length, int | float):
-            raise DataError("model_max_length in tokenizer_config.json is not a number; correct it or leave it out")
+            raise UserError("model_max_length in tokenizer_config.json is not a number; correct it or leave it out")
         if pad_token is not None:
             _check_pad_token(tokenizer, pad_token)
             tokenizer.pad_token = pad_token
         elif tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             # With pad = EOS the reward model would read its score one token too early.
             if tokenizer.unk_token is None or tokenizer.unk_token_id == tokenizer.eos_token_id:
-                raise DataError(
+                raise UserError(
                     "the tokenizer has neither a padding token of its own nor an unknown token to pad with: set "
                     f"tokenizer.pad_token to one that texts never hold{_candidates(tokenizer)}"
                 )
             tokenizer.pad_token = tokenizer.unk_token
         if template == "chat" and not tokenizer.chat_template:
-            raise DataError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
+            raise UserError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
         self.tokenizer, self.template = tokenizer, template
         self.pad_id: int = tokenizer.pad_token_id
         self.eos_id: int = tokenizer.eos_token_id
@@ -67,12 +69,12 @@ class Codec:
         return self._chat_text(messages, add_generation_prompt=True)
 
     def _chat_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """A conversation as the tokenizer's own template writes it. Raises DataError where that refuses it."""
+        """A conversation as the tokenizer's own template writes it. Raises UserError where that refuses it."""
         rows = [{"role": m.role, "content": m.content} for m in messages]
         try:
             return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template may raise anything
-            raise DataError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
+            raise UserError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
         """Ids of each prompt, its oldest tokens cut to `max_length`; and how many were cut."""
@@ -186,14 +188,14 @@ class Codec:
 
 
 def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
-    """Raise DataError unless `token` is one entry of the vocabulary and neither EOS nor BOS."""
+    """Raise UserError unless `token` is one entry of the vocabulary and neither EOS nor BOS."""
     if token in (tokenizer.eos_token, tokenizer.bos_token):
-        raise DataError(
+        raise UserError(
             f"tokenizer.pad_token: {token!r} begins or ends texts, and padding must not be taken for that: choose "
             f"another{_candidates(tokenizer)}"
         )
     if token not in tokenizer.get_vocab():
-        raise DataError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
+        raise UserError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
 
 
 def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -230,7 +232,7 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def words(vocab_size: int) -> PreTrainedTokenizerFast:
-    """A stand-in with `vocab_size` ids, one for each word that rlhf/data/lengths.py writes."""
+    """A stand-in with `vocab_size` ids, one for each word that rlhf/data/worlds/lengths.py writes."""
     known = [PAD, BOS, EOS, *(turn.strip() for turn in TURNS)]
     ids = {word: i for i, word in enumerate([*known, *map(str, range(vocab_size - len(known)))])}
     raw = RawTokenizer(models.WordLevel(ids, unk_token=PAD))

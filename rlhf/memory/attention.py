@@ -2,7 +2,7 @@
 
 On CUDA by the rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash attention, else the memory-efficient
 kernel, else plain steps. cuDNN's, which torch prefers on an H100 with a recent cuDNN, is left out: the project turns it
-off (rlhf/cuda.py).
+off (rlhf/process/cuda.py).
 """
 
 from collections.abc import Callable

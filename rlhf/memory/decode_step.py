@@ -2,7 +2,7 @@
 
 A step of a small batch takes the time of reading the weights, and a gap of a few microseconds for each kernel. This
 module counts the kernels and names every operation that a CUDA graph must not hold. The real engine runs
-(rlhf/rollout.py), on `meta` tensors.
+(rlhf/rollout/engine.py), on `meta` tensors.
 
 One operation is at least one kernel. Some are more: a sort, or a 4-bit product whose weight is unpacked first.
 """
@@ -19,16 +19,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlhf import recipe as recipes
-from rlhf import rollout
 from rlhf.data.tokenize import Codec
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.rehearse import PHASES, settings
 from rlhf.memory.tracker import tensors_in
 from rlhf.models.loading import ADAPTER_FILE, load_base, load_codec, mixed_precision, new_adapter, save_adapter
 from rlhf.models.shared_base import SCORE_WEIGHT, SharedBase
-from rlhf.online.session import sampling
 from rlhf.recipe import Loaded, Ppo
-from rlhf.run import Run
+from rlhf.rollout import engine as rollout
+from rlhf.run.directory import Run
+from rlhf.stages.online.session import sampling
 
 LAYERS = 2  # all decoder layers are alike
 ROLES = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
@@ -81,7 +81,7 @@ class DecodingStep:
 def decoding_steps(loaded: Loaded, layers: int = LAYERS) -> dict[str, DecodingStep]:
     """One step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
 
-    Raises RecipeError when the recipe has no model.architecture.
+    Raises UserError when the recipe has no model.architecture.
     """
     changes = loaded.overrides | settings(loaded.recipe, layers)
     changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
-from rlhf import rollout
 from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
@@ -32,6 +31,7 @@ from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
 from rlhf.models import loading
+from rlhf.rollout import engine as rollout
 
 aten = torch.ops.aten
 META = torch.device("meta")

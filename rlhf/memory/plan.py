@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from rlhf import console
-from rlhf import published as figures
+from rlhf.errors import UserError
 from rlhf.memory import projection, ranks
 from rlhf.memory.fit import Fit
 from rlhf.memory.predict import ON_HOST as ON_HOST
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, needed, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
-from rlhf.published import GB, Verdict, compare
+from rlhf.observe import console
 from rlhf.recipe import Loaded, Recipe, as_yaml
-from rlhf.run import RunError
+from rlhf.recipe import published as figures
+from rlhf.recipe.published import GB, Verdict, compare
 from rlhf.terminal import say
 
 PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "components")  # of a phase in JSON
@@ -290,7 +290,7 @@ def claims(loaded: Loaded, strategy: str, measured: Mapping[str, float] | None =
 
 
 def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
-    """Print the settings that were found. Raises RunError where a stage needs more than `limit` bytes with any."""
+    """Print the settings that were found. Raises UserError where a stage needs more than `limit` bytes with any."""
     needs = {stage: needed(phases[""]) for stage, phases in found.stages.items()}
     if as_json:
         stages = {
@@ -306,7 +306,7 @@ def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {_gb(limit)} GB"
         console.rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
     if found.lacking:
-        raise RunError(
+        raise UserError(
             f"{', '.join(found.lacking)}: nothing fits {_gb(limit)} GB; shorter rows are left to you: max_length, "
             "max_prompt_length, response_length"
         )
@@ -324,24 +324,24 @@ def _assignments(changes: Mapping[str, Any]) -> str:
 
 
 def size(text: str) -> int:
-    """`12GB` -> bytes. Raises RunError for anything else, a number without a unit too."""
+    """`12GB` -> bytes. Raises UserError for anything else, a number without a unit too."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)", text, re.IGNORECASE)
     if not match or not float(match[1]):
-        raise RunError(f"--fit {text}: write a size with its unit, for example 12GB")
+        raise UserError(f"--fit {text}: write a size with its unit, for example 12GB")
     return round(float(match[1]) * (2**30 if match[2].lower() == "gib" else GB))
 
 
 def card_bytes(loaded: Loaded) -> int:
-    """Memory of the recipe's card. Raises RunError where it names none."""
+    """Memory of the recipe's card. Raises UserError where it names none."""
     if loaded.recipe.hardware.memory_gb is None:
-        raise RunError(f"{loaded.directory}: hardware.memory_gb is not given; use --fit 12GB")
+        raise UserError(f"{loaded.directory}: hardware.memory_gb is not given; use --fit 12GB")
     return round(loaded.recipe.hardware.memory_gb * GB)
 
 
 def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -> int | None:
     """Bytes at the stage's predicted peak, None where nothing can be predicted.
 
-    Raises RunError, with what would help, when the stage needs more than the recipe's card has. `given`: the options
+    Raises UserError, with what would help, when the stage needs more than the recipe's card has. `given`: the options
     that the recipe was named by.
     """
     hardware = loaded.recipe.hardware
@@ -371,7 +371,7 @@ def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -
     advice.append(
         f"`rlhf plan {given or f'--recipe {loaded.directory}'} --fastest` looks for settings with which the chain fits"
     )
-    raise RunError(message, *advice)
+    raise UserError(message, *advice)
 
 
 def published(loaded: Loaded, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlhf import distributed
 from rlhf import recipe as recipes
-from rlhf.cuda import CONTEXT_BYTES, expandable_segments
+from rlhf.errors import UserError
 from rlhf.memory import COMPONENTS, gpu, ranks
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
@@ -24,8 +23,9 @@ from rlhf.memory import StepOperations as StepOperations
 from rlhf.memory.depth import DEPTHS
 from rlhf.memory.rehearse import DECODING_STEP
 from rlhf.memory.rehearse import ON_HOST as ON_HOST
+from rlhf.process import distributed
+from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import Loaded, Recipe
-from rlhf.run import RunError
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 TRAINING = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
@@ -41,7 +41,7 @@ def stages(recipe: Recipe) -> list[str]:
     return [stage for stage in recipes.STAGES if stage in known]
 
 
-class PredictionError(RunError):
+class PredictionError(UserError):
     """A rehearsal failed; what was to be rehearsed may still run."""
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf.data.lengths import lengths_of_hh
+from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.memory.predict import TRAINING, Phase, Stage
 from rlhf.memory.rehearse import STEPS
 from rlhf.recipe import ONLINE, Recipe
@@ -17,7 +17,7 @@ from rlhf.recipe import ONLINE, Recipe
 # Shares of the matrix rate in training and of the bandwidth in decoding. HFU counts all that the card computes, and so
 # does `Work.flops`; MFU leaves out what checkpointing computes again.
 ASSUMED = {"hfu": 0.4, "mbu": 0.5}
-WINDOW = 16  # batches that are sorted by length together, as in rlhf/trainer.py
+WINDOW = 16  # batches that are sorted by length together, as in rlhf/stages/supervised.py
 
 
 class Card(NamedTuple):
@@ -140,7 +140,7 @@ def _weights(phase: Phase) -> int:
 def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None) -> float:
     """Tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
-    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/trainer.py).
+    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/supervised.py).
     """
     if not lengths_are_known(recipe):
         return 1.0

@@ -24,11 +24,12 @@ from typing import Any
 from unittest import mock
 
 from rlhf import recipe as recipes
+from rlhf.errors import UserError
 from rlhf.memory import Event, gpu
 from rlhf.memory.depth import DEPTHS, deepen
 from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Loaded, Recipe
-from rlhf.run import Run, RunError
+from rlhf.run.directory import Run
 from rlhf.stages import module_of
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
@@ -106,7 +107,7 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
             f"{stage}.adapter": "last",
         }
     if rows > MOST_ROWS:
-        raise recipes.RecipeError(f"{rows} rows in {steps} steps are more than any card holds: lower the batch sizes")
+        raise UserError(f"{rows} rows in {steps} steps are more than any card holds: lower the batch sizes")
     return recipes.with_random_weights(recipe, 3 * rows, shape) | changes
 
 
@@ -202,8 +203,8 @@ def shortened() -> Iterator[None]:
     """
     from transformers.data.data_collator import DataCollatorMixin
 
-    from rlhf import rollout
-    from rlhf.online.train_state import TrainState
+    from rlhf.rollout import engine as rollout
+    from rlhf.stages.online.train_state import TrainState
 
     every, decoding = TrainState.minibatches, rollout._Decoding.__init__
     collate = DataCollatorMixin.__call__
@@ -262,7 +263,7 @@ def main() -> None:
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
-    from rlhf.console import quiet_libraries
+    from rlhf.observe.console import quiet_libraries
 
     with quiet_libraries():
         _import_libraries()
@@ -280,7 +281,7 @@ def main() -> None:
                     answer = {"found": rehearse(loaded, asked["stage"], asked["expandable"])}
             except Exception as error:
                 traceback.print_exc()
-                ours = isinstance(error, RunError | recipes.RecipeError)  # a sentence for people, complete by itself
+                ours = isinstance(error, UserError)  # a sentence for people, complete by itself
                 answer = {"error": str(error) if ours else f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=out, flush=True)
 

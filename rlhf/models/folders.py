@@ -5,35 +5,36 @@ from typing import Any
 
 from safetensors import safe_open
 
-from rlhf import records
-from rlhf.records import RunError, reading
+from rlhf.errors import UserError
+from rlhf.run import reader, records
+from rlhf.run.reader import reading
 
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def check(folder: Path) -> None:
-    """Raise RunError for a configuration that is not plausible, and for weights that do not fit it."""
-    config = records.read(folder / "config.json", records.ModelConfig)
+    """Raise UserError for a configuration that is not plausible, and for weights that do not fit it."""
+    config = reader.read(folder / "config.json", records.ModelConfig)
     if config is None:
-        raise RunError(f"{folder}/config.json is missing")
+        raise UserError(f"{folder}/config.json is missing")
     check_full(config, str(folder))
     _check_weights(folder, config)
 
 
 def check_full(config: dict[str, Any], name: str) -> None:
-    """Raise RunError for a checkpoint with quantised weights: the recipe says whether they are, and how."""
+    """Raise UserError for a checkpoint with quantised weights: the recipe says whether they are, and how."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
-            raise RunError(
+            raise UserError(
                 f"{name}/config.json has {key}: its weights are quantised already; name a checkpoint with full "
                 "weights (model.quantization: nf4 quantises them here)"
             )
 
 
 def _check_weights(folder: Path, config: dict[str, Any]) -> None:
-    """Raise RunError for weights as pickles, files that are missing, and a configuration of a far larger model."""
-    index = records.read(folder / INDEX, records.WeightsIndex)
+    """Raise UserError for weights as pickles, files that are missing, and a configuration of a far larger model."""
+    index = reader.read(folder / INDEX, records.WeightsIndex)
     files = (
         sorted(folder / name for name in {*index["weight_map"].values()}) if index else [folder / "model.safetensors"]
     )
@@ -41,12 +42,12 @@ def _check_weights(folder: Path, config: dict[str, Any]) -> None:
     if missing:
         pickled = any(file for pattern in PICKLES for file in folder.glob(pattern))
         why = "; its weights are pickles, which are not read: convert them to safetensors" if pickled else ""
-        raise RunError(f"{missing} is missing{why}")
+        raise UserError(f"{missing} is missing{why}")
     held = sum(_held(file) for file in files)
     vocabulary, width, layers = (config.get(key) or 0 for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     needed = (vocabulary + layers) * width  # the embedding, and a norm in each layer
     if needed > held:
-        raise RunError(f"{folder}/config.json describes {needed:,} weights or more, the files hold {held:,}")
+        raise UserError(f"{folder}/config.json describes {needed:,} weights or more, the files hold {held:,}")
 
 
 def _held(file: Path) -> int:

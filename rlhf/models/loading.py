@@ -25,26 +25,28 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from rlhf import cuda, distributed, records, shape
 from rlhf import recipe as recipes
-from rlhf.console import install_command
 from rlhf.data import hub, tokenize
-from rlhf.data.formats import DataError
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models import weights as stored
 from rlhf.models.weights import ADAPTER_FILE as ADAPTER_FILE
 from rlhf.models.weights import adapter_weights as adapter_weights
-from rlhf.records import reading
-from rlhf.run import Run, RunError
+from rlhf.observe.console import install_command
+from rlhf.process import cuda, distributed
+from rlhf.recipe import shape
+from rlhf.run import reader, records
+from rlhf.run.directory import Run
+from rlhf.run.reader import reading
 
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
 def device_of(recipe: recipes.Recipe) -> torch.device:
-    """The recipe's device. Raises RunError when it asks for CUDA and none can be used."""
+    """The recipe's device. Raises UserError when it asks for CUDA and none can be used."""
     if recipe.hardware.device == "cuda" and not torch.cuda.is_available():
-        raise RunError(
+        raise UserError(
             f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use HW=cpu"
         )
     if recipe.hardware.device == "cuda" and distributed.launched():
@@ -89,7 +91,7 @@ def load_codec(run: Run) -> Codec:
     name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
     base: dict[str, Any] = {}
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class looks into it too
-        base = records.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
+        base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
     with _loading("the tokenizer", name, settings):
         codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
@@ -97,7 +99,7 @@ def load_codec(run: Run) -> Codec:
     if rows is None:
         rows, whose = base.get("vocab_size"), "the base model's vocab_size is"
     if rows and entries > rows:
-        raise RunError(f"the tokenizer {name} has {entries} entries, {whose} only {rows}")
+        raise UserError(f"the tokenizer {name} has {entries} entries, {whose} only {rows}")
     return codec
 
 
@@ -127,7 +129,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     """The base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
-    Raises RunError when the base cannot be loaded, or is not the recipe's.
+    Raises UserError when the base cannot be loaded, or is not the recipe's.
     """
     settings = run.loaded.recipe.model
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
@@ -147,7 +149,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
             try:
                 return _plain(_random_base(settings, device, kind, nf4, options), run.loaded.recipe)
             except (OSError, ValueError, ImportError) as error:
-                raise RunError(f"cannot build the base model: {_reason(error, settings)}") from error
+                raise UserError(f"cannot build the base model: {_reason(error, settings)}") from error
     if settings.source == "hub":
         options["revision"] = settings.revision
     if kind is AutoModelForSequenceClassification:
@@ -161,7 +163,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
 
 
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
-    """The model that the stage merge has written. Raises RunError where it cannot be used."""
+    """The model that the stage merge has written. Raises UserError where it cannot be used."""
     with reading(folder):
         return _from_pretrained(AutoModelForCausalLM, str(folder), device)
 
@@ -187,13 +189,13 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
 
 @contextmanager
 def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) -> Iterator[None]:
-    """As `records.reading`, for what may come from the hub: whatever a library raises becomes one line."""
+    """As `reader.reading`, for what may come from the hub: whatever a library raises becomes one line."""
     try:
         yield
-    except (RunError, DataError, MemoryError, torch.OutOfMemoryError):
+    except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise RunError(f"cannot load {what} {name}: {_reason(error, settings)}") from error
+        raise UserError(f"cannot load {what} {name}: {_reason(error, settings)}") from error
 
 
 def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
@@ -219,27 +221,27 @@ def _import(package: str, what: str, way_out: str) -> None:
     try:
         importlib.import_module(package)
     except ImportError as error:
-        raise RunError(f"{what} needs {package} ({error}): {way_out}") from error
+        raise UserError(f"{what} needs {package} ({error}): {way_out}") from error
 
 
 def _check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:
-    """Raise RunError where bitsandbytes' kernels for a CPU would stumble: a row must be whole blocks of 64 weights."""
+    """Raise UserError where bitsandbytes' kernels for a CPU would stumble: a row must be whole blocks of 64 weights."""
     for key in ("hidden_size", "intermediate_size"):
         size = getattr(architecture, key, 0)
         if device.type == "cpu" and size % 64:
-            raise RunError(
+            raise UserError(
                 f"model.quantization: nf4 on a CPU needs model.architecture.{key}, {size}, in multiples of 64"
             )
 
 
 def _check_complete(report: dict[str, Any], name: str) -> None:
-    """Raise RunError where a checkpoint lacks weights, which transformers would draw at random; a new head is none."""
+    """Raise UserError where a checkpoint lacks weights, which transformers would draw at random; a new head is none."""
     missing = sorted(key for key in report["missing_keys"] if key != SCORE)
     other = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
     for keys, how in ((missing, "lacks"), (other, "has another shape of")):
         if keys:
             more = f" and {len(keys) - 1} more weights" if len(keys) > 1 else ""
-            raise RunError(f"{name} {how} {keys[0]}{more}: it is damaged, or not a checkpoint of this architecture")
+            raise UserError(f"{name} {how} {keys[0]}{more}: it is damaged, or not a checkpoint of this architecture")
 
 
 def _nf4(settings: recipes.Model) -> BitsAndBytesConfig:
@@ -259,14 +261,14 @@ def _config_fields(architecture: recipes.Architecture) -> dict[str, Any]:
 
 
 def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
-    """Raise RunError unless a loaded model has the shape that the recipe plans with."""
+    """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
     for key, value in wanted.items():
         found = getattr(config, key, None)
         if key == "model_type" and found not in shape.PREDICTABLE:
-            raise RunError(f"{name} is a {found} model: {shape.way_without_architecture()}")
+            raise UserError(f"{name} is a {found} model: {shape.way_without_architecture()}")
         if found != value and not (key == "vocab_size" and value is None):
-            raise RunError(f"{name} has {key} {found}, the recipe says {value}: correct model.architecture.{key}")
+            raise UserError(f"{name} has {key} {found}, the recipe says {value}: correct model.architecture.{key}")
 
 
 def _random_base(
@@ -338,20 +340,22 @@ def lora_config(run: Run, task_type: str) -> LoraConfig:
 
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
-    """A fresh LoRA adapter on a causal base; with B = 0 it changes nothing yet. Raises RunError without its modules."""
+    """Put a fresh LoRA adapter on a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
     _check_targets(base, run.loaded.recipe.lora.target_modules)
     return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
 
 
 def _check_targets(base: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Raise RunError for a target that is the name of no module, with the names of the linear layers that there are."""
+    """Raise UserError for a target that is the name of no module, with the names of the linear layers."""
     if isinstance(targets, str):  # all-linear
         return
     names = [name for name, _ in base.named_modules()]
     linear = sorted({name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)})
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in names):
-            raise RunError(f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}")
+            raise UserError(
+                f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"
+            )
 
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from rlhf.console import install_command
-from rlhf.run import RunError
+from rlhf.errors import UserError
+from rlhf.observe.console import install_command
 
 
 def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """AdamW from torch, or 8-bit and paged AdamW from bitsandbytes. Raises RunError when that is not installed."""
+    """AdamW from torch, or 8-bit and paged AdamW from bitsandbytes. Raises UserError when that is not installed."""
     if name == "adamw_torch":
         return torch.optim.AdamW(groups, **options)
     if name == "adamw_torch_fused":
@@ -18,7 +18,7 @@ def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -
     try:
         import bitsandbytes
     except ImportError:
-        raise RunError(f"optim: {name} needs bitsandbytes: {install_command('gpu')}") from None
+        raise UserError(f"optim: {name} needs bitsandbytes: {install_command('gpu')}") from None
     kinds = {
         "adamw_8bit": bitsandbytes.optim.AdamW8bit,
         "paged_adamw_8bit": bitsandbytes.optim.PagedAdamW8bit,

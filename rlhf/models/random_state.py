@@ -8,7 +8,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from rlhf.records import Record
+from rlhf.run.records import Record
 
 
 class RandomState(Record):

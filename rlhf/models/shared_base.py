@@ -21,7 +21,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf import distributed
+from rlhf.data.batch import Rollout
+from rlhf.errors import UserError
 from rlhf.models.loading import computes_in_bfloat16, mixed_precision, without_input_casts
 from rlhf.models.weights import (
     ADAPTER_FILE,
@@ -33,8 +34,7 @@ from rlhf.models.weights import (
 )
 from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
 from rlhf.objectives.logprobs import linear_token_logprobs
-from rlhf.rollout import Rollout
-from rlhf.run import RunError
+from rlhf.process import distributed
 
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
 
@@ -176,7 +176,7 @@ class SharedBase:
         mask = rollout.mask
         head = self.base.get_output_embeddings()
         if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
-            raise RunError("an output layer with a bias, or with an adapter of its own, is not supported")
+            raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
         chunk = max(1, LOGITS // len(head.weight))
         found = linear_token_logprobs(hidden[mask], head.weight, rollout.tokens[mask], temperature, chunk, entropy)
 

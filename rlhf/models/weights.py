@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf import records
-from rlhf.records import RunError, reading
+from rlhf.errors import UserError
+from rlhf.run import reader, records
+from rlhf.run.reader import reading
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -24,15 +25,15 @@ SCORE_WEIGHT = "base_model.model.score.weight"  # the reward model's head in its
 
 
 def unpickled(file: Path) -> Any:
-    """What torch.save wrote, on the CPU. Raises RunError for anything but tensors, numbers and containers of them."""
+    """What torch.save wrote, on the CPU. Raises UserError for anything but tensors, numbers and containers of them."""
     with reading(file):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name, on the CPU. Raises RunError where one is not finite."""
+    """The tensors of a safetensors file by name, on the CPU. Raises UserError where one is not finite."""
     if not file.is_file():
-        raise RunError(f"{file} is missing")
+        raise UserError(f"{file} is missing")
     with reading(file):
         found = load_file(file)
     check_finite(found, str(file))
@@ -46,9 +47,9 @@ def adapter_weights(stage_dir: Path) -> dict[str, Tensor]:
 
 
 def adapter_config(folder: Path) -> LoraConfig:
-    """The configuration of a plain LoRA adapter. Raises RunError for any other kind."""
-    if records.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
-        raise RunError(f"{folder / ADAPTER_CONFIG} is missing")
+    """The configuration of a plain LoRA adapter. Raises UserError for any other kind."""
+    if reader.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
+        raise UserError(f"{folder / ADAPTER_CONFIG} is missing")
     with reading(folder / ADAPTER_CONFIG):
         return LoraConfig.from_pretrained(folder)
 
@@ -66,7 +67,7 @@ def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], T
 def attach_adapter(
     base: PreTrainedModel | PeftModel, stage_dir: Path, name: str = "default", trainable: bool = False
 ) -> PeftModel:
-    """Put a finished stage's adapter on a base, or beside the adapters that it has. Raises RunError unless it fits."""
+    """Put a finished stage's adapter on a base, or beside the adapters that it has. Raises UserError unless it fits."""
     folder = stage_dir / "adapter"
     shapes = {name: weight.to("meta") for name, weight in adapter_weights(stage_dir).items()}  # peft reads its own copy
     with reading(folder):
@@ -85,28 +86,28 @@ def adapter_state(model: PeftModel, name: str = "default") -> dict[str, Tensor]:
 
 
 def check_shapes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
-    """Raise RunError unless both have the same names with the same shapes."""
+    """Raise UserError unless both have the same names with the same shapes."""
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     other = sorted(name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape)
     for names, what in ((missing, "lacks"), (extra, "has an unknown weight"), (other, "has another shape of")):
         if names:
             shapes = f", {list(found[names[0]].shape)} for {list(expected[names[0]].shape)}" if names is other else ""
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise RunError(f"{where} {what} {names[0]}{more}{shapes}: it does not fit this base and these settings")
+            raise UserError(f"{where} {what} {names[0]}{more}{shapes}: it does not fit this base and these settings")
 
 
 @torch.no_grad()
 def check_finite(found: Mapping[str, Tensor], where: str) -> None:
-    """Raise RunError for the first tensor that holds NaN or infinity. One pass over each, without a copy."""
+    """Raise UserError for the first tensor that holds NaN or infinity. One pass over each, without a copy."""
     for name, x in found.items():
         if x.is_floating_point() and x.numel() and not x.is_meta:
             low, high = x.aminmax()  # NaN is passed on
             if not (low.isfinite() and high.isfinite()):
-                raise RunError(f"{where}: {name} holds NaN or infinity; it cannot be used")
+                raise UserError(f"{where}: {name} holds NaN or infinity; it cannot be used")
 
 
 def check_optimizer(optimizer: Any, where: str) -> None:
-    """Raise RunError unless the moments of a loaded optimizer are finite and have the shapes of their parameters."""
+    """Raise UserError unless the moments of a loaded optimizer are finite and have the shapes of their parameters."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     for number, (parameter, state) in enumerate(optimizer.state.items()):
         moments = {f"{name} of parameter {number}": x for name, x in state.items() if name in MOMENTS}
@@ -115,7 +116,7 @@ def check_optimizer(optimizer: Any, where: str) -> None:
 
 
 def check_base(model: PreTrainedModel, where: str) -> None:
-    """Raise RunError where a loaded base holds NaN or infinity, also where it was in weights that are 4-bit now."""
+    """Raise UserError where a loaded base holds NaN or infinity, also where it was in weights that are 4-bit now."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = getattr(parameter, "quant_state", None)

@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import openai
 
-from rlhf.console import harmless
-from rlhf.run import RunError
+from rlhf.errors import UserError
+from rlhf.observe.console import harmless
 
 TIMEOUT = 300.0  # seconds for one answer
 RETRIES = 10  # about 45 seconds of waiting, as limits on requests are for a minute
@@ -23,11 +23,11 @@ TOKENS = 1024  # of a reply; one is asked for, models that think aloud first nee
 LONGEST = 2**22  # bytes of an answer
 
 
-class Refused(RunError):
+class Refused(UserError):
     """The endpoint works, but not for this question."""
 
 
-class Unavailable(RunError):
+class Unavailable(UserError):
     """The endpoint is busy or broken, and was so each time that it was asked."""
 
 
@@ -35,11 +35,11 @@ class Endpoint:
     """A model that is asked at `url`, which ends in /v1."""
 
     def __init__(self, url: str, model: str, key: str, easy: str):
-        """Ask an easy question first. Raises RunError where the address, the key or the model is wrong."""
+        """Ask an easy question first. Raises UserError where the address, the key or the model is wrong."""
         if not url.startswith(("http://", "https://")):
-            raise RunError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
+            raise UserError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
         if key and not re.fullmatch(r"[!-~]+", key):
-            raise RunError("OPENAI_API_KEY holds characters that no key has")
+            raise UserError("OPENAI_API_KEY holds characters that no key has")
         self.url, self.model, self.key = url.rstrip("/"), model, key
         try:
             http = openai.DefaultHttpxClient(
@@ -51,7 +51,7 @@ class Endpoint:
             # The client wants a key. Without one no header is sent, so that any word will do.
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:  # the address, a proxy or a certificate
-            raise RunError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
+            raise UserError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
         self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
         self._limits: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
         self._retries = 0  # an address with a typing error is not worth a minute
@@ -77,7 +77,7 @@ class Endpoint:
         """Return the model's reply.
 
         Raises Refused where the endpoint does not take this question, Unavailable where it does not recover, and
-        RunError where the key, the model or the address is wrong.
+        UserError where the key, the model or the address is wrong.
         """
         client = self._client.with_options(max_retries=self._retries).chat.completions.with_raw_response
         messages: Any = [{"role": "user", "content": question}]
@@ -88,26 +88,26 @@ class Endpoint:
         except openai.APIConnectionError as error:
             problem = excerpt(str(error.__cause__ or error))
             if not self._retries:
-                raise RunError(f"no endpoint answers at {self.url} ({problem})") from None
+                raise UserError(f"no endpoint answers at {self.url} ({problem})") from None
             raise self._failure(problem) from None
         except httpx2.InvalidURL as error:
-            raise RunError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
+            raise UserError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
         try:
             said = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
             return "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            raise RunError(f"{self.url} does not answer as a chat completion: {excerpt(answer.text)}") from None
+            raise UserError(f"{self.url} does not answer as a chat completion: {excerpt(answer.text)}") from None
 
-    def _refusal(self, status: int, text: str) -> RunError:
+    def _refusal(self, status: int, text: str) -> UserError:
         problem = f"{status}: {text}"
         if status in (408, 409, 429) or status >= 500:
             return self._failure(problem)
         if status in (401, 403):
             has = "which does not hold one that is accepted" if self.key else "which is not set"
-            return RunError(f"{self.url} wants a key in OPENAI_API_KEY, {has} ({problem})")
+            return UserError(f"{self.url} wants a key in OPENAI_API_KEY, {has} ({problem})")
         if status == 404:
-            return RunError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
-        kind = Refused if status in (400, 413, 422) else RunError
+            return UserError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
+        kind = Refused if status in (400, 413, 422) else UserError
         return kind(f"{self.url} refused the question ({problem})")
 
     def _failure(self, problem: str) -> Unavailable:
@@ -140,9 +140,9 @@ class _Bounded(httpx2.SyncByteStream):
         for part in self._stream:
             size += len(part)
             if size > LONGEST:
-                raise RunError(f"the endpoint's answer is longer than {LONGEST:,} bytes")
+                raise UserError(f"the endpoint's answer is longer than {LONGEST:,} bytes")
             if time.monotonic() > end:
-                raise RunError(f"the endpoint's answer takes longer than {TIMEOUT:.0f} s")
+                raise UserError(f"the endpoint's answer takes longer than {TIMEOUT:.0f} s")
             yield part
 
     def close(self) -> None:

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from rlhf import console
-from rlhf.data import formats
-from rlhf.options import OUTPUT, refuse_inputs, write_output
+from rlhf.data.transcripts import parse_hh
+from rlhf.errors import UserError
+from rlhf.files import read_lines, write_output
+from rlhf.observe import console
+from rlhf.options import OUTPUT, refuse_inputs
 from rlhf.rating import store
 from rlhf.rating.pairs import Comparison, compare
-from rlhf.run import RunError, read_lines, read_manifest
+from rlhf.run.finished import read_manifest
 from rlhf.terminal import say
 
 VERDICTS = ("a", "b", "tie")  # a skip is none
@@ -38,15 +40,15 @@ def export(
     from which a reward model learns equal scores. `samples`: the samples.jsonl that was rated. `template`: the
     recipe's tokenizer.template, in which its prompts are written.
 
-    Raises RunError without ratings, for a rater who gave none, and for prompts that cannot be read back.
+    Raises UserError without ratings, for a rater who gave none, and for prompts that cannot be read back.
     """
     votes = store.standing(found.file)
     known = sorted({row["rater"] for row in votes})
     if not known:
-        raise RunError(f"{found.file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
+        raise UserError(f"{found.file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
     for rater in raters:
         if rater not in known:
-            raise RunError(f"{found.file}: no ratings of {rater!r}; it has those of {', '.join(known)}")
+            raise UserError(f"{found.file}: no ratings of {rater!r}; it has those of {', '.join(known)}")
     given: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for row in votes:
         if row["verdict"] in VERDICTS and (not raters or row["rater"] in raters):
@@ -104,7 +106,7 @@ def export_ratings(
     counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
-        raise RunError(f"{found.file}: nothing to export of {counts}")
+        raise UserError(f"{found.file}: nothing to export of {counts}")
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
     console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
     say(
@@ -132,6 +134,6 @@ def _prompt(row: Mapping[str, Any], template: str, samples: Path) -> Any:
     """The prompt as readers know it: a transcript as it stands, or the messages that a chat template was made from."""
     if "messages" in row:
         return row["messages"]
-    if template != "hh" or not formats.parse_hh(row["prompt"])[:-1]:
-        raise RunError(f"{samples}: its prompts are written in a chat template; evaluate again, which keeps messages")
+    if template != "hh" or not parse_hh(row["prompt"])[:-1]:
+        raise UserError(f"{samples}: its prompts are written in a chat template; evaluate again, which keeps messages")
     return row["prompt"]

@@ -8,7 +8,7 @@ import re
 import threading
 from typing import Any
 
-from rlhf import console
+from rlhf.observe import console
 from rlhf.rating import store
 from rlhf.rating.endpoint import Endpoint, Refused, excerpt
 from rlhf.rating.pairs import Comparison, Pair
@@ -36,7 +36,7 @@ class Judge:
     """A model that compares the answers of a pair."""
 
     def __init__(self, url: str, model: str, key: str):
-        """Ask an easy question first. Raises RunError where the address, the key or the model is wrong."""
+        """Ask an easy question first. Raises UserError where the address, the key or the model is wrong."""
         easy = Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
         self.model = model
         self._endpoint = Endpoint(url, model, key, _question(easy, "ab"))

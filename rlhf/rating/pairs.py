@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.console import harmless
-from rlhf.data.formats import parse_hh
+from rlhf.data.transcripts import parse_hh
+from rlhf.errors import UserError
+from rlhf.observe.console import harmless
 from rlhf.recipe import POLICIES
-from rlhf.records import SampleLine, read_lines
-from rlhf.run import RunError, verified
+from rlhf.run.finished import verified
+from rlhf.run.reader import read_lines
+from rlhf.run.records import SampleLine
 
 LONGEST = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
@@ -41,32 +43,32 @@ class Comparison(NamedTuple):
 def compare(root: Path, a: str | None = None, b: str | None = None) -> Comparison:
     """Pair two policies' answers of the evaluation below `<out>/<recipe>/<version>`; sft and ppo, or dpo, unless named.
 
-    Raises RunError without a finished evaluation, without such policies, and where all answers are equal.
+    Raises UserError without a finished evaluation, without such policies, and where all answers are equal.
     """
     if not (root / "evaluate" / "summary.json").is_file():
-        raise RunError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+        raise UserError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     verified(root, "evaluate")
     rows = read_lines(root / "evaluate" / "samples.jsonl", SampleLine)
     if not rows:
-        raise RunError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
+        raise UserError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0] if all(_answered(row.get(name)) for row in rows)]
     a = a or "sft"
     policies = [name for name in POLICIES if name in names and name != a]
     if b is None and not policies:
-        raise RunError(
+        raise UserError(
             f"{root / 'evaluate'}: no trained policy to compare with {a}; it has answers of {', '.join(names)}"
         )
     b = b or policies[0]
     for name in (a, b):
         if name not in names:
-            raise RunError(f"{root / 'evaluate'}: no answers of {name!r}; it has those of {', '.join(names)}")
+            raise UserError(f"{root / 'evaluate'}: no answers of {name!r}; it has those of {', '.join(names)}")
     if a == b:
-        raise RunError(f"{a} against itself: choose another --a or --b")
+        raise UserError(f"{a} against itself: choose another --a or --b")
     # Where each policy gave several answers to a prompt, the first ones are rated: a prompt counts once.
     pairs = [_pair(index, row, a, b) for index, row in enumerate(rows) if row.get("sample", 0) == 0]
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
-        raise RunError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
+        raise UserError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
     return Comparison(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
 
 

@@ -16,12 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rlhf import console
-from rlhf.data.formats import DataError
-from rlhf.endings import Stopped
+from rlhf.errors import UserError
+from rlhf.observe import console
+from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import Comparison, Pair
 from rlhf.rating.store import append, rating, standing
-from rlhf.run import RunError
 
 PAGE = Path(__file__).with_name("page.html")
 PORT = 8808
@@ -44,7 +43,7 @@ class Server(ThreadingHTTPServer):
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
-            raise RunError(f"port {port} {why}: choose another --port") from None
+            raise UserError(f"port {port} {why}: choose another --port") from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     @property
@@ -136,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             elif self.path != "/next":
                 return self._refuse(404, "no such page")
             found = self.server.next(rater)
-        except DataError as error:
+        except UserError as error:
             return self._refuse(500, str(error))
         except OSError as error:
             return self._refuse(500, f"{self.server.file}: {error.strerror}")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 from rlhf.rating.pairs import Pair
 
 JUDGE = "judge:"  # begins the name of a model that rates
@@ -41,7 +41,7 @@ def append(file: Path, row: Mapping[str, Any]) -> None:
 
 
 def standing(file: Path) -> list[dict[str, Any]]:
-    """The ratings that count, oldest first. Raises DataError for a line that is none."""
+    """The ratings that count, oldest first. Raises UserError for a line that is none."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     for number, line in enumerate(lines, 1):
@@ -52,7 +52,7 @@ def standing(file: Path) -> list[dict[str, Any]]:
         except (ValueError, TypeError, KeyError, RecursionError):
             known = False
         if not known:
-            raise DataError(f"{file}:{number}: not a rating; take that line out")
+            raise UserError(f"{file}:{number}: not a rating; take that line out")
         rows.pop(key, None)
         if row["verdict"] != "undo":
             rows[key] = row

@@ -6,8 +6,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlhf import console, stats
-from rlhf.console import harmless
+from rlhf import stats
+from rlhf.observe import console
+from rlhf.observe.console import harmless
 from rlhf.rating.pairs import Comparison, Pair
 from rlhf.rating.store import JUDGE, WORTH, standing
 

@@ -3,12 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlhf import console, records
-from rlhf.data import formats, quality, spread
-from rlhf.data.formats import DataError
+from rlhf.data import formats
+from rlhf.data.quality import check as quality
+from rlhf.data.quality import spread
+from rlhf.errors import UserError
+from rlhf.files import write_json
+from rlhf.observe import console
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix
-from rlhf.run import code_version, data_file, write_json
+from rlhf.run import reader, records
+from rlhf.run.finished import data_file
+from rlhf.run.provenance import code_version
 
 
 class Checked(NamedTuple):
@@ -63,13 +68,13 @@ def checked(run: RunRecords) -> dict[str, Any] | str | None:
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest["seed"], "fraction": settings["data"]["heldout_fraction"]}
     made_from = {"data": facts["sha256"], "unit": unit, "code": code_version()["commit"], **split}
-    known = records.read(file, records.Quality)
+    known = reader.read(file, records.Quality)
     if known and known["made_from"] == made_from:
         return known
     with console.working(f"{run.name}: checking its data"):
         try:
             rows = _rows(settings["data"], [str(data_file(run.path, entry["name"])) for entry in facts["files"]])
-        except (DataError, OSError) as error:
+        except (UserError, OSError) as error:
             return f"its data cannot be checked any more: {error}"
         if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
             return "its data has changed since; what it was trained on cannot be checked any more"

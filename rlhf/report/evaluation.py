@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlhf import records
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import summarize
 from rlhf.recipe import ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Turn, dialogue, line, middles, table
 from rlhf.report.runs import RunRecords, details, suffix, with_interval
-from rlhf.run import RunError
+from rlhf.run import reader, records
 
 SAMPLES = 200  # shown at most
 OPEN = 12  # of them at once, the others when they are asked for
@@ -66,7 +65,7 @@ def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
             a, _, b = file.stem.partition("-vs-")
             try:
                 found = summarize(compare(run.path, a, b))
-            except (RunError, DataError) as error:
+            except UserError as error:
                 rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
                 continue
             for rater, figures in [*found["raters"].items(), *found["groups"].items()]:
@@ -141,7 +140,7 @@ def samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     shown, total = [], 0
     for run in runs:
         files = [run.path / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
-        rows = next((rows for file in files if (rows := records.read_lines(file, records.SampleLine))), [])
+        rows = next((rows for file in files if (rows := reader.read_lines(file, records.SampleLine))), [])
         total += len(rows)
         shown += [[*dialogue(row), *_answers(row)] for row in rows[-SAMPLES:]]
     return [Section("Samples", "samples.html", Samples(shown[:OPEN], shown[OPEN:], total))] if shown else []

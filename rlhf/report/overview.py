@@ -4,9 +4,9 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlhf import console, published
-from rlhf.published import Verdict
-from rlhf.recipe import ONLINE, POLICIES, STAGES
+from rlhf.observe import console
+from rlhf.recipe import ONLINE, POLICIES, STAGES, published
+from rlhf.recipe.published import Verdict
 from rlhf.report.parts import Charts, Section
 from rlhf.report.runs import RunRecords
 

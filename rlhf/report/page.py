@@ -7,8 +7,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from rlhf.console import harmless
-from rlhf.options import refuse_inputs, write_output
+from rlhf.errors import UserError
+from rlhf.files import write_output
+from rlhf.observe.console import harmless
+from rlhf.options import refuse_inputs
 from rlhf.report.data import data
 from rlhf.report.evaluation import policies, ratings, reward_model, samples
 from rlhf.report.overview import overview
@@ -16,7 +18,7 @@ from rlhf.report.parts import COLOURS, Charts, Section
 from rlhf.report.runs import RunRecords, load
 from rlhf.report.tables import findings, provenance, verdicts
 from rlhf.report.training import curves, frontier, memory, time
-from rlhf.run import RunError, data_file
+from rlhf.run.finished import data_file
 
 LONGEST = 2000  # characters of a text that is shown
 
@@ -28,7 +30,7 @@ SECTIONS: tuple[Builder, ...] = (
 
 
 def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
-    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises RunError where one holds no run.
+    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises UserError where one holds no run.
 
     `price`: dollars for an hour of one card.
     """
@@ -63,13 +65,13 @@ def page(runs: Sequence[RunRecords]) -> str:
 def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the sections that a builder makes, or one that says why it is missing.
 
-    A damaged file takes the part of the page that reads it, with its charts, and no other. Only RunError says that a
+    A damaged file takes the part of the page that reads it, with its charts, and no other. Only UserError says that a
     file is damaged: every other exception is a bug of ours, and is raised.
     """
     before = len(charts.all)
     try:
         return build(runs, charts)
-    except RunError as error:
+    except UserError as error:
         del charts.all[before:]
         return [Section("", "", None, problem=f"{build.__name__.replace('_', ' ')}: {error}")]
 

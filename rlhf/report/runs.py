@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import console, records
+from rlhf.errors import UserError
+from rlhf.observe import console
 from rlhf.recipe import STAGES
-from rlhf.run import RunError
+from rlhf.run import reader, records
 
 
 class RunRecords(NamedTuple):
@@ -21,15 +22,15 @@ class RunRecords(NamedTuple):
 
 
 def load(root: Path) -> RunRecords:
-    """Read the records of a run. Raises RunError where there is none that can be read."""
+    """Read the records of a run. Raises UserError where there is none that can be read."""
     problems = []
 
     def of(name: str, kind: type[records.Record]) -> dict[str, dict[str, Any]]:
         found = {}
         for stage in STAGES:
             try:
-                content = records.read(root / stage / name, kind)
-            except RunError as error:
+                content = reader.read(root / stage / name, kind)
+            except UserError as error:
                 problems.append(str(error))
                 continue
             if content is not None:
@@ -39,19 +40,19 @@ def load(root: Path) -> RunRecords:
     manifests, summaries = of("manifest.json", records.Manifest), of("summary.json", records.Summary)
     if not manifests:
         missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
-        raise RunError(problems[0] if problems else missing)
+        raise UserError(problems[0] if problems else missing)
     known = {stage: summary for stage, summary in summaries.items() if stage in manifests}
     return RunRecords("/".join(root.resolve().parts[-3:]), root, manifests, known, problems=tuple(problems))
 
 
 def metrics(run: RunRecords, stage: str) -> list[dict[str, Any]]:
     """Return the lines of a stage's metrics.jsonl."""
-    return records.read_lines(run.path / stage / "metrics.jsonl", records.MetricsLine)
+    return reader.read_lines(run.path / stage / "metrics.jsonl", records.MetricsLine)
 
 
 def details(run: RunRecords) -> dict[str, Any]:
     """Return the evaluation's details.json, {} without one."""
-    return records.read(run.path / "evaluate" / "details.json", records.Details) or {}
+    return reader.read(run.path / "evaluate" / "details.json", records.Details) or {}
 
 
 def suffix(run: RunRecords, runs: Sequence[RunRecords]) -> str:

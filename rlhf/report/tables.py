@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf import console, published, records
-from rlhf.published import DIFFERS, Figure, Verdict
+from rlhf.observe import console
+from rlhf.recipe import published
+from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report.parts import Cell, Charts, Section, table
 from rlhf.report.runs import RunRecords
+from rlhf.run import reader, records
 
 
 def verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -55,7 +57,7 @@ def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     found = []
     for run in runs:
         for stage in run.manifests:
-            for row in records.read_lines(run.path / stage / "findings.jsonl", records.FindingLine):
+            for row in reader.read_lines(run.path / stage / "findings.jsonl", records.FindingLine):
                 remedies = ", ".join(f"{key}={value}" for key, value in row["remedies"].items())
                 where = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 found.append(Finding(f"{where}, step {row['step']}: {row['seen']}. {row['cause']}.", remedies))

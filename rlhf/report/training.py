@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf import records
 from rlhf.recipe import GROUPS, ONLINE, default_root
 from rlhf.report.overview import NAMES
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
+from rlhf.run import reader, records
 
 CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
     "pretrain": (("loss", "loss"),),
@@ -77,7 +77,7 @@ def _timeline(run: RunRecords, stage: str, key: str, last: float) -> list[dict[s
 def _memory_over_time(runs: Sequence[RunRecords], stage: str, charts: Charts) -> list[Chart]:
     lines = []
     for number, run in enumerate(runs):
-        lines_read = records.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
+        lines_read = reader.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
         rows = [row for row in lines_read if row.get("memory_bytes") is not None]
         if rows:
             size = [row["memory_bytes"] / 1e9 for row in rows]
@@ -113,7 +113,7 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                 style = {"color": colour, "dash": dash}
                 named = {"name": f"{name}{suffix(run, runs)}{method}", "line": style}
                 known.append({"x": [0, *x], "y": [0, *gains]} | named)
-        chosen = records.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
+        chosen = reader.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
         best = chosen["best_step"] if chosen else None
         star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
         for row in rows:
@@ -183,7 +183,7 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
     folder: Path = default_root() / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
     unchanged = same and not any(m["overrides"] for m in manifests)
-    pinned = records.read(folder / "predicted.json", records.Predicted) if unchanged else None
+    pinned = reader.read(folder / "predicted.json", records.Predicted) if unchanged else None
     if not pinned or recipes.load(folder).sha256 != manifest["recipe_sha256"]:
         return None, False
     phases = {

@@ -10,11 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf import cuda, distributed, endings, tracking
-from rlhf.console import quiet_libraries
+from rlhf.errors import UserError
+from rlhf.observe import tracking
+from rlhf.observe.console import quiet_libraries
+from rlhf.observe.watch import Watch
+from rlhf.process import cuda, distributed, endings
 from rlhf.recipe import GROUPS, Loaded, available, default_root, load, parents
-from rlhf.run import Follower, Run, RunError, verified
-from rlhf.watch import Watch
+from rlhf.run.directory import Follower, Run
+from rlhf.run.finished import verified
 
 FULL_DISK_BYTES = 1_000_000
 LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborted the process, under 2.6e9 SFT ran
@@ -39,18 +42,20 @@ def execute(
 ) -> tuple[dict[str, Any], Result | None, Path]:
     """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
 
-    `preflight` predicts the bytes of the stage's peak, or raises RunError, before anything is loaded. `stop_on`: names
-    of checks (rlhf/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root of runs, whose
+    `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything is loaded. `stop_on`: names
+    of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root, whose
     finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
     run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
     if getattr(loaded.recipe, stage) is None:
-        raise RunError(_no_section(stage, loaded))
+        raise UserError(_no_section(stage, loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process before Python hears of it
         least = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
-        raise RunError(f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {least}; allow more")
+        raise UserError(
+            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {least}; allow more"
+        )
     with endings.keeping(partial(kept, run)), _in_words(run), run.locked():
         summary = run.done()
         if summary is not None:
@@ -63,7 +68,7 @@ def execute(
             tracking.check(report_to)
             with quiet_libraries():
                 from rlhf.models.loading import device_of, set_up_torch
-                from rlhf.telemetry import device_facts
+                from rlhf.observe.telemetry import device_facts
 
                 device_of(loaded.recipe)  # without a GPU nothing more need be predicted
                 predicted = distributed.from_main(preflight)
@@ -114,16 +119,16 @@ def kept(run: Run) -> str:
 
 @contextmanager
 def _in_words(run: Run) -> Iterator[None]:
-    """Turn a full disk and memory that runs out into a RunError; libraries report them in many ways."""
+    """Turn a full disk and memory that runs out into a UserError; libraries report them in many ways."""
     try:
         yield
-    except RunError:
+    except UserError:
         raise
     except Exception as error:
         if _disk_is_full(run.root, error):
-            raise RunError(f"{run.path}: the disk is full; make room and continue with --resume") from error
+            raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if endings.out_of_memory(error):
-            raise RunError(f"{run.stage}: out of memory{_way_out(run, error)}. {kept(run)}") from error
+            raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {kept(run)}") from error
         raise
 
 

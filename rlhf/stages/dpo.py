@@ -9,27 +9,21 @@ from typing import Any
 import torch
 from trl import DPOConfig, DPOTrainer
 
-from rlhf import distributed
 from rlhf.data import amount, load
+from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.tokenize import Codec, Encoded
-from rlhf.evaluation import compare, measure, sample_of, sampling
+from rlhf.evaluation.likelihood import sequence_logprobs
+from rlhf.evaluation.policies import compare, measure, sample_of, sampling
+from rlhf.evaluation.reward_model import accuracy
 from rlhf.models.loading import load_base, load_codec, save_adapter, trainable_adapter
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
-from rlhf.rollout import collate
-from rlhf.run import Run
+from rlhf.observe.telemetry import Telemetry
+from rlhf.process import distributed
+from rlhf.rollout.engine import collate
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.stages.rm import accuracy, encode_pairs, longest
-from rlhf.telemetry import Telemetry
-from rlhf.trainer import (
-    arguments,
-    best_step,
-    let_go,
-    rows_to_dataset,
-    sequence_logprobs,
-    train,
-    with_exact_weights,
-)
+from rlhf.stages.supervised import arguments, best_step, let_go, rows_to_dataset, train, with_exact_weights
 
 
 def run_stage(run: Run, device: torch.device) -> Result:

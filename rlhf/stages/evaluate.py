@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from rlhf.data import load
-from rlhf.data.formats import PreferencePair
 from rlhf.data.load import Prompt
+from rlhf.data.pairs import encode_pairs
+from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
-from rlhf.evaluation import (
+from rlhf.evaluation.likelihood import perplexity
+from rlhf.evaluation.policies import (
     Measured,
     closer_look,
     compare,
@@ -21,16 +23,16 @@ from rlhf.evaluation import (
     sampling,
     score_histograms,
 )
+from rlhf.evaluation.references import Overlap, answers
+from rlhf.evaluation.reward_model import scores_of
+from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.online.rewarding import By, Rewards
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import GROUPS
-from rlhf.references import Overlap, answers
-from rlhf.run import Run, write_json
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.stages.rm import encode_pairs, scores_of
-from rlhf.telemetry import Telemetry
-from rlhf.trainer import perplexity
+from rlhf.stages.online.rewarding import By, Rewards
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they stand under sft/ already
 CONTRADICTED = 10  # pairs that are listed

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf.console import Bar
+from rlhf.data.batch import Rollout
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives import kl as kls
 from rlhf.objectives.groups import (
@@ -34,16 +34,18 @@ from rlhf.objectives.groups import (
 )
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
-from rlhf.online import scoring
-from rlhf.online.rewarding import By
-from rlhf.online.scoring import ScoreNorm
-from rlhf.online.session import Session, prompt_order
-from rlhf.online.train_state import SavedState, TrainState, saved_state
+from rlhf.observe.console import Bar
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo
-from rlhf.records import Number
-from rlhf.rollout import Rollout, joined
-from rlhf.run import Run, resuming
+from rlhf.rollout.engine import joined
+from rlhf.run.checkpoints import resuming
+from rlhf.run.directory import Run
+from rlhf.run.records import Number
 from rlhf.stages import Result
+from rlhf.stages.online import scoring
+from rlhf.stages.online.rewarding import By
+from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.session import Session, prompt_order
+from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
 
 ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
 
@@ -205,7 +207,7 @@ class Learner:
 
     @classmethod
     def load(cls, stage: str, shared: SharedBase, options: GroupOptions, folder: Path) -> "Learner":
-        """Continue from a checkpoint. Raises RunError when it is damaged, or of another version or other settings."""
+        """Continue from a checkpoint. Raises UserError when it is damaged, or of another version or other settings."""
         saved = saved_state(folder, Saved)
         learner = cls(stage, shared, options, ScoreNorm(*saved["norm"]))
         learner.state.restore(saved, folder / "state.pt")

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from rlhf.data import load
-from rlhf.data.formats import Example
+from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4
 from rlhf.models.weights import attach_adapter
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
-from rlhf.run import Run, RunError
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.telemetry import Telemetry
 from rlhf.terminal import say
 
 ROWS, TOKENS = 4, 128  # of held-out text that the merged model is compared on
@@ -43,7 +44,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         found = _logprobs(merged, texts)
         effect, lost = _kl(expected, alone), _kl(expected, found)
         if not lost <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN is no agreement either
-            raise RunError(
+            raise UserError(
                 f"merging lost the adapter: KL of the merged model to base and adapter is {lost:.2g} nats per token, "
                 f"that of the base alone {effect:.2g}"
             )

@@ -19,22 +19,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf.console import Bar
+from rlhf.data.batch import Rollout
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives import kl as kls
 from rlhf.objectives.gae import gae
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
-from rlhf.online import scoring
-from rlhf.online.scoring import ScoreNorm
-from rlhf.online.session import Session
-from rlhf.online.train_state import SavedState, TrainState, saved_state
+from rlhf.observe.console import Bar
 from rlhf.recipe import Ppo
-from rlhf.records import Number
-from rlhf.rollout import Observer, Rollout
-from rlhf.run import Run, resuming
+from rlhf.rollout.engine import Observer
+from rlhf.run.checkpoints import resuming
+from rlhf.run.directory import Run
+from rlhf.run.records import Number
 from rlhf.stages import Result
+from rlhf.stages.online import scoring
+from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.session import Session
+from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
 
 # 1 / (1 + exp(-s)) is about (s + 2) / 4 near 0: where a critic that predicts squashed scores starts.
 SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
@@ -168,7 +170,7 @@ class Learner:
 
     @classmethod
     def load(cls, shared: SharedBase, rm_dir: Path, options: Ppo, folder: Path) -> "Learner":
-        """Continue from a checkpoint. Raises RunError when it is damaged, or of another version or other settings."""
+        """Continue from a checkpoint. Raises UserError when it is damaged, or of another version or other settings."""
         saved = saved_state(folder, Saved)
         learner = cls(shared, rm_dir, options, ScoreNorm(*saved["norm"]))
         learner.state.restore(saved, folder / "state.pt")

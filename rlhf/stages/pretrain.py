@@ -6,14 +6,15 @@ LoRA on random weights learns nothing, so a recipe without pretrained weights ma
 import torch
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
-from rlhf.console import working
 from rlhf.data import load, tokenize
 from rlhf.data.tokenize import Codec
+from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.loading import new_base
-from rlhf.run import Run
+from rlhf.observe.console import working
+from rlhf.observe.telemetry import Telemetry
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, perplexity, rows_to_dataset, train
+from rlhf.stages.supervised import arguments, rows_to_dataset, train
 
 
 def run_stage(run: Run, device: torch.device) -> Result:

@@ -6,25 +6,26 @@ option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRanking
 
 import itertools
 from collections.abc import Callable
-from statistics import fmean
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
-from rlhf.console import working
-from rlhf.data import amount, load, toy
-from rlhf.data.formats import DataError, PreferencePair
-from rlhf.data.tokenize import Codec, Encoded, pad_right
+from rlhf.data import amount, load
+from rlhf.data.pairs import encode_pairs, longest
+from rlhf.data.rows import PreferencePair
+from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.worlds import toy
+from rlhf.evaluation.reward_model import accuracy, scores_of
 from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
-from rlhf.recipe import Dpo, Rm
-from rlhf.run import Run
+from rlhf.observe.console import working
+from rlhf.observe.telemetry import Telemetry
+from rlhf.recipe import Rm
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.stats import outcomes
-from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, best_step, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
 
 SAMPLES = 8  # held-out pairs whose scores are kept
 
@@ -107,49 +108,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs())
 
 
-def encode_pairs(
-    codec: Codec, pairs: list[PreferencePair], options: Rm | Dpo
-) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int], list[PreferencePair]]:
-    """Both sides of each pair, what was cut, and the pairs that are left: one is dropped, and counted, when either side
-    loses its whole response."""
-    longest_response = options.max_completion_length if isinstance(options, Dpo) else None
-    limits = options.max_prompt_length, options.max_length, longest_response
-    with working("encoding pairs"):
-        chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
-        rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
-    whole = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
-    if not whole:
-        raise DataError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
-    counts = {
-        "prompts_cut": cut_chosen["prompts_cut"],  # of a pair's one prompt
-        "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],
-        "pairs_dropped": len(pairs) - len(whole),
-    }
-    return whole, counts, [p for p, c, r in zip(pairs, chosen, rejected, strict=True) if c and r]
-
-
-def longest(chosen: Encoded, rejected: Encoded) -> int:
-    """Tokens of a pair's longer sequence, to which both are padded."""
-    return len(chosen.prompt) + max(len(chosen.response), len(rejected.response))
-
-
-def scores_of(
-    sides: list[Encoded], score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], pad_id: int, batch_size: int
-) -> torch.Tensor:
-    """Scores (N,) float32 on the CPU, in the order given; batches are made by length.
-
-    `score` takes right-padded ids (B, T) and the place of the last real token (B,), on the CPU, and returns (B,).
-    """
-    sequences = [side.prompt + side.response for side in sides]
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    scores = torch.empty(len(sequences))
-    for at in range(0, len(order), batch_size):
-        rows = order[at : at + batch_size]
-        last = torch.tensor([len(sequences[i]) - 1 for i in rows])
-        scores[rows] = score(pad_right([sequences[i] for i in rows], pad_id), last).float().cpu()
-    return scores
-
-
 def _scorer(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The trained model as `scores_of` calls it; it finds the last real token by itself."""
     model.eval()
@@ -167,11 +125,6 @@ def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> floa
     if options.loss_type == "margin_ranking":
         return margin_ranking_loss(chosen, rejected, options.margin).item()
     return bradley_terry_loss(chosen, rejected, options.margin, options.center_rewards_coefficient).item()
-
-
-def accuracy(differences: torch.Tensor) -> float:
-    """Share of pairs with a positive score difference; a tie counts one half."""
-    return fmean(outcomes(differences.tolist()))
 
 
 class _MarginRankingTrainer(RewardTrainer):

@@ -7,17 +7,19 @@ from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data import load
-from rlhf.data.formats import DataError, Example
 from rlhf.data.load import Prompt
+from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec, Encoded
-from rlhf.evaluation import sampling
+from rlhf.errors import UserError
+from rlhf.evaluation.likelihood import perplexity
+from rlhf.evaluation.policies import sampling
 from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
-from rlhf.rollout import sample
-from rlhf.run import Run
+from rlhf.rollout.engine import sample
+from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.telemetry import Telemetry
-from rlhf.trainer import arguments, best_step, perplexity, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
 
 SAMPLES = 8  # held-out prompts whose answers are kept before and after
 IGNORED = -100  # a label that takes no part in the loss
@@ -95,7 +97,7 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     encoded, counts = codec.encode(texts, options.max_prompt_length, options.max_length)
     kept = [row for row in encoded if row]
     if not kept:
-        raise DataError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
+        raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
     return kept, dict(counts)
 
 

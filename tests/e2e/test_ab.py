@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 from rlhf.rating import store
 from rlhf.rating.pairs import LONGEST, Pair, compare, turns
 from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
-from rlhf.run import RunError
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page, wait
 from tests.conftest import RECIPE, beside, rlhf, run_stages, small, write_records
@@ -350,7 +349,7 @@ def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
     assert len(store.standing(found.file)) == 3
     with open(found.file, "a") as handle:
         handle.write('{"rater": "ann", "item": [3], "sha256": "x", "verdict": "a", "shown": "ab"}\n')
-    with pytest.raises(DataError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):
+    with pytest.raises(UserError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):
         Server(found, 0)
 
 
@@ -389,7 +388,7 @@ def test_what_cannot_be_rated_is_one_line(root, monkeypatch, capsys, options, me
     code, _, err = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], *options)
     assert code and message in " ".join(err.split())
     evaluation(root.parents[1], [row(0, "x", "x")])
-    with pytest.raises(RunError, match="equal answers to all 1 prompts"):
+    with pytest.raises(UserError, match="equal answers to all 1 prompts"):
         compare(root)
 
 

@@ -13,9 +13,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf import comparison
+from rlhf.errors import UserError
+from rlhf.evaluation import comparison
+from rlhf.files import read_json, read_lines, sha256
 from rlhf.rating.pairs import compare
-from rlhf.run import Run, RunError, read_json, read_lines, sha256
+from rlhf.run.directory import Run
 from tests.conftest import run_stages, small
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
@@ -143,7 +145,7 @@ def test_a_missing_adapter_is_one_clear_line(chain, tmp_path):
     for name in ("summary.json", "manifest.json"):
         (target / "sft" / name).write_bytes((chain / "cpu-tiny/v1/sft" / name).read_bytes())
     with pytest.raises(
-        RunError, match=r"sft/adapter/adapter_config.json is missing since sft was done; move .*/sft away"
+        UserError, match=r"sft/adapter/adapter_config.json is missing since sft was done; move .*/sft away"
     ):
         run_stages(small(), tmp_path, "rm")
     assert not (target / "rm/summary.json").exists()
@@ -159,12 +161,12 @@ def test_changed_data_is_noticed(chain, tmp_path):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
         (copy.parent / "made.json").write_bytes((file.parent / "made.json").read_bytes())
-    with pytest.raises(RunError, match="has changed since it was made here"):
+    with pytest.raises(UserError, match="has changed since it was made here"):
         run_stages(small(), tmp_path, "rm")
     for file in (target / "data").rglob("*.jsonl"):  # as if it had been made so
         hashes = {name: sha256(file.parent / name) for name in ("corpus.jsonl", "pairs.jsonl")}
         (file.parent / "made.json").write_text(json.dumps({"sha256": hashes}))
-    with pytest.raises(RunError, match="the data has changed since"):
+    with pytest.raises(UserError, match="the data has changed since"):
         run_stages(small(), tmp_path, "rm")
 
 
@@ -233,7 +235,7 @@ def test_what_was_made_from_another_policy_is_made_again(chain, tmp_path):
     before = {name: read_json(target / name / "summary.json") for name in ("merge", "evaluate")}
     (target / "ppo").rename(tmp_path / "old-ppo")
     run_stages(small(ppo__kl_coef=0.5), tmp_path, "ppo")
-    with pytest.raises(RunError, match=r"merge was made with another ppo\.kl_coef"):
+    with pytest.raises(UserError, match=r"merge was made with another ppo\.kl_coef"):
         run_stages(small(ppo__kl_coef=0.5), tmp_path, "merge")  # other settings: never overwritten
     evaluated = run_stages(small(ppo__kl_coef=0.5), tmp_path, "evaluate")
     assert evaluated["metrics"]["ppo/kl_per_token"] != before["evaluate"]["metrics"]["ppo/kl_per_token"]
@@ -244,7 +246,7 @@ def test_a_stage_made_from_another_parent_is_not_taken_for_done(chain, tmp_path)
     target = linked(chain, tmp_path, "data", "pretrain")
     run_stages(small(), tmp_path, "sft")
     shutil.copytree(chain / "cpu-tiny/v1/rm", target / "rm")
-    with pytest.raises(RunError, match="rm was made from another sft"):  # equal settings, but a run of its own
+    with pytest.raises(UserError, match="rm was made from another sft"):  # equal settings, but a run of its own
         run_stages(small(), tmp_path, "rm")
 
 
@@ -253,7 +255,7 @@ def test_a_damaged_result_of_a_parent_is_noticed(chain, tmp_path):
     shutil.copytree(chain / "cpu-tiny/v1/sft", target / "sft")
     file = target / "sft/adapter/adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(RunError, match=r"adapter_model.safetensors has changed since sft was done"):
+    with pytest.raises(UserError, match=r"adapter_model.safetensors has changed since sft was done"):
         run_stages(small(), tmp_path, "rm")
 
 
@@ -267,12 +269,12 @@ def test_resume_refuses_data_that_changed_meanwhile(tmp_path, monkeypatch):
         run_stages(loaded, tmp_path, "pretrain")
     monkeypatch.undo()
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
-    with pytest.raises(RunError, match="the data has changed since"):
+    with pytest.raises(UserError, match="the data has changed since"):
         run_stages(loaded, tmp_path, "pretrain", resume=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run_stages(loaded, tmp_path, "pretrain", resume=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
-    with pytest.raises(RunError, match=r"pretrain was made from another .*texts\.jsonl"):
+    with pytest.raises(UserError, match=r"pretrain was made from another .*texts\.jsonl"):
         run_stages(loaded, tmp_path, "pretrain")
 
 
@@ -282,7 +284,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Run, "seal_checkpoint", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    with pytest.raises(RunError, match="pretrain: the disk is full; make room and continue with --resume"):
+    with pytest.raises(UserError, match="pretrain: the disk is full; make room and continue with --resume"):
         run_stages(small(), tmp_path, "pretrain")
 
 

@@ -6,13 +6,14 @@ import sys
 import pytest
 import torch
 
-from rlhf import chat, console
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
+from rlhf.observe import console
 from rlhf.recipe import as_yaml
-from rlhf.rollout import Sampling, sample
-from rlhf.run import Run
+from rlhf.rollout.engine import Sampling, sample
+from rlhf.run.directory import Run
+from rlhf.use import chat
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import comparison
-from rlhf.run import RunError
+from rlhf.errors import UserError
+from rlhf.evaluation import comparison
 from tests.conftest import rlhf, write_records
 
 Z = 1.959963984540054
@@ -123,12 +123,12 @@ def test_perplexity_of_another_tokenizer_has_no_difference(tmp_path):
 
 def test_what_is_not_there_is_named(tmp_path):
     a = a_run(tmp_path / "a", [("p", [says(0)])])
-    with pytest.raises(RunError, match=r"nowhere/evaluate: no finished evaluation; first `rlhf run evaluate`"):
+    with pytest.raises(UserError, match=r"nowhere/evaluate: no finished evaluation; first `rlhf run evaluate`"):
         comparison.load(tmp_path / "nowhere", "ppo")
-    with pytest.raises(RunError, match=r"samples.jsonl:1: no answer of dpo; there are those of ppo"):
+    with pytest.raises(UserError, match=r"samples.jsonl:1: no answer of dpo; there are those of ppo"):
         comparison.load(a, "dpo")
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "p", "ppo": says(0, text="another")}) + "\n")
-    with pytest.raises(RunError, match=r"other.jsonl: not the answers of .*; `rlhf score` that file again"):
+    with pytest.raises(UserError, match=r"other.jsonl: not the answers of .*; `rlhf score` that file again"):
         comparison.load(a, "ppo", tmp_path / "other.jsonl")
-    with pytest.raises(RunError, match="not written by `rlhf score`"):
+    with pytest.raises(UserError, match="not written by `rlhf score`"):
         comparison.load(a, "ppo", a / "evaluate/samples.jsonl")

@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf.run import RunError, read_json, sha256
+from rlhf.errors import UserError
+from rlhf.files import read_json, sha256
 from tests.conftest import beside, run_stages, small
 from tests.e2e.test_chain import Crash, crash
 from tests.e2e.test_damaged_runs import ROOT, one_line
@@ -207,7 +208,7 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(interrupted, tmp_path, mon
     folder = resumable(interrupted, tmp_path / "out", stage)
     damage(folder)
     seal(folder)
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         run_stages(small(), tmp_path / "out", stage, resume=True)
     assert f"move {folder} away, and --resume takes the checkpoint before it" in one_line(caught)
     assert not (tmp_path / "unpickled").exists()
@@ -236,5 +237,5 @@ def test_a_summary_that_is_damaged_is_not_taken_for_an_unfinished_run(trained, t
     shutil.copytree(trained / ROOT / "sft", tmp_path / ROOT / "sft")
     beside(trained, tmp_path, "pretrain")
     (tmp_path / ROOT / "sft/summary.json").write_text('{"schema": 1, "rec')
-    with pytest.raises(RunError, match=r"summary.json: cannot be read .*; move .*/sft away and run sft again"):
+    with pytest.raises(UserError, match=r"summary.json: cannot be read .*; move .*/sft away and run sft again"):
         run_stages(small(), tmp_path, "sft")

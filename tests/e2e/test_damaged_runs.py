@@ -14,10 +14,14 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
-from rlhf import chat, comparison, report, score
+from rlhf import report
+from rlhf.errors import UserError
+from rlhf.evaluation import comparison
+from rlhf.files import read_json, sha256
 from rlhf.rating.pairs import compare
 from rlhf.report.data import checked
-from rlhf.run import Run, RunError, read_json, sha256
+from rlhf.run.directory import Run
+from rlhf.use import chat, score
 from tests.conftest import beside, run_stages, small, write_records
 
 ROOT = Path("cpu-tiny/v1")
@@ -112,7 +116,7 @@ def test_a_policy_that_cannot_be_used_stops_the_stage_that_reads_it(trained, tmp
     root = copied(trained, tmp_path, "pretrain", "sft")
     damage(root / "sft")
     rehash(root / "sft")
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         run_stages(small(), tmp_path, stage)
     one_line(caught)
 
@@ -142,7 +146,7 @@ def test_a_reward_model_that_cannot_be_used_stops_ppo(trained, tmp_path, damage,
     root = copied(trained, tmp_path, "pretrain", "sft", "rm")
     damage(root / "rm")
     rehash(root / "rm")
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         run_stages(small(), tmp_path, "ppo")
     assert "rm/adapter" in one_line(caught)
 
@@ -154,7 +158,7 @@ def test_a_base_of_nan_stops_the_stage_that_reads_it(trained, tmp_path):
     found["model.norm.weight"].fill_(float("nan"))
     save_file(found, file, {"format": "pt"})
     rehash(root / "pretrain")
-    with pytest.raises(RunError, match=r"model\.norm\.weight holds NaN or infinity") as caught:
+    with pytest.raises(UserError, match=r"model\.norm\.weight holds NaN or infinity") as caught:
         run_stages(small(), tmp_path, "sft")
     one_line(caught)
 
@@ -191,7 +195,7 @@ def readers(out: Path) -> dict[str, Callable[[], object]]:
 def test_a_parent_that_was_made_anew_does_not_go_with_what_was_made_from_it(trained, tmp_path, reader, anew, said):
     root = copied(trained, tmp_path, "pretrain", "sft", "rm")
     made_anew(root / anew)
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         readers(tmp_path)[reader]()
     assert "run " in one_line(caught)
 
@@ -199,7 +203,7 @@ def test_a_parent_that_was_made_anew_does_not_go_with_what_was_made_from_it(trai
 def test_chat_asks_the_same(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
     made_anew(root / "pretrain")
-    with pytest.raises(RunError, match="sft was made from another pretrain"):
+    with pytest.raises(UserError, match="sft was made from another pretrain"):
         chat.Speaker(small(), tmp_path, "sft")
 
 
@@ -208,10 +212,10 @@ def test_a_policy_that_is_evaluated_is_verified_too(trained, tmp_path):
     folder = tmp_path / ROOT / "ppo"
     shutil.copytree(trained / ROOT / "sft/adapter", folder / "adapter")
     write_records(folder, {"parents": {"rm": "0" * 64}})
-    with pytest.raises(RunError, match="ppo was made from another rm"):
+    with pytest.raises(UserError, match="ppo was made from another rm"):
         run_stages(small(), tmp_path, "evaluate")
     (folder / WEIGHTS).write_bytes(b"other")
-    with pytest.raises(RunError, match=r"ppo/adapter/adapter_model.safetensors has changed since ppo was done"):
+    with pytest.raises(UserError, match=r"ppo/adapter/adapter_model.safetensors has changed since ppo was done"):
         run_stages(small(), tmp_path, "evaluate")
 
 
@@ -219,7 +223,7 @@ def test_a_parent_whose_manifest_names_no_parents_is_refused(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
     manifest = json.loads((root / "sft/manifest.json").read_text()) | {"parents": {}}
     (root / "sft/manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match=r"sft/manifest.json does not name its parent pretrain"):
+    with pytest.raises(UserError, match=r"sft/manifest.json does not name its parent pretrain"):
         run_stages(small(), tmp_path, "rm")
 
 
@@ -227,11 +231,11 @@ def test_a_stage_is_done_only_with_its_result(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
     assert Run(tmp_path, small(), "sft").done()
     (root / "sft/adapter/adapter_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(RunError, match=r"adapter_model.bin does not belong to what sft has made; take it out"):
+    with pytest.raises(UserError, match=r"adapter_model.bin does not belong to what sft has made; take it out"):
         Run(tmp_path, small(), "sft").done()
     (root / "sft/adapter/adapter_model.bin").unlink()
     weights(lambda found: first(found).mul_(2))(root / "sft")
-    with pytest.raises(RunError, match=r"adapter_model.safetensors has changed since sft was done; move .*/sft away"):
+    with pytest.raises(UserError, match=r"adapter_model.safetensors has changed since sft was done; move .*/sft away"):
         Run(tmp_path, small(), "sft").done()
 
 
@@ -240,7 +244,7 @@ def test_a_summary_of_another_stage_is_refused(trained, tmp_path):
     summary = json.loads((root / "sft/summary.json").read_text()) | {"stage": "rm"}
     (root / "sft/summary.json").write_text(json.dumps(summary))
     for stage in ("sft", "dpo"):
-        with pytest.raises(RunError, match=r"sft: summary.json is that of rm; move .*/sft away and run sft again"):
+        with pytest.raises(UserError, match=r"sft: summary.json is that of rm; move .*/sft away and run sft again"):
             run_stages(small(), tmp_path, stage)
 
 
@@ -254,7 +258,7 @@ def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
     assert len(compare(root).pairs) == 1
     samples.write_text(samples.read_text().replace('"b"', '"c"'))
     for reader in (lambda: compare(root), lambda: comparison.load(root, "ppo")):
-        with pytest.raises(RunError, match=r"evaluate/samples.jsonl has changed since evaluate was done"):
+        with pytest.raises(UserError, match=r"evaluate/samples.jsonl has changed since evaluate was done"):
             reader()
 
 
@@ -267,7 +271,7 @@ def test_generated_data_that_was_changed_is_refused(trained, tmp_path, stage):
     root = copied(trained, tmp_path, *(["pretrain"] if stage == "sft" else []))
     file = root / "data" / data_folder(trained) / "pairs.jsonl"
     file.write_text(file.read_text().replace(" the ", " teh ", 1))
-    with pytest.raises(RunError, match=r"pairs.jsonl has changed since it was made here; delete .*/toy-") as caught:
+    with pytest.raises(UserError, match=r"pairs.jsonl has changed since it was made here; delete .*/toy-") as caught:
         run_stages(small(), tmp_path, stage)
     one_line(caught)
 
@@ -327,7 +331,7 @@ def test_a_copy_names_its_own_base(trained, tmp_path, named):
 
 def test_a_target_of_lora_that_no_module_has_is_refused_with_the_names_there_are(trained, tmp_path):
     copied(trained, tmp_path, "pretrain")
-    with pytest.raises(RunError, match=r"lora.target_modules: the model has no nosuch; its .* are .*q_proj"):
+    with pytest.raises(UserError, match=r"lora.target_modules: the model has no nosuch; its .* are .*q_proj"):
         run_stages(small(lora__target_modules=["q_proj", "nosuch"]), tmp_path, "sft")
 
 
@@ -345,5 +349,5 @@ def test_a_result_hashed_with_its_base_path_by_an_older_version_is_known_and_lef
     before = (root / "sft" / CONFIG).read_bytes()
     assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
     config(base_model_name_or_path="/another/place")(root / "sft")
-    with pytest.raises(RunError, match=r"adapter_config.json has changed since sft was done"):
+    with pytest.raises(UserError, match=r"adapter_config.json has changed since sft was done"):
         Run(tmp_path, small(), "sft").done()

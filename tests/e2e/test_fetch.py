@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, unquote, urlparse
 import pytest
 import yaml
 
-from rlhf.plain_yaml import Yaml
-from rlhf.strict import with_overrides
+from rlhf.recipe.plain_yaml import Yaml
+from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, SMALL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

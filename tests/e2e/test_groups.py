@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import chat, comparison, report
+from rlhf import report
+from rlhf.errors import UserError
+from rlhf.evaluation import comparison
+from rlhf.files import read_json, read_lines
 from rlhf.rating.pairs import compare
 from rlhf.recipe import as_yaml
-from rlhf.run import Run, RunError, read_json, read_lines
+from rlhf.run.directory import Run
+from rlhf.use import chat
 from tests.conftest import GROUP, RECIPE, SMALL, beside, grouped, rlhf, run_stages
 from tests.e2e.test_chain import Crash, crash
 
@@ -190,10 +194,10 @@ def test_a_reward_that_fails_ends_the_stage_with_one_line(own_data, tmp_path, mo
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "bad_rewards.py").write_text("def nan(completions): return [float('nan')] * len(completions)\n")
     with pytest.raises(
-        RunError, match=r"^reward bad_rewards:nan is nan, .* the prompt '.*Human: .* and the response '"
+        UserError, match=r"^reward bad_rewards:nan is nan, .* the prompt '.*Human: .* and the response '"
     ):
         run_stages(grouped("grpo", RULES | {"reward_funcs": ["bad_rewards:nan"]}, **changes), out, "grpo")
-    with pytest.raises(RunError, match=r"^grpo.reward_funcs: no reward 'exakt_answer'"):
+    with pytest.raises(UserError, match=r"^grpo.reward_funcs: no reward 'exakt_answer'"):
         run_stages(grouped("grpo", RULES | {"reward_funcs": ["exakt_answer"]}, **changes), out, "grpo")
 
 

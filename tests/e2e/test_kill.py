@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.online import session
-from rlhf.run import checkpoint_problem, checkpoint_step, read_json, read_lines
+from rlhf.files import read_json, read_lines
+from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
+from rlhf.stages.online import session
 from tests.conftest import RECIPE, SMALL, beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")

@@ -10,9 +10,11 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from rlhf.errors import UserError
+from rlhf.files import read_json, sha256
 from rlhf.models.loading import load_base, load_codec
-from rlhf.recipe import Loaded, RecipeError
-from rlhf.run import Run, RunError, read_json, sha256
+from rlhf.recipe import Loaded
+from rlhf.run.directory import Run
 from tests.conftest import run_stages, small
 
 
@@ -46,7 +48,7 @@ def test_the_chain_starts_from_a_local_checkpoint(trained, tmp_path):
     config = json.loads((tmp_path / "cpu-tiny/v1/ppo/adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == loaded.recipe.model.name
     assert read_json(tmp_path / "cpu-tiny/v1/merge/summary.json")["metrics"]["adapter_effect"] > 0
-    with pytest.raises(RunError, match=r"pretrain: .* has no such stage; it starts from"):
+    with pytest.raises(UserError, match=r"pretrain: .* has no such stage; it starts from"):
         run_stages(loaded, tmp_path, "pretrain")
 
 
@@ -79,20 +81,20 @@ def test_a_quantised_base_trains_exact_adapters(trained, tmp_path):
 
 def test_a_package_that_is_not_there_is_the_one_that_is_named(trained, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # importing it raises ImportError
-    with pytest.raises(RunError, match=r"needs bitsandbytes .*: pip install '\.\[gpu\]'"):
+    with pytest.raises(UserError, match=r"needs bitsandbytes .*: pip install '\.\[gpu\]'"):
         run_stages(pretrained(trained, tmp_path, model__quantization="nf4"), tmp_path, "sft")
 
 
 def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
     changes = {"model__attention": "flash_attention_2"}
-    with pytest.raises(RecipeError, match="flash_attention_2 has kernels for CUDA only: use auto"):
+    with pytest.raises(UserError, match="flash_attention_2 has kernels for CUDA only: use auto"):
         pretrained(trained, tmp_path, **changes)
-    with pytest.raises(RecipeError, match=r"flash_attention_2 needs model.dtype: bfloat16"):
+    with pytest.raises(UserError, match=r"flash_attention_2 needs model.dtype: bfloat16"):
         pretrained(trained, tmp_path, hardware__device="cuda", **changes)
 
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     loaded = pretrained(trained, tmp_path, hardware__device="cuda", model__dtype="bfloat16", **changes)
-    with pytest.raises(RunError, match=r"needs flash_attn .*: pip install '\.\[flash\]' --no-build-isolation, or use"):
+    with pytest.raises(UserError, match=r"needs flash_attn .*: pip install '\.\[flash\]' --no-build-isolation, or use"):
         load_base(Run(tmp_path, loaded, "sft"), torch.device("cpu"))
 
 
@@ -104,7 +106,7 @@ def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
     ],
 )
 def test_a_checkpoint_that_is_not_there_is_one_line(trained, tmp_path, changes, message):
-    with pytest.raises(RunError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         run_stages(pretrained(trained, tmp_path, **changes), tmp_path, "sft")
     assert "\n" not in str(caught.value)
 
@@ -117,7 +119,7 @@ def test_a_damaged_checkpoint_is_one_line(trained, tmp_path):
         (target / file.name).write_bytes(file.read_bytes())
     whole = (target / "model.safetensors").read_bytes()
     (target / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RunError, match=r"model\.safetensors: cannot be read"):
+    with pytest.raises(UserError, match=r"model\.safetensors: cannot be read"):
         run_stages(pretrained(trained, tmp_path, model__name=str(target)), tmp_path, "sft")
 
 
@@ -154,14 +156,14 @@ def test_a_checkpoint_without_all_its_weights_is_refused(trained, tmp_path, chan
     broken = changed_checkpoint(trained, tmp_path, change)
     loaded = pretrained(trained, tmp_path, model__name=broken)
     head = {"sft": "lm", "rm": "score"}[stage]
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(UserError, match=said):
         load_base(Run(tmp_path, loaded, stage), torch.device("cpu"), head=head)
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(trained, tmp_path):
     shape = small().recipe.model.architecture.model_dump() | {"vocab_size": 300}
     loaded = pretrained(trained, tmp_path, model__architecture=shape)
-    with pytest.raises(RunError, match=r"has 400 entries, model\.architecture\.vocab_size is only 300"):
+    with pytest.raises(UserError, match=r"has 400 entries, model\.architecture\.vocab_size is only 300"):
         load_codec(Run(tmp_path, loaded, "sft"))
 
 
@@ -197,7 +199,7 @@ def test_a_merge_that_loses_the_adapter_is_refused(trained, tmp_path, monkeypatc
     run_stages(loaded, tmp_path, "sft")
     scaled_adapter(tmp_path, "sft", 30.0)
     monkeypatch.setattr(PeftModel, "merge_and_unload", lambda model: model.unload(), raising=False)
-    with pytest.raises(RunError, match="merging lost the adapter"):
+    with pytest.raises(UserError, match="merging lost the adapter"):
         run_stages(loaded, tmp_path, "merge")
     assert not (tmp_path / "cpu-tiny/v1/merge/summary.json").exists()
 
@@ -233,5 +235,5 @@ def test_a_four_bit_base_is_merged_as_published_or_as_it_was_rounded(trained, tm
 
 
 def test_dequantised_weights_need_quantised_ones():
-    with pytest.raises(RecipeError, match=r"merge\.base: dequantized needs model\.quantization: nf4"):
+    with pytest.raises(UserError, match=r"merge\.base: dequantized needs model\.quantization: nf4"):
         small(merge__base="dequantized")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.data import load
-from rlhf.data.formats import DataError
-from rlhf.run import Run, read_json
+from rlhf.errors import UserError
+from rlhf.files import read_json
+from rlhf.run.directory import Run
 from tests.conftest import run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]
@@ -83,7 +84,7 @@ def test_instruction_rows_alone_are_enough_for_sft_and_not_for_a_reward_model(tm
     files = instructions_and_preferences(tmp_path)[:1]
     loaded = small(data__source="files", data__files=files, data__heldout_fraction=0.2)
     run_stages(loaded, tmp_path / "runs", "pretrain", "sft")
-    with pytest.raises(DataError, match=r"rm needs preference pairs .*; the data has 0 for training and 0 held out"):
+    with pytest.raises(UserError, match=r"rm needs preference pairs .*; the data has 0 for training and 0 held out"):
         run_stages(loaded, tmp_path / "runs", "rm")
 
 
@@ -101,12 +102,12 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     files = [prompts(tmp_path)]
     alone = small(data__source="files", data__files=files, data__heldout_fraction=0.2)
     with pytest.raises(
-        DataError, match=r"^pretrain needs texts, and the data has only prompts without an answer, which"
+        UserError, match=r"^pretrain needs texts, and the data has only prompts without an answer, which"
     ):
         run_stages(alone, tmp_path / "alone", "pretrain")
     corpus = load.Corpus(*(load.Divided([], []) for _ in range(3)), corpus.bare_prompts)
     for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
-        with pytest.raises(DataError, match=f"^{stage} needs .*only prompts without an answer"):
+        with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without an answer"):
             rows()
     assert len(corpus.prompts()) == len(QUESTIONS)
 
@@ -121,7 +122,7 @@ def test_ppo_trains_and_evaluation_works_where_most_prompts_have_no_answer(tmp_p
 
 def test_a_file_too_small_to_hold_anything_out_is_refused(tmp_path):
     file = write(tmp_path / "one.jsonl", [{"instruction": "Add 2 and 3.", "output": "5"}])
-    with pytest.raises(DataError, match=r"the data has 1 for training and 0 held out: add a file"):
+    with pytest.raises(UserError, match=r"the data has 1 for training and 0 held out: add a file"):
         run_stages(small(data__source="files", data__files=[file]), tmp_path / "runs", "pretrain")
 
 

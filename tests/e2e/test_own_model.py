@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf import recipe
 from rlhf.data import tokenize
-from rlhf.data.formats import DataError, Message
+from rlhf.data.rows import Message
+from rlhf.errors import UserError
+from rlhf.files import read_lines
 from rlhf.models.loading import load_base, load_codec
-from rlhf.run import Run, RunError, read_lines
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, beside, run_stages, small
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
@@ -87,10 +89,10 @@ def test_a_model_that_the_architecture_cannot_describe_runs_without_it(trained, 
 def test_what_is_in_the_way_is_said(trained, tmp_path):
     folder = checkpoint(tmp_path / "model", "Qwen3")
     tokenizer = {"source": "local", "name": folder, "template": "chat"}
-    with pytest.raises(DataError, match=r"set tokenizer\.pad_token .*such as .*<\|fim_pad\|>"):
+    with pytest.raises(UserError, match=r"set tokenizer\.pad_token .*such as .*<\|fim_pad\|>"):
         run_stages(of(folder, trained, tokenizer=tokenizer), tmp_path / "runs", "sft")
     described = of(folder, trained, model__architecture=recipe.load(RECIPE).recipe.model.architecture.model_dump())
-    with pytest.raises(RunError, match=r"is a qwen3 model: .*model\.architecture=null.*docs/own-model\.md"):
+    with pytest.raises(UserError, match=r"is a qwen3 model: .*model\.architecture=null.*docs/own-model\.md"):
         load_base(Run(tmp_path / "other", described, "sft"), torch.device("cpu"))
 
 

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import comparison
-from rlhf.run import Run, RunError, read_json, stage_folder
+from rlhf.errors import UserError
+from rlhf.evaluation import comparison
+from rlhf.files import read_json
+from rlhf.run.directory import Run
+from rlhf.run.finished import stage_folder
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -63,7 +66,7 @@ def test_later_stages_find_the_parents_without_being_told(experiment):
 
 def test_parents_of_other_settings_are_refused(experiment):
     run = Run(experiment / "elsewhere", small(sft__learning_rate=0.5), "ppo", experiment / "runs")
-    with pytest.raises(RunError, match=r"made with another sft\.learning_rate; run sft below .*or choose other"):
+    with pytest.raises(UserError, match=r"made with another sft\.learning_rate; run sft below .*or choose other"):
         run.parent("sft")
     assert run.elsewhere("sft") is None
     assert run.elsewhere("pretrain") is not None  # SFT's keys do not concern it
@@ -73,7 +76,7 @@ def test_a_parent_that_changed_is_noticed(experiment, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "runs")
     weights = tmp_path / "runs" / ROOT / "sft" / "adapter" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(RunError, match="has changed since sft was done"):
+    with pytest.raises(UserError, match="has changed since sft was done"):
         Run(tmp_path / "new", small(), "ppo", tmp_path / "runs").parent("sft")
 
 

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from rlhf.data import formats
-from rlhf.data.formats import Message
+from rlhf.data.rows import Message
 from rlhf.data.split import conversation_key, is_heldout
+from rlhf.data.transcripts import render_hh
+from rlhf.errors import UserError
 from rlhf.rating import export, store
 from rlhf.rating.pairs import Comparison, compare
-from rlhf.run import RunError
 from tests.conftest import rlhf, write_records
 from tests.e2e.test_ab import evaluation, row
 
@@ -67,7 +68,7 @@ def test_several_raters_and_a_choice_of_them(root):
     assert [r["chosen"] for r in result.rows] == ["good 0"] and result.ties == 1
     assert result.rows[0]["ratings"] == {"ann": "ppo", "ben": "ppo", judge: "sft"}
     assert [r["chosen"] for r in exported(root, found, raters=[judge]).rows] == ["poor 0", "poor 1"]
-    with pytest.raises(RunError, match=r"no ratings of 'eve'; it has those of ann, ben, judge:model"):
+    with pytest.raises(UserError, match=r"no ratings of 'eve'; it has those of ann, ben, judge:model"):
         exported(root, found, raters=["eve"])
 
 
@@ -98,7 +99,7 @@ def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatc
     pairs = formats.read([file]).pairs
     assert [pair.chosen for pair in pairs] == [r["ppo"]["response"] for r in rows[:3]]
     assert [pair.rejected for pair in pairs] == [r["sft"]["response"] for r in rows[:3]]
-    assert [formats.render_hh(pair.prompt) for pair in pairs] == prompts
+    assert [render_hh(pair.prompt) for pair in pairs] == prompts
     assert pairs[1].prompt[0] == Message("system", "Be brief.") and len(pairs[1].prompt) == 4
     code, out, _ = rlhf(monkeypatch, capsys, "data", "check", file, "--json")
     assert code == 0 and json.loads(out)["pairs"] == 3 and json.loads(out)["malformed"] == 0
@@ -115,7 +116,7 @@ def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
     root = evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]"}])
     found = rate(root, ("ann", 0, "b"))
     samples = root / "evaluate" / "samples.jsonl"
-    with pytest.raises(RunError, match="its prompts are written in a chat template; evaluate again"):
+    with pytest.raises(UserError, match="its prompts are written in a chat template; evaluate again"):
         export.export(found, samples, "chat")
     said = [{"role": "user", "content": "One?"}]
     evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": said}])

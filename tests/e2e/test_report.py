@@ -11,15 +11,16 @@ import pytest
 from jinja2 import UndefinedError
 from markupsafe import escape
 
-from rlhf import published, recipe, report
+from rlhf import recipe, report
 from rlhf.data import formats
+from rlhf.errors import UserError
 from rlhf.rating import store
 from rlhf.rating.pairs import compare
+from rlhf.recipe import published
 from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table
-from rlhf.run import RunError
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
 from tests.conftest import RECIPE, run_stages, small, write_records
@@ -172,7 +173,7 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
     assert (found["pairs"], found["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
     assert charts["tokens per chosen"]["data"][0]["y"] == found["lengths"]["chosen"]["counts"]
-    monkeypatch.setattr("rlhf.data.quality.check", None)
+    monkeypatch.setattr("rlhf.data.quality.check.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
 
@@ -294,7 +295,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
             file.write_text(json.dumps(changed) + "\n" + "".join(others))
             try:
                 outcomes["left out" if "Left out" in report.page([report.load(root)]) else "whole"] += 1
-            except RunError as error:
+            except UserError as error:
                 assert "\n" not in str(error)
                 outcomes["refused"] += 1
         file.write_text(text)
@@ -326,7 +327,7 @@ def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
     assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and ">ppo</td>" in page
     for stage in ("pretrain", "sft", "ppo", "evaluate"):
         (root / stage / "manifest.json").write_text("{")
-    with pytest.raises(RunError, match=r"pretrain/manifest.json: cannot be read"):
+    with pytest.raises(UserError, match=r"pretrain/manifest.json: cannot be read"):
         report.load(root)
 
 
@@ -483,5 +484,5 @@ def test_on_a_phone_every_cell_is_in_sight(evaluated, chromium, tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match="no run there; it should hold folders named pretrain, sft, rm"):
+    with pytest.raises(UserError, match="no run there; it should hold folders named pretrain, sft, rm"):
         report.write([tmp_path], tmp_path / "x.html")

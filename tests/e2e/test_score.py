@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rlhf import score
 from rlhf.data import load
+from rlhf.files import read_json, read_lines
 from rlhf.recipe import as_yaml
-from rlhf.rollout import collate
-from rlhf.run import read_json, read_lines
+from rlhf.rollout.engine import collate
+from rlhf.use import score
 from tests.conftest import RECIPE, SMALL, rlhf, small
 
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlhf import serve
-from rlhf.data.formats import Message, render_hh
+from rlhf.data.rows import Message
+from rlhf.data.transcripts import render_hh
+from rlhf.errors import UserError
 from rlhf.recipe import as_yaml
-from rlhf.run import RunError
+from rlhf.use import serve
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 openai = pytest.importorskip("openai", reason="the server needs transformers[serving]")
@@ -117,7 +118,7 @@ def test_what_is_missing_is_said(done, tmp_path, monkeypatch, capsys):
     code, _, err = rlhf(monkeypatch, capsys, "serve", "--hw", "cpu", "--out", str(tmp_path))
     assert code == 1 and "serve needs merge, which has not been run" in err and "first `rlhf run merge`" in err
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RunError, match="vllm is not installed here"):
+    with pytest.raises(UserError, match="vllm is not installed here"):
         serve.command("model", "vllm", "cpu", "127.0.0.1", 8000)
 
 
@@ -141,7 +142,7 @@ def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(t
     server = f"[sys.executable, '-c', {SERVER!r}, '{port}']"
     where = f"Path({str(tmp_path)!r}), 'm', '127.0.0.1', {port}"
     code = (
-        "import sys; from pathlib import Path; from rlhf import endings, serve\n"
+        "import sys; from pathlib import Path; from rlhf.process import endings; from rlhf.use import serve\n"
         f"with endings.listening(): serve.serve({server}, {where})"
     )
     ours = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -155,7 +156,7 @@ def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(t
 
 
 def test_a_server_that_ends_by_itself_is_an_error(tmp_path, port):
-    with pytest.raises(RunError, match="has ended by itself with exit code 3"):
+    with pytest.raises(UserError, match="has ended by itself with exit code 3"):
         serve.serve([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, "m", "127.0.0.1", port)
 
 
@@ -164,7 +165,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(done):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        with pytest.raises(RunError, match=f"port {number} of 127.0.0.1 is in use: choose another --port"):
+        with pytest.raises(UserError, match=f"port {number} of 127.0.0.1 is in use: choose another --port"):
             serve.run(small(merge__stage="sft"), done, "transformers", "127.0.0.1", number)
 
 

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import endings, stages
-from rlhf.run import Run, RunError, read_json
+from rlhf import stages
+from rlhf.errors import UserError
+from rlhf.files import read_json
+from rlhf.process import endings
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -160,11 +163,11 @@ def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
     run = Run(tmp_path, small(), "pretrain")
     run.root.mkdir(parents=True)
     os.mkfifo(run.root / ".pretrain.lock")
-    with pytest.raises(RunError, match="a pipe or a device in place of the lock"), run.locked():
+    with pytest.raises(UserError, match="a pipe or a device in place of the lock"), run.locked():
         pass
     (run.root / ".pretrain.lock").unlink()
     (run.root / ".pretrain.lock").symlink_to("/dev/null")
-    with pytest.raises(RunError, match="a pipe or a device in place of the lock"), run.locked():
+    with pytest.raises(UserError, match="a pipe or a device in place of the lock"), run.locked():
         pass
 
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf import stages
+from rlhf.files import read_json, read_lines
 from rlhf.recipe import Loaded, as_yaml, with_random_weights
-from rlhf.run import read_json, read_lines
 from tests.conftest import GROUP, RECIPE, SMALL, beside, run_stages, small
 
 pytestmark = pytest.mark.slow
@@ -133,7 +133,7 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import distributed
-from rlhf.run import RunError
+from rlhf.errors import UserError
 
 PartialState(cpu=True)
 me = distributed.rank()
@@ -149,7 +149,7 @@ distributed.agree("recipe", "same")
 try:
     distributed.agree("data", me)
     raise AssertionError("a rank with other data was let in")
-except RunError as error:
+except UserError as error:
     assert str(error).startswith("rank 1 (on ") and "another data than rank 0" in str(error), error
 
 torch.manual_seed(0)

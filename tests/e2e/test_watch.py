@@ -1,4 +1,4 @@
-"""Every check of rlhf/watch.py, each triggered by a real run in which the failure was planted."""
+"""Every check of rlhf/observe/watch.py, each triggered by a real run in which the failure was planted."""
 
 import json
 import random
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import watch
+from rlhf.errors import UserError
+from rlhf.files import read_json, read_lines
 from rlhf.models.shared_base import SharedBase
-from rlhf.online import session
-from rlhf.run import RunError, read_json, read_lines
+from rlhf.observe import watch
+from rlhf.stages.online import session
 from tests.conftest import beside, grouped, run_stages, small
 
 FOUND: set[str] = set()  # all that any test of this module has seen
@@ -191,7 +192,7 @@ def test_updates_that_are_too_large(taught, tmp_path, capsys):
     more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 10}
     loaded = small(**TAUGHT | PPO | more)
     out = beside(taught, tmp_path, "pretrain", "sft", "rm")
-    with pytest.raises(RunError, match=r"ppo: stopped on (clipping|large_updates); with another"):
+    with pytest.raises(UserError, match=r"ppo: stopped on (clipping|large_updates); with another"):
         run_stages(loaded, out, "ppo", stop_on=["clipping", "large_updates"])
     assert not (tmp_path / "cpu-tiny/v1/ppo/summary.json").exists()
     run_stages(loaded, out, "ppo")
@@ -240,7 +241,7 @@ def test_groups_that_teach_nothing(trained, tmp_path):
 
 
 def test_every_check_was_triggered_by_a_run():
-    """The last test of this file: the failures that were planted above are all that rlhf/watch.py knows."""
+    """The last test of this file: the failures that were planted above are all that rlhf/observe/watch.py knows."""
     assert set(watch.NAMES) == FOUND
 
 

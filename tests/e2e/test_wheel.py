@@ -90,7 +90,7 @@ def test_a_shell_gets_its_completion(installed, tmp_path):
 
 
 def test_what_is_missing_is_installed_without_a_checkout(installed, tmp_path):
-    code = "from rlhf.console import install_command; print(install_command('gpu'))"
+    code = "from rlhf.observe.console import install_command; print(install_command('gpu'))"
     python = [str(installed.parent / "python"), "-c", code]
     found = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert "bitsandbytes==0.50" in found.stdout and "'.[gpu]'" not in found.stdout

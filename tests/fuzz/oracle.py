@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rlhf.finished import result_hash
+from rlhf.run.finished import result_hash
 from tests.fuzz.sandbox import Outcome
 
 LONGEST_LINE = 2000  # characters of a line on stderr

@@ -12,18 +12,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import formats
-from rlhf.data.formats import DataError
-from rlhf.recipe import RecipeError, parse_overrides
-from rlhf.strict import read_yaml, with_overrides
+from rlhf.data.parsing import KEYS
+from rlhf.errors import UserError
+from rlhf.recipe import parse_overrides
+from rlhf.recipe.strict import read_yaml, with_overrides
 
 # Derandomized: the same examples in every run of the suite. `make fuzz` asks for more.
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 quietly = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-KEYS = sorted(
-    {key for keys in formats.KEYS.values() for key in keys} | {"response", "conversations", "role", "content"}
-)
+KEYS = sorted({key for keys in KEYS.values() for key in keys} | {"response", "conversations", "role", "content"})
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=4),
@@ -52,11 +51,11 @@ def test_rows_of_any_json_are_read_counted_or_refused(file, content: list[Any], 
     path = file("rows.jsonl", "".join(json.dumps(row) + "\n" for row in content).encode())
     try:
         found = formats.read([path], on_bad_row="skip" if skip else "stop")
-    except DataError as error:
+    except UserError as error:
         assert "\n" not in str(error)
         return
     report = found.report
-    kept = len(found.documents) + len(found.examples) + len(found.pairs)
+    kept = sum(map(len, (found.documents, found.examples, found.pairs, found.prompts)))
     left_out = len(report.malformed) + len(report.prompts_differ) + len(report.identical) + len(report.empty)
     assert report.rows == len(content) == kept + left_out
     assert skip or not report.malformed
@@ -74,7 +73,7 @@ def test_rows_of_any_json_are_read_counted_or_refused(file, content: list[Any], 
 def test_bytes_of_any_kind_are_read_or_refused(file, content: bytes, name: str):
     try:
         formats.read([file(name, content)], on_bad_row="skip")
-    except DataError as error:
+    except UserError as error:
         assert name in str(error)
 
 
@@ -87,7 +86,7 @@ def test_yaml_of_any_kind_is_a_mapping_or_refused(file, content: str):
     path = file("recipe.yaml", content.encode(errors="surrogatepass"))
     try:
         found = read_yaml(path)
-    except RecipeError as error:
+    except UserError as error:
         assert "recipe.yaml" in str(error)
         return
     assert isinstance(found, dict)
@@ -105,6 +104,6 @@ def test_yaml_of_any_kind_is_a_mapping_or_refused(file, content: str):
 def test_overrides_of_any_kind_are_values_or_refused(items: list[str]):
     try:
         found = with_overrides({"ppo": {"steps": 1}}, parse_overrides(items))
-    except RecipeError:
+    except UserError:
         return
     json.dumps(found)

@@ -10,9 +10,9 @@ import torch
 
 from bench.memory.measure import measure
 from rlhf import recipe
+from rlhf.files import read_lines
 from rlhf.memory.predict import Predictor
 from rlhf.recipe import Loaded
-from rlhf.run import read_lines
 from tests.conftest import RECIPE, run_stages
 
 pytestmark = pytest.mark.gpu

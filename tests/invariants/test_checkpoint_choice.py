@@ -5,11 +5,13 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
-from rlhf import trainer
 from rlhf.data.load import load
-from rlhf.online import session
-from rlhf.run import Run, RunError, read_json, read_lines
+from rlhf.errors import UserError
+from rlhf.files import read_json, read_lines
+from rlhf.run.directory import Run
 from rlhf.stages import rm
+from rlhf.stages import supervised as trainer
+from rlhf.stages.online import session
 from tests.conftest import beside, run_stages, small
 from tests.e2e.test_chain import Crash, crash
 
@@ -92,7 +94,7 @@ def test_a_damaged_best_checkpoint_is_refused(trained, tmp_path, monkeypatch):
         return 4
 
     monkeypatch.setattr(trainer, "choose_checkpoint", damage)
-    with pytest.raises(RunError, match=r"step-000004, the best checkpoint, .* set sft.adapter=last"):
+    with pytest.raises(UserError, match=r"step-000004, the best checkpoint, .* set sft.adapter=last"):
         run_stages(evaluated("sft", sft__adapter="best"), out, "sft")
 
 

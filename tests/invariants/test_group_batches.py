@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlhf.data.batch import Rollout
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.online.scoring import ScoreNorm
 from rlhf.recipe import GroupOptions
-from rlhf.rollout import Rollout, Sampling, collate, joined, sample
-from rlhf.run import Run
+from rlhf.rollout.engine import Sampling, collate, joined, sample
+from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Judged, Learner, collect, describe
+from rlhf.stages.online.scoring import ScoreNorm
 from tests.conftest import grouped
 
 CPU = torch.device("cpu")

@@ -11,16 +11,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import Codec
 from rlhf.models import shared_base
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
-from rlhf.online.scoring import ScoreNorm, score_norm
-from rlhf.online.session import prompt_order, sampling
 from rlhf.recipe import Ppo
-from rlhf.rollout import Rollout, Sampling, collate, sample
-from rlhf.run import Run
+from rlhf.rollout.engine import Sampling, collate, sample
+from rlhf.run.directory import Run
+from rlhf.stages.online.scoring import ScoreNorm, score_norm
+from rlhf.stages.online.session import prompt_order, sampling
 from rlhf.stages.ppo import Batch, Learner, collect, describe
 from tests.conftest import small
 

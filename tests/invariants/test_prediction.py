@@ -16,17 +16,19 @@ from trl.trainer import dpo_trainer, reward_trainer, sft_trainer
 
 from bench.memory import budgets
 from bench.memory.measure import measure
-from rlhf import evaluation, recipe, rollout
-from rlhf.console import quiet_libraries
+from rlhf import recipe
+from rlhf.evaluation import policies as evaluation
 from rlhf.memory import gpu
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals, shortened
 from rlhf.memory.replay import replay
-from rlhf.online import session
+from rlhf.observe.console import quiet_libraries
 from rlhf.recipe import Loaded
+from rlhf.rollout import engine as rollout
 from rlhf.stages import ppo
+from rlhf.stages.online import session
 from tests.conftest import RECIPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

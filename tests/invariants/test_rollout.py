@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from rlhf import rollout as engine
+from rlhf.data.batch import Rollout
+from rlhf.errors import UserError
 from rlhf.objectives.logprobs import token_logprobs
-from rlhf.rollout import Rollout, Sampling, Window, pick, sample
-from rlhf.run import RunError
+from rlhf.rollout import engine
+from rlhf.rollout.engine import Sampling, Window, pick, sample
 from tests.unit.test_lean import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0
@@ -254,7 +255,7 @@ def test_a_context_beyond_the_sliding_window_is_refused():
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16, pad_token_id=PAD, eos_token_id=EOS)).eval()
     assert drawn(model, [[5, 6, 7]], response_length=13).response_length.item() <= 13
-    with pytest.raises(RunError, match="exceed the model's sliding window of 16: lower max_prompt_length"):
+    with pytest.raises(UserError, match="exceed the model's sliding window of 16: lower max_prompt_length"):
         drawn(model, [[5, 6, 7]], response_length=14)
 
 

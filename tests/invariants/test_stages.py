@@ -22,20 +22,22 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, LlamaModel, Trainer
 
-from rlhf import evaluation
 from rlhf.data import tokenize
-from rlhf.data.formats import Message, PreferencePair
+from rlhf.data.batch import Rollout
+from rlhf.data.pairs import encode_pairs
+from rlhf.data.rows import Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
+from rlhf.evaluation import policies as evaluation
+from rlhf.files import read_json, read_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.online import scoring, session
 from rlhf.recipe import Loaded, Ppo
-from rlhf.rollout import Rollout, collate
-from rlhf.run import Run, read_json, read_lines
+from rlhf.rollout.engine import collate
+from rlhf.run.directory import Run
 from rlhf.stages import ppo
-from rlhf.stages.rm import encode_pairs
-from rlhf.trainer import hide_right_padding
+from rlhf.stages.online import scoring, session
+from rlhf.stages.supervised import hide_right_padding
 from tests.conftest import beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlhf.rollout import pick
+from rlhf.rollout.engine import pick
 
 FEW = settings(max_examples=100, deadline=None, derandomize=True)
 HAND = [0.1, 0.2, 0.3, 0.4]

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from bench import __main__ as bench
 from bench import ablation, compare, goals, steps
 from rlhf import recipe
+from rlhf.errors import UserError
 from rlhf.memory import Phase, plan
 from rlhf.memory.strategies import one_by_one
-from rlhf.run import RunError
 from tests.conftest import RECIPE
 
 STAGE = {
@@ -239,7 +239,7 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
 
     def measure(loaded, stages, *_, **__):
         if loaded.recipe.model.attention == "flash_attention_2":
-            raise RunError("sft: model.attention: flash_attention_2 has kernels for CUDA only")
+            raise UserError("sft: model.attention: flash_attention_2 has kernels for CUDA only")
         return {"sft": row}
 
     monkeypatch.setattr(steps, "measure", measure)

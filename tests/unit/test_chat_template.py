@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from rlhf.data.formats import DataError, Message
+from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec, train
+from rlhf.errors import UserError
 
 GOOD = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}[assistant]"
 
@@ -38,7 +39,7 @@ def test_a_plain_template_is_used_as_it_is():
 )
 def test_a_template_that_cannot_be_used_is_one_line(template, said):
     start = time.monotonic()
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         codec(template)
     assert "chat template" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert time.monotonic() - start < 60
@@ -47,7 +48,7 @@ def test_a_template_that_cannot_be_used_is_one_line(template, said):
 def test_a_template_that_refuses_a_conversation_says_so():
     only_users = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
     refusing = codec(only_users + "{{ m.content }}{% endfor %}")
-    with pytest.raises(DataError, match="chat template refuses a conversation: no system turn"):
+    with pytest.raises(UserError, match="chat template refuses a conversation: no system turn"):
         refusing.prompt_text([Message("system", "Be brief."), Message("user", "Hello.")])
-    with pytest.raises(DataError, match="no system turn"):
+    with pytest.raises(UserError, match="no system turn"):
         refusing.encode([([Message("system", "Be brief.")], "answer")], 20, 40)

@@ -12,7 +12,10 @@ import click
 import pytest
 
 import rlhf as package
-from rlhf import cli, console, distributed, recipe, reproduce, tracking
+from rlhf import cli, recipe
+from rlhf.observe import console, tracking
+from rlhf.process import distributed
+from rlhf.use import reproduce
 from tests.conftest import RECIPE, SMALL, beside, rlhf
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
@@ -148,7 +151,7 @@ def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
 def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path, monkeypatch, stage, changes, expected):
     """Each in a process of its own; the stage itself is not reached here, as nothing was really run."""
     children: list[list[str]] = []
-    monkeypatch.setattr("rlhf.endings.run_child", lambda words: children.append(words) or 0)
+    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: children.append(words) or 0)
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
     command("run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed")
     assert [words[4] for words in children] == expected.split()
@@ -161,7 +164,8 @@ def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path,
 def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, monkeypatch):
     """It has said why itself."""
     children: list[str] = []
-    monkeypatch.setattr("rlhf.endings.run_child", lambda words: children.append(words[4]) or 3 * (words[4] == "sft"))
+    run_child = "rlhf.process.endings.run_child"
+    monkeypatch.setattr(run_child, lambda words: children.append(words[4]) or 3 * (words[4] == "sft"))
     code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
     assert (code, out, err) == (3, "", "") and children == ["pretrain", "sft"]
 
@@ -325,7 +329,7 @@ def test_ranges_in_words(low, high, text):
 
 
 def test_targets_are_measured_against_their_range():
-    from rlhf.run import _measured
+    from rlhf.run.directory import _measured
 
     target = recipe.Figure(
         name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"

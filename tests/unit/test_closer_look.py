@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from rlhf.data.formats import Example, Message, PreferencePair
 from rlhf.data.load import Corpus, Divided
-from rlhf.evaluation import Measured, closer_look, compare, reward_model_figures, score_histograms
-from rlhf.references import Overlap, answers
-from rlhf.run import RunError
+from rlhf.data.rows import Example, Message, PreferencePair
+from rlhf.errors import UserError
+from rlhf.evaluation.policies import Measured, closer_look, compare, reward_model_figures, score_histograms
+from rlhf.evaluation.references import Overlap, answers
 
 
 def measured(scores: list[float], lengths: list[int], truths: list[float] | None = None, **more) -> Measured:
@@ -152,5 +152,5 @@ def test_bertscore_of_texts_that_are_longer_than_the_encoder_reads(encoder, tmp_
 
 
 def test_an_encoder_that_is_not_there(tmp_path):
-    with pytest.raises(RunError, match=r"evaluate.bertscore_model: .* is no folder with a model"):
+    with pytest.raises(UserError, match=r"evaluate.bertscore_model: .* is no folder with a model"):
         Overlap([("a", None)], str(tmp_path / "none"), torch.device("cpu"))

@@ -3,7 +3,8 @@
 import pytest
 from rich.console import Console
 
-from rlhf import console, published
+from rlhf.observe import console
+from rlhf.recipe import published
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlhf.data import convert, formats
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 from tests.conftest import rlhf
 
 ROWS = {
@@ -38,7 +38,7 @@ def test_a_converted_file_holds_the_same_rows(tmp_path, kind):
 
 def test_columns_are_renamed(tmp_path):
     file = write(tmp_path / "a.jsonl", {"question": "Capital of Peru?", "answer": "Lima.", "id": 3})
-    with pytest.raises(DataError, match=r"unknown columns: .* --rename question=prompt"):
+    with pytest.raises(UserError, match=r"unknown columns: .* --rename question=prompt"):
         convert.convert([file], {})
     names = convert.parse_names(["question=prompt", "answer=completion"])
     (example,) = convert.convert([file], names).examples
@@ -48,10 +48,10 @@ def test_columns_are_renamed(tmp_path):
         ({"question": "id"}, "a column 'id' besides"),
         ({"question": "prompt", "answer": "prompt"}, "two columns the same name"),
     ):
-        with pytest.raises(DataError, match=reason):
+        with pytest.raises(UserError, match=reason):
             convert.convert([file], names)
     for wrong in ("question", "=prompt", "question="):
-        with pytest.raises(DataError, match=f"--rename {wrong}: write OLD=NEW"):
+        with pytest.raises(UserError, match=f"--rename {wrong}: write OLD=NEW"):
             convert.parse_names([wrong])
 
 
@@ -62,16 +62,16 @@ def test_labelled_answers_become_pairs(tmp_path):
     rows = [row("A?", "a1", True), row("B?", "b", True), row("A?", "a2", False), row("A?", "a3", True)]
     pairs = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).pairs
     assert [(pair.prompt[0].content, pair.chosen, pair.rejected) for pair in pairs] == [("A?", "a1", "a2")]
-    with pytest.raises(DataError, match=r"one\.jsonl: no prompt has a good and a bad answer"):
+    with pytest.raises(UserError, match=r"one\.jsonl: no prompt has a good and a bad answer"):
         convert.convert([write(tmp_path / "one.jsonl", *rows[:2])], {})
     table = tmp_path / "kto.csv"
     table.write_text("prompt,completion,label\nA?,a1,True\nA?,a2,false\n")
     (pair,) = convert.convert([table], {}).pairs
     assert (pair.chosen, pair.rejected) == ("a1", "a2")
-    with pytest.raises(DataError, match="labelled good or bad by itself"):
+    with pytest.raises(UserError, match="labelled good or bad by itself"):
         formats.read([table])
     mixed = write(tmp_path / "mixed.jsonl", rows[0], ROWS["text"], rows[2])
-    with pytest.raises(DataError, match=r"mixed\.jsonl:2: no 'prompt' with a 'label'"):
+    with pytest.raises(UserError, match=r"mixed\.jsonl:2: no 'prompt' with a 'label'"):
         convert.convert([mixed], {})
     found = convert.convert([mixed], {}, "skip")
     assert (len(found.pairs), len(found.report.malformed)) == (1, 1)
@@ -79,13 +79,13 @@ def test_labelled_answers_become_pairs(tmp_path):
 
 def test_a_converted_file_has_rows_of_one_kind(tmp_path):
     files = [write(tmp_path / f"{kind}.jsonl", ROWS[kind]) for kind in ("preference", "completion")]
-    with pytest.raises(DataError, match=r"rows of different kinds: .*completion\.jsonl:1, .*preference\.jsonl:1; conv"):
+    with pytest.raises(UserError, match=r"rows of different kinds: .*completion\.jsonl:1, .*preference\.jsonl:1; conv"):
         convert.convert(files, {})
 
 
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     file = write(tmp_path / "a.jsonl", ROWS["text"])
-    with pytest.raises(DataError, match="is there already and is not overwritten"):
+    with pytest.raises(UserError, match="is there already and is not overwritten"):
         convert.write(convert.convert([file], {}), file)
     assert file.read_text()
 

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf import cuda, recipe
+from rlhf import recipe
+from rlhf.errors import UserError
 from rlhf.models.loading import set_up_torch
-from rlhf.run import RunError
+from rlhf.process import cuda
 from tests.conftest import small
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def test_a_stage_sets_the_variables_before_torch_starts(tmp_path):
     """Afterwards it stops: there is no GPU."""
     code = f"""
 import os, sys
-from rlhf import cli, cuda
+from rlhf import cli; from rlhf.process import cuda
 def spy(recipe, real=cuda.set_environment):
     real(recipe)
     print("torch" in sys.modules, os.environ["PYTORCH_ALLOC_CONF"])
@@ -134,7 +135,7 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
     assert shares == [(pytest.approx(23.4 / 80), 3), (pytest.approx(23.4 / 80), 1), (1.0, 3)]
     for cap, message in (("much", "write a size"), ("0.5GB", "context alone takes about 0.6 GB"), ("nan", "context")):
         monkeypatch.setenv("RLHF_VRAM_CAP", cap)
-        with pytest.raises(RunError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
+        with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
             cuda.cap_memory(torch.device("cuda"))
     monkeypatch.delenv("RLHF_VRAM_CAP")
     cuda.cap_memory(torch.device("cuda"))

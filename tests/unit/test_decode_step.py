@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from bench.memory import budgets
-from rlhf import recipe, rollout
+from rlhf import recipe
 from rlhf.memory import decode_step
 from rlhf.memory.decode_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
 from rlhf.recipe import Loaded
+from rlhf.rollout import engine as rollout
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BF16, NF4 = RECIPES / "h100-mistral-7b" / "v2", RECIPES / "4090-llama2-7b" / "v2"

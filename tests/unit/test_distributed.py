@@ -7,10 +7,10 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from rlhf import distributed, recipe
-from rlhf.recipe import RecipeError
-from rlhf.run import RunError
-from rlhf.trainer import Dealt, LengthBuckets
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.process import distributed
+from rlhf.stages.supervised import Dealt, LengthBuckets
 from tests.conftest import RECIPE, small
 
 RECIPES = RECIPE.parents[1]
@@ -44,13 +44,9 @@ def test_a_step_has_the_same_rows_on_any_number_of_devices(rows, accumulated, co
 
 
 def test_what_cannot_be_divided_is_refused():
-    with pytest.raises(
-        RecipeError, match=r"sft: gradient_accumulation_steps: 1 or per_device_train_batch_size: 8 must"
-    ):
+    with pytest.raises(UserError, match=r"sft: gradient_accumulation_steps: 1 or per_device_train_batch_size: 8 must"):
         small(hardware__count=3)
-    with pytest.raises(
-        RecipeError, match=r"ppo: batch_size / num_mini_batches, 3, must be divisible by hardware.count"
-    ):
+    with pytest.raises(UserError, match=r"ppo: batch_size / num_mini_batches, 3, must be divisible by hardware.count"):
         small(hardware__count=2, ppo__batch_size=6, ppo__num_mini_batches=2)
 
 
@@ -91,7 +87,7 @@ def test_ranks_share_every_batch(monkeypatch, rows, kept):
 )
 def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world, message):
     be(monkeypatch, 0, world)
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(UserError, match=message):
         distributed.check_world(small(hardware__count=count).recipe, stage)
 
 
@@ -105,12 +101,12 @@ def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world
 )
 def test_an_engine_that_would_not_do_what_it_says_is_refused(stage, engine, message):
     loaded = small(hardware__count=2, hardware__engine=engine)
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(UserError, match=message):
         distributed.launch(loaded, stage)
 
 
 def test_engines_need_their_file(tmp_path):
-    with pytest.raises(RunError, match=r"hardware.engine: fsdp needs .*cpu-tiny/v1/accelerate-fsdp.yaml"):
+    with pytest.raises(UserError, match=r"hardware.engine: fsdp needs .*cpu-tiny/v1/accelerate-fsdp.yaml"):
         distributed.launch(small(hardware__count=2, hardware__engine="fsdp"), "ppo")
 
 

@@ -15,7 +15,8 @@ import rlhf
 from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
-from rlhf import cli, plain_yaml, recipe, schema
+from rlhf import cli, recipe
+from rlhf.recipe import plain_yaml, schema
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -225,7 +226,7 @@ def test_every_section_of_a_recipe_is_explained():
 
 
 def test_every_check_is_explained():
-    from rlhf.watch import CHECKS
+    from rlhf.observe.watch import CHECKS
 
     page = (ROOT / "docs" / "watch.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [check.name for check in CHECKS]

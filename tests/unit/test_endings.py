@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import endings
-from rlhf.endings import Stopped
-from rlhf.run import RunError
+from rlhf.errors import UserError
+from rlhf.process import endings
+from rlhf.process.endings import Stopped
 
 NAMES = [number.name for number in endings.SIGNALS]
 
@@ -62,7 +62,7 @@ def test_a_forked_worker_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
 
 def script(body: str, *signals: int) -> tuple[int, str, float]:
     """Exit code and stderr of a program that is sent signals once it has printed "ready", and how long it lived on."""
-    code = "import hashlib, subprocess, sys, time\nfrom rlhf import endings\n" + textwrap.dedent(body)
+    code = "import hashlib, subprocess, sys, time\nfrom rlhf.process import endings\n" + textwrap.dedent(body)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline().strip() == "ready"
     time.sleep(0.3)  # until it is in C
@@ -124,7 +124,7 @@ def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
         finally:
             time.sleep(600)
     """
-    code = "import subprocess, time\nfrom rlhf import endings\n" + textwrap.dedent(body)
+    code = "import subprocess, time\nfrom rlhf.process import endings\n" + textwrap.dedent(body)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
@@ -141,7 +141,8 @@ def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
 
 def test_a_child_that_runs_for_us_is_told_and_has_its_say():
     body = """
-    child = "import time\\nfrom rlhf import endings\\ntry:\\n with endings.listening():\\n  print('ready', flush=True)"
+    child = "import time\\nfrom rlhf.process import endings\\n"
+    child += "try:\\n with endings.listening():\\n  print('ready', flush=True)"
     child += "\\n  time.sleep(600)\\nexcept endings.Stopped as stop:\\n raise SystemExit(f'child: {stop}')"
     try:
         with endings.listening():
@@ -179,7 +180,7 @@ class OutOfMemoryError(RuntimeError):
         (OSError(13, "Permission denied"), False),
         (RuntimeError("shape mismatch"), False),
         (ValueError("out of memory"), False),
-        (RunError("the row says: out of memory"), False),  # ours says what it means, and may quote
+        (UserError("the row says: out of memory"), False),  # ours says what it means, and may quote
         (ImportError("libtorch.so: failed to map segment from shared object"), False),
     ],
 )

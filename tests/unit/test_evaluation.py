@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf.evaluation import Measured, closer_look, compare, exact_kl, gains_over_base, win_rate
-from rlhf.rollout import Rollout, collate
-from rlhf.trainer import perplexity, sequence_logprobs
+from rlhf.data.batch import Rollout
+from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
+from rlhf.evaluation.policies import Measured, closer_look, compare, exact_kl, gains_over_base, win_rate
+from rlhf.rollout.engine import collate
 
 PAD, EOS = 0, 2
 

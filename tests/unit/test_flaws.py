@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.data import flaws
-from rlhf.data.flaws import FLAWS, nearly_identical
-from rlhf.data.formats import Document, Example, Message, PreferencePair, ReadReport, Rows
-from rlhf.data.quality import QualityReport
+from rlhf.data.formats import ReadReport, Rows
+from rlhf.data.quality import flaws
+from rlhf.data.quality.check import QualityReport
+from rlhf.data.quality.flaws import FLAWS, nearly_identical
+from rlhf.data.rows import Document, Example, Message, PreferencePair
 from rlhf.recipe import Flaw
 
 CUT = "You could begin with a walk along the river in the morning, before it gets too hot for that, and then you"

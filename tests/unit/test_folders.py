@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf.data.formats import DataError
+from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, load_merged
-from rlhf.run import Run, RunError
+from rlhf.run.directory import Run
 from tests.conftest import small
 from tests.e2e.test_local_base import pretrained
 
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, mon
     damage(folder)
     changes = {"model__name": str(folder), "tokenizer__name": str(folder)}
     run = Run(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
-    with pytest.raises((RunError, DataError), match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         load_codec(run)
         load_base(run, CPU)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
@@ -146,12 +146,12 @@ def test_nan_in_weights_that_are_quantised_when_they_are_loaded(tmp_path, traine
     load_base(run, CPU)
     model.model.layers[0].mlp.up_proj.weight.data[3, 5] = float("nan")
     model.save_pretrained(tmp_path / "base")
-    with pytest.raises(RunError, match=r"up_proj\.weight holds NaN or infinity"):
+    with pytest.raises(UserError, match=r"up_proj\.weight holds NaN or infinity"):
         load_base(run, CPU)
 
 
 def test_a_merged_model_is_checked_like_a_base(folder):
     load_merged(folder, CPU)
     with_nan(folder)
-    with pytest.raises(RunError, match="holds NaN or infinity"):
+    with pytest.raises(UserError, match="holds NaN or infinity"):
         load_merged(folder, CPU)

@@ -15,18 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import raw
-from rlhf.data.formats import (
-    DataError,
-    Document,
-    Example,
-    Message,
-    PreferencePair,
-    PromptOnly,
-    parse_hh,
-    read,
-    read_hub,
-    render_hh,
-)
+from rlhf.data.formats import read, read_hub
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.transcripts import parse_hh, render_hh
+from rlhf.errors import UserError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SKIP = "Set data.on_bad_row: skip to leave such rows out"
@@ -76,8 +68,8 @@ def write(tmp_path, monkeypatch):
 
 
 def refusal(*args, call=read, **options) -> str:
-    """The message of the DataError, which must be one line."""
-    with pytest.raises(DataError) as caught:
+    """The message of the UserError, which must be one line."""
+    with pytest.raises(UserError) as caught:
         call(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -698,7 +690,8 @@ def test_a_late_system_message_cannot_be_rendered():
 
 
 def test_importing_the_readers_loads_nothing_heavy():
-    code = "import rlhf.data.quality, rlhf.data.split, sys; print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
+    code = "import rlhf.data.quality.check, rlhf.data.split, sys\n"
+    code += "print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

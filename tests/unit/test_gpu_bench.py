@@ -17,8 +17,8 @@ from bench.gpu import attention, command, memory, nf4, packages, plan, record, r
 from bench.gpu.item import Context
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Verdict
-from rlhf import rollout
 from rlhf.cli import guarded
+from rlhf.rollout import engine as rollout
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}
@@ -385,7 +385,7 @@ def test_a_variant_changes_a_switch_for_a_while_only():
         assert rollout.WINDOW == 4096
     assert usual == rollout.WINDOW
     with (
-        pytest.raises(variants.Unavailable, match=r"rlhf.rollout has no LEAN"),
+        pytest.raises(variants.Unavailable, match=r"rlhf.rollout.engine has no LEAN"),
         variants.setting(rollout, "LEAN", 1)(None),
     ):
         pass

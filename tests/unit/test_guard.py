@@ -6,10 +6,9 @@ import sys
 import click
 import pytest
 
-from rlhf import distributed, endings, guard
-from rlhf.data.formats import DataError
-from rlhf.recipe import RecipeError
-from rlhf.run import RunError
+from rlhf.cli import guard
+from rlhf.errors import UserError
+from rlhf.process import distributed, endings
 from rlhf.terminal import LONGEST
 
 
@@ -38,9 +37,9 @@ NESTED.__cause__ = MemoryError()
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (RecipeError("r"), 1, "error: r"),
-        (DataError("d"), 1, "error: d"),
-        (RunError("two\nlines"), 1, "error: two lines"),
+        (UserError("r"), 1, "error: r"),
+        (UserError("d"), 1, "error: d"),
+        (UserError("two\nlines"), 1, "error: two lines"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 1, "File name too long"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/a"), 1, "error: runs/a: No space left on device"),
         (PermissionError(errno.EACCES, "Permission denied", "a\x1b[31mb"), 1, r"a\x1b[31mb: Permission denied"),
@@ -79,7 +78,7 @@ def test_the_end_of_a_file_is_no_interrupt(ends):
 
 
 def test_a_bug_in_quoting_memory_is_not_out_of_memory(ends):
-    assert ends(RunError("the row says: out of memory"))[1] == "error: the row says: out of memory\n"
+    assert ends(UserError("the row says: out of memory"))[1] == "error: the row says: out of memory\n"
     assert ends(ValueError("out of memory"))[0] == guard.BUG
 
 

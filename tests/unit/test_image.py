@@ -5,7 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from rlhf.endings import PATIENCE
+from rlhf.process.endings import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from rlhf.data.formats import Document, Example, Message, PreferencePair, Row
-from rlhf.data.leakage import leaks
+from rlhf.data.quality.leakage import leaks
+from rlhf.data.rows import Document, Example, Message, PreferencePair, Row
 
 RNG = random.Random(0)
 

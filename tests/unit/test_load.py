@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rlhf.data.formats import DataError
 from rlhf.data.load import load
-from rlhf.run import Run
+from rlhf.errors import UserError
+from rlhf.run.directory import Run
 from tests.conftest import small
 
 ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"
@@ -82,10 +82,10 @@ def test_a_part_without_rows_is_refused(tmp_path):
     changes = {"data__heldout_fraction": 0.3, "data__validation_fraction": 1e-6}
     run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
     run.describe = lambda **_: None
-    with pytest.raises(DataError, match=r"no rows for validation; .*data.validation_fraction"):
+    with pytest.raises(UserError, match=r"no rows for validation; .*data.validation_fraction"):
         _ = load(run).preferences("rm").validation
 
 
 def test_dropping_everything_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"data.drop leaves nothing to train on \(one_word 20, html 0\)"):
+    with pytest.raises(UserError, match=r"data.drop leaves nothing to train on \(one_word 20, html 0\)"):
         corpus(tmp_path, [row(n, "Yes.") for n in range(20)], ["one_word", "html"])

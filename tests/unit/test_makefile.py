@@ -331,7 +331,14 @@ def containers(*arguments) -> list[list[str]]:
     """The words of each `docker run` or `podman run` that make would start, in order."""
     result = make("-n", *arguments)
     assert result.returncode == 0, result.stderr
-    return [shlex.split(line) for line in result.stdout.splitlines() if re.match(r"(docker|podman) run ", line)]
+    lines = [line for line in result.stdout.splitlines() if line.startswith("bin/in-container ")]
+    return [printed(*shlex.split(line)[1:]) for line in lines]
+
+
+def printed(*words: str) -> list[str]:
+    """The words of the engine's command that bin/in-container would run."""
+    command = [str(ROOT / "bin/in-container"), "--print", *words]
+    return shlex.split(subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout)
 
 
 def test_recipes_for_a_gpu_run_in_a_container_and_those_for_a_cpu_do_not():
@@ -442,6 +449,27 @@ def test_an_image_of_one_s_own_is_not_built():
     assert "docker build" in make("-n", "sft", "HW=4090").stdout
     result = make("-n", "sft", "HW=4090", "IMAGE=somewhere/rlhf@sha256:0")
     assert "docker build" not in result.stdout and "somewhere/rlhf@sha256:0 run sft" in result.stdout
+
+
+def test_a_container_is_started_with_the_image_s_identity_and_folders_that_exist(tmp_path):
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/bash\nif [ "$1" = image ]; then echo sha256:1; else printf "%s\\n" "$@"; fi\n')
+    docker.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    command = [ROOT / "bin/in-container", "--write", tmp_path / "a b", "an-image", "run", "sft", "--set", "x=1 2"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    words = done.stdout.splitlines()
+    assert words[words.index("an-image") + 1 :] == ["run", "sft", "--set", "x=1 2"]
+    assert "RLHF_IMAGE=sha256:1" in words and f"{tmp_path}/a b:{tmp_path}/a b" in words and "-it" not in words
+    assert (tmp_path / "a b").is_dir() and (tmp_path / ".cache/huggingface").is_dir()
+
+
+@pytest.mark.parametrize("words", [("--gpus", "all", "an-image"), ()])
+def test_a_container_s_options_are_checked(words):
+    done = subprocess.run([ROOT / "bin/in-container", *words], capture_output=True, text=True)
+    assert done.returncode and not done.stdout and "bin/in-container" in done.stderr
 
 
 def test_without_an_engine_the_way_out_is_named(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bench.memory import measure
+from rlhf.observe.telemetry import Telemetry
 from rlhf.stages import sft
-from rlhf.telemetry import Telemetry
 from tests.conftest import small
 
 CUDA = torch.device("cuda")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.optimizer import new_optimizer, page_states
-from rlhf.online.train_state import TrainState
-from rlhf.trainer import _RunCallback
+from rlhf.stages.online.train_state import TrainState
+from rlhf.stages.supervised import _RunCallback
 from tests.conftest import small
 
 bnb = pytest.importorskip("bitsandbytes.optim.optimizer")
@@ -86,7 +86,7 @@ def test_other_optimizers_are_left_alone(paged, name):
 def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     """transformers' Trainer calls back after it has loaded its checkpoint, PPO loads its own."""
     asked: list[object] = []
-    monkeypatch.setattr("rlhf.trainer.page_states", asked.append)
+    monkeypatch.setattr("rlhf.stages.supervised.page_states", asked.append)
     callback = _RunCallback(SimpleNamespace(resumed_from=None), None, None)
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0), None, optimizer="theirs")
     assert asked == ["theirs"]
@@ -96,6 +96,6 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     state.save(SimpleNamespace(leads=False), tmp_path)
     load = state.optimizer.load_state_dict
     monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: (asked.append("loaded"), load(saved)))
-    monkeypatch.setattr("rlhf.online.train_state.page_states", asked.append)
+    monkeypatch.setattr("rlhf.stages.online.train_state.page_states", asked.append)
     state.restore(torch.load(tmp_path / "state.pt"), tmp_path / "state.pt")
     assert asked[1:] == ["loaded", state.optimizer]

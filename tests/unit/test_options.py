@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from rlhf import options
+from rlhf import files
+from rlhf.errors import UserError
 from rlhf.memory import plan
 from rlhf.report import RunRecords
 from rlhf.report.data import checked
-from rlhf.run import RunError
 from tests.conftest import RECIPE, rlhf
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
@@ -83,10 +83,10 @@ def test_an_empty_root_of_runs_is_refused(command, words):
 def test_an_earlier_output_is_replaced_as_a_whole_or_kept(tmp_path):
     (tmp_path / "page.html").write_text("old")
     (tmp_path / "link.html").symlink_to("page.html")
-    options.write_output(tmp_path / "link.html", "new")
+    files.write_output(tmp_path / "link.html", "new")
     assert (tmp_path / "page.html").read_text() == "new" and (tmp_path / "link.html").is_symlink()
     with pytest.raises(UnicodeEncodeError):
-        options.write_output(tmp_path / "page.html", "half a character \ud800")
+        files.write_output(tmp_path / "page.html", "half a character \ud800")
     assert (tmp_path / "page.html").read_text() == "new"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link.html", "page.html"]
 
@@ -102,7 +102,7 @@ def test_a_seed_has_32_bits(command, words, seed):
 
 @pytest.mark.parametrize("text", ["12", "12TB", "0GB", "-1GB", "nan GB", "9" * 400 + "GB", "1e9GB", ""])
 def test_a_size_has_a_unit_and_a_bound(text):
-    with pytest.raises(RunError, match="write a size with its unit, for example 12GB"):
+    with pytest.raises(UserError, match="write a size with its unit, for example 12GB"):
         plan.size(text)
     assert plan.size("12GB") == 12 * 10**9 and plan.size("1.5 GiB") == 1.5 * 2**30
 

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from rlhf import distributed
-from rlhf.plain_yaml import MAX_BYTES, MAX_DEPTH, MAX_NODES, RecipeError, parse, read_yaml
+from rlhf.errors import UserError
+from rlhf.process import distributed
 from rlhf.recipe import load, parse_overrides
+from rlhf.recipe.plain_yaml import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse, read_yaml
 from tests.conftest import RECIPE
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
@@ -64,7 +65,7 @@ BAD = {  # case -> text, line, part of the message
 def test_bad_yaml_is_one_line_with_its_place(case):
     text, line, said = BAD[case]
     began = time.process_time()
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(UserError) as caught:
         parse(text, "file.yaml")
     message = str(caught.value)
     assert message.startswith(f"file.yaml:{line}: ")
@@ -97,18 +98,18 @@ def test_plain_yaml_within_the_bounds_is_read(text, value):
     [".ppo=1", "..=1", "=1", "ppo.=1", "a b=1", "\x1b=1", "x" * 300 + "=1", "ppo.kl_coef"],
 )
 def test_a_key_after_set_is_a_dotted_name(item):
-    with pytest.raises(RecipeError, match="write it as key=value"):
+    with pytest.raises(UserError, match="write it as key=value"):
         parse_overrides([item])
 
 
 def test_a_key_after_set_is_given_once():
-    with pytest.raises(RecipeError, match=r"--set a\.b=2: a\.b is given twice"):
+    with pytest.raises(UserError, match=r"--set a\.b=2: a\.b is given twice"):
         parse_overrides(["a.b=1", "a.c=1", "a.b=2"])
 
 
 @pytest.mark.parametrize("value", ["? [a]\n: b", "!!set {x}", "&a [*a]", '"\\ud800"', "[" * 1000, "[1, 2", "\0"])
 def test_a_value_after_set_is_read_as_strictly_as_a_file(value):
-    with pytest.raises(RecipeError, match=r"^--set ppo\.steps="):
+    with pytest.raises(UserError, match=r"^--set ppo\.steps="):
         parse_overrides([f"ppo.steps={value}"])
 
 
@@ -117,7 +118,7 @@ def test_an_unknown_key_of_any_letters_is_named(tmp_path, key):
     folder = tmp_path / "cpu-tiny/v1"
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text((RECIPE / "recipe.yaml").read_text() + f"\n{json.dumps(key)}: 1\n")
-    with pytest.raises(RecipeError, match="unknown key"):
+    with pytest.raises(UserError, match="unknown key"):
         load(folder)
 
 
@@ -134,14 +135,14 @@ def test_only_ordinary_files_of_a_bounded_size_are_read(tmp_path):
         "none": "no such file",
         ".": "cannot be read",
     }.items():
-        with pytest.raises(RecipeError, match=said):
+        with pytest.raises(UserError, match=said):
             read_yaml(tmp_path / name)
 
 
 def test_a_recipe_that_is_a_device_ends_in_one_line(tmp_path):
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1/recipe.yaml").symlink_to("/dev/zero")
-    with pytest.raises(RecipeError, match="a pipe or a device"):
+    with pytest.raises(UserError, match="a pipe or a device"):
         load(tmp_path / "v1")
 
 
@@ -150,5 +151,5 @@ def test_accelerates_settings_pass_the_same_reader(tmp_path):
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text((RECIPE / "recipe.yaml").read_text())
     (folder / "accelerate-ddp.yaml").write_text("a: &a [*a]")
-    with pytest.raises(RecipeError, match=r"accelerate-ddp\.yaml:1: "):
+    with pytest.raises(UserError, match=r"accelerate-ddp\.yaml:1: "):
         distributed._engine_flags(load(folder))

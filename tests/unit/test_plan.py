@@ -10,13 +10,13 @@ import torch
 import yaml
 
 from rlhf import recipe
+from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, needed, reserved
-from rlhf.plain_yaml import Yaml
 from rlhf.recipe import Loaded
-from rlhf.run import RunError
-from rlhf.strict import with_overrides
+from rlhf.recipe.plain_yaml import Yaml
+from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
 
 LEARNING = strategies.STAGES
@@ -366,7 +366,7 @@ def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
 
 @pytest.mark.parametrize("text", ["12XB", "", "GB", "-3GB", "0GB", "1e3GB", "12 TB"])
 def test_a_size_that_is_none_is_refused(text):
-    with pytest.raises(RunError, match="write a size with its unit, for example 12GB"):
+    with pytest.raises(UserError, match="write a size with its unit, for example 12GB"):
         plan.size(text)
 
 
@@ -394,7 +394,7 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, 
     """With what would help, best first; the keys work as they are printed."""
     pytest.importorskip("bitsandbytes")
     monkeypatch.setattr("rlhf.models.loading.device_of", lambda recipe: torch.device("cpu"))
-    with pytest.raises(RunError, match="nothing was started") as caught:
+    with pytest.raises(UserError, match="nothing was started") as caught:
         plan.preflight(predict, recipe.load(narrow), "sft")
     code, out, err = command("run", "sft", "--recipe", narrow)
     assert (code, out, err) == (1, "", f"error: {caught.value}\n")

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.data import commands
-from rlhf.data.flaws import NEAR_IDENTICAL, nearly_identical
-from rlhf.data.formats import Document, Example, FileReport, Message, PreferencePair, PromptOnly, ReadReport, Rows
-from rlhf.data.quality import check, label_noise, share
+from rlhf.cli import data as commands
+from rlhf.data.formats import FileReport, ReadReport, Rows
+from rlhf.data.quality.check import check, label_noise, share
+from rlhf.data.quality.flaws import NEAR_IDENTICAL, nearly_identical
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 
 
 def pair(prompt: str, chosen: str, rejected: str, n: int = 0) -> PreferencePair:

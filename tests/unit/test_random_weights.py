@@ -8,14 +8,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from rlhf import cli, recipe
-from rlhf.data import formats, lengths, tokenize
+from rlhf import recipe
+from rlhf.cli.choice import Choice
+from rlhf.data import formats, tokenize
+from rlhf.data.pairs import encode_pairs
+from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
+from rlhf.data.worlds import lengths
+from rlhf.errors import UserError
 from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
-from rlhf.recipe import Loaded, RecipeError
-from rlhf.run import Run, RunError
-from rlhf.stages.rm import encode_pairs
+from rlhf.recipe import Loaded
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, run_stages
 
 CPU = torch.device("cpu")
@@ -185,7 +189,7 @@ def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
 )
 def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_path, key, value, found):
     loaded = local(checkpoint, **{f"model__architecture__{key}": value})
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, loaded, "sft"), CPU)
     assert str(caught.value) == (
         f"{checkpoint} has {key} {found}, the recipe says {value}: correct model.architecture.{key}"
@@ -198,7 +202,7 @@ def test_a_sliding_window_that_the_recipe_does_not_know_is_refused(tmp_path):
     config = MistralConfig(**ARCHITECTURE, vocab_size=VOCAB, max_position_embeddings=512, sliding_window=64)
     MistralForCausalLM(config).save_pretrained(folder)
     changes = {"model__architecture__model_type": "mistral", "model__architecture__tie_word_embeddings": False}
-    with pytest.raises(RunError, match=r"has sliding_window 64, the recipe says None: correct model.architecture"):
+    with pytest.raises(UserError, match=r"has sliding_window 64, the recipe says None: correct model.architecture"):
         load_base(Run(tmp_path, local(folder, **changes), "sft"), CPU)
     known = local(folder, **changes, model__architecture__sliding_window=64)
     assert load_base(Run(tmp_path, known, "sft"), CPU).config.sliding_window == 64
@@ -240,7 +244,7 @@ def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, said
         raise OSError(said)
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     message = str(caught.value)
     assert message.startswith("cannot load the base model meta-llama/Llama-2-7b-hf: ")
@@ -256,7 +260,7 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
         raise OSError("x is not a local folder and is not a valid model identifier") from ValueError("401 Unauthorized")
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
-    with pytest.raises(RunError, match="is gated: accept its licence there"):
+    with pytest.raises(UserError, match="is gated: accept its licence there"):
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
 
 
@@ -273,7 +277,7 @@ def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, said, adv
         raise OSError(said)
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     assert advice in str(caught.value)
 
@@ -283,12 +287,12 @@ def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monke
         raise OSError("You are trying to access a gated repo.")
 
     monkeypatch.setattr(tokenize, "load", refuse)
-    with pytest.raises(RunError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
+    with pytest.raises(UserError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
         load_codec(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"))
 
 
 def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, local(tmp_path / "nothing"), "sft"), CPU)
     assert str(caught.value).startswith(f"cannot load the base model {tmp_path / 'nothing'}: ")
     assert "gated" not in str(caught.value) and "commits" not in str(caught.value)
@@ -297,7 +301,7 @@ def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
 # -- dialogues ---------------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path, **options) -> list[formats.PreferencePair]:
+def written(folder: Path, **options) -> list[PreferencePair]:
     file = folder / "pairs.jsonl"
     lengths.write(file, **{"pairs": 40, "shape": "hh", "longest": 64, "seed": 0} | options)
     rows = formats.read([file], on_bad_row="stop")
@@ -380,25 +384,25 @@ def test_dialogues_are_a_function_of_the_seed_and_their_prompts_differ(tmp_path)
 
 def test_weights_from_nowhere_are_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RecipeError, match=r"--weights .*: no config.json there; name a checkpoint's folder"):
-            cli.load_recipe(None, RECIPE, (), str(folder), (), None)
+        with pytest.raises(UserError, match=r"--weights .*: no config.json there; name a checkpoint's folder"):
+            Choice(directory=RECIPE, weights=str(folder)).load()
 
 
 def test_random_weights_mark_the_run_modified():
-    loaded = cli.load_recipe(None, RECIPE, (), "random", (), None)
+    loaded = Choice(directory=RECIPE, weights="random").load()
     assert loaded.modified
     assert loaded.sha256 == recipe.load(RECIPE).sha256, "of the file as it is released"
     found = loaded.recipe
     assert (found.model.source, found.tokenizer.source, found.data.source) == ("random", "words", "lengths")
     assert found.pretrain is None
     assert found.tokenizer.vocab_size == found.model.architecture.vocab_size == 800
-    assert not cli.load_recipe(None, RECIPE, (), None, (), None).modified
+    assert not Choice(directory=RECIPE).load().modified
 
 
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_every_recipe_can_have_random_weights(directory):
     """And keeps everything that decides memory and speed."""
-    loaded, before = cli.load_recipe(None, directory, (), "random", (), None), recipe.load(directory)
+    loaded, before = Choice(directory=directory, weights="random").load(), recipe.load(directory)
     changed = recipe.differences(before.recipe.model_dump(mode="json"), loaded.recipe.model_dump(mode="json"))
     kept = {"pretrain", "model.source", "model.architecture.vocab_size", "data.source", "data.lengths"}
     assert {key for key in changed if not key.startswith(("tokenizer", "pretrain", "data.lengths"))} <= kept
@@ -406,7 +410,7 @@ def test_every_recipe_can_have_random_weights(directory):
 
 def test_a_local_folder_takes_the_place_of_the_hub(checkpoint):
     directory = RECIPE.parents[1] / "4090-llama2-7b" / "v1"
-    loaded = cli.load_recipe(None, directory, (), str(checkpoint), (), None)
+    loaded = Choice(directory=directory, weights=str(checkpoint)).load()
     assert (loaded.recipe.model.source, loaded.recipe.model.name) == ("local", str(checkpoint))
     assert (loaded.recipe.tokenizer.source, loaded.recipe.tokenizer.name) == ("local", str(checkpoint))
     assert (loaded.recipe.model.revision, loaded.modified) == (None, True)
@@ -415,7 +419,7 @@ def test_a_local_folder_takes_the_place_of_the_hub(checkpoint):
 def test_random_weights_need_an_architecture():
     loaded = recipe.load(RECIPE)
     without = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"architecture": None})})
-    with pytest.raises(RecipeError, match=r"random weights need model.architecture"):
+    with pytest.raises(UserError, match=r"random weights need model.architecture"):
         recipe.with_random_weights(without, 10, "hh")
 
 

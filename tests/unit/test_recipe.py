@@ -9,9 +9,9 @@ import yaml
 
 from rlhf import recipe
 from rlhf.data.tokenize import train
-from rlhf.plain_yaml import Yaml
-from rlhf.recipe import RecipeError
-from rlhf.schema import SMALLEST_TRAINED
+from rlhf.errors import UserError
+from rlhf.recipe.plain_yaml import Yaml
+from rlhf.recipe.schema import SMALLEST_TRAINED
 from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2] / "recipes"
@@ -103,7 +103,7 @@ def test_every_recipe_loads(directory):
 )
 def test_a_bad_recipe_is_one_line_with_file_and_key(tmp_path, change, message):
     directory = copy(tmp_path, change)
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(UserError) as caught:
         recipe.load(directory)
     assert str(caught.value).startswith(f"{directory / 'recipe.yaml'}: ")
     assert message in str(caught.value)
@@ -121,13 +121,13 @@ def test_overrides_are_typed_and_mark_the_run_modified():
 
 
 def test_an_override_of_an_unknown_key_names_set_and_the_nearest_key():
-    with pytest.raises(RecipeError, match=r"with --set: unknown key 'ppo.kl_koef'; the nearest key is 'ppo.kl_coef'"):
+    with pytest.raises(UserError, match=r"with --set: unknown key 'ppo.kl_koef'; the nearest key is 'ppo.kl_coef'"):
         recipe.load(CPU, {"ppo.kl_koef": 0.1})
 
 
 @pytest.mark.parametrize("item", ["ppo.kl_coef", "=3", "ppo.steps=[1"])
 def test_a_malformed_override_is_refused(item):
-    with pytest.raises(RecipeError, match="--set"):
+    with pytest.raises(UserError, match="--set"):
         recipe.parse_overrides([item])
 
 
@@ -151,20 +151,20 @@ def test_yaml_numbers_and_repeated_keys(tmp_path):
     folder = tmp_path / "mine" / "v1"
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text("seed: 1\nseed: 2\n")
-    with pytest.raises(RecipeError, match=r"recipe.yaml:2: key 'seed' is given twice"):
+    with pytest.raises(UserError, match=r"recipe.yaml:2: key 'seed' is given twice"):
         recipe.load(folder)
     (folder / "recipe.yaml").write_text("a: [1\n")
-    with pytest.raises(RecipeError, match=r"recipe\.yaml:2: "):
+    with pytest.raises(UserError, match=r"recipe\.yaml:2: "):
         recipe.load(folder)
     (folder / "recipe.yaml").write_bytes(b"a: \xff\n")
-    with pytest.raises(RecipeError, match="not UTF-8 at byte 3"):
+    with pytest.raises(UserError, match="not UTF-8 at byte 3"):
         recipe.load(folder)
 
 
 def test_missing_recipe_and_bad_folder_name(tmp_path):
-    with pytest.raises(RecipeError, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         recipe.load(tmp_path / "mine" / "v1")
-    with pytest.raises(RecipeError, match="lives in <name>/v<N>"):
+    with pytest.raises(UserError, match="lives in <name>/v<N>"):
         recipe.load(tmp_path)
 
 
@@ -177,10 +177,10 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
     only_drafts = copy(tmp_path / "drafts", lambda c: c.update(status="draft", default=True))
     assert recipe.resolve("cpu", only_drafts.parent.parent) == only_drafts
     assert [d.name for d in recipe.available(tmp_path / "all")] == ["v1", "v2", "v10"]
-    with pytest.raises(RecipeError, match=r"--hw 4090: no default recipe .*hardware there: cpu"):
+    with pytest.raises(UserError, match=r"--hw 4090: no default recipe .*hardware there: cpu"):
         recipe.resolve("4090", tmp_path / "all")
     shutil.copytree(tmp_path / "all" / "mine", tmp_path / "all" / "second")
-    with pytest.raises(RecipeError, match="mine and second are both its default; set default: false in one"):
+    with pytest.raises(UserError, match="mine and second are both its default; set default: false in one"):
         recipe.resolve("cpu", tmp_path / "all")
 
 
@@ -250,13 +250,13 @@ def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, targe
     (directory / "published.yaml").unlink()
     assert recipe.load(directory).targets == ()
     (directory / "published.yaml").symlink_to(target)
-    with pytest.raises(RecipeError, match=r"published\.yaml"):
+    with pytest.raises(UserError, match=r"published\.yaml"):
         recipe.load(directory)
 
 
 def test_the_keys_of_further_mistakes_are_named():
     wrong = {"seed": -1, "ppo.lam": 7, "ppo.steps": -1, "sft.max_length": 0, "rm.margin": "x"}
-    with pytest.raises(recipe.RecipeError) as error:
+    with pytest.raises(UserError) as error:
         recipe.load(CPU, wrong)
     assert "\n" not in str(error.value)
     named = re.search(r"recipe.yaml with --set: (\S+) = .* \(also wrong: (.*) and 1 more\)$", str(error.value)).groups()
@@ -271,10 +271,10 @@ def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place)
 
 
 def test_files_beside_another_source_are_refused():
-    with pytest.raises(RecipeError, match="files: belongs to source: files, but source is toy"):
+    with pytest.raises(UserError, match="files: belongs to source: files, but source is toy"):
         recipe.load(CPU, {"data.files": ["a.jsonl"]})
 
 
 def test_a_section_that_is_none_is_refused_in_our_words():
-    with pytest.raises(RecipeError, match=r"ppo = None: a section is written ppo\.KEY=VALUE"):
+    with pytest.raises(UserError, match=r"ppo = None: a section is written ppo\.KEY=VALUE"):
         recipe.load(CPU, {"ppo": None})

@@ -8,8 +8,9 @@ import pytest
 from bench import results
 from bench.gpu import record as gpu_record
 from bench.peer import __main__ as peer
-from rlhf import recipe, reproduce
-from rlhf.run import RunError
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.use import reproduce
 from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2]
@@ -101,5 +102,5 @@ def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
 )
 def test_the_page_of_results_names_a_record_that_is_damaged(tmp_path, content, said):
     (tmp_path / "cpu_2026-01-01.json").write_text(content)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(UserError, match=said):
         results.page(tmp_path)

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from rlhf import rewards
-from rlhf.recipe import RecipeError
-from rlhf.run import RunError
+from rlhf.errors import UserError
+from rlhf.stages.online import rewards
 from tests.conftest import grouped
 
 
@@ -56,13 +55,13 @@ def test_mathematics_is_compared_by_value():
     assert given("math_answer", "so it is $\\frac{1}{2}$", "0.5") == 1
     assert given("math_answer", "so it is $x^2 + 2x + 1$", "$(x+1)^2$") == 1
     assert given("math_answer", "so it is $\\frac{1}{3}$", "0.5") == 0
-    with pytest.raises(RunError, match=r"math_answer failed with .*no mathematical expression"):
+    with pytest.raises(UserError, match=r"math_answer failed with .*no mathematical expression"):
         given("math_answer", "1", "")
 
 
 def test_without_its_library_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(RunError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):
+    with pytest.raises(UserError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):
         given("math_answer", "1", "1")
 
 
@@ -87,7 +86,7 @@ def test_without_its_library_the_way_to_it_is_named(monkeypatch):
     ],
 )
 def test_what_is_no_reward_is_refused_in_one_line(name, expected):
-    with pytest.raises(RunError, match=rf"^grpo.reward_funcs: .*{expected}") as error:
+    with pytest.raises(UserError, match=rf"^grpo.reward_funcs: .*{expected}") as error:
         rewards.find(name, "grpo.reward_funcs")
     assert "\n" not in str(error.value)
 
@@ -110,15 +109,15 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
     same = rewards.find("own_rewards:same", "here")
     assert same(["p", "q"], ["p", "r"], [None, None]) == [1.0, 0.0] and not same.needs_answer
     with pytest.raises(
-        RunError,
+        UserError,
         match=r"^reward own_rewards:bad failed with ZeroDivisionError.*prompt 'second\?' and the response 'abc'$",
     ):
         rewards.find("own_rewards:bad", "here")(["first?", "second?"], ["ab", "abc"], [None, None])
-    with pytest.raises(RunError, match=r"^reward own_rewards:nan is nan, no finite .*'q' and the response 'x'$"):
+    with pytest.raises(UserError, match=r"^reward own_rewards:nan is nan, no finite .*'q' and the response 'x'$"):
         rewards.find("own_rewards:nan", "here")(["p", "q"], ["a", "x"], [None, None])
-    with pytest.raises(RunError, match="returned 1 numbers for 2 responses"):
+    with pytest.raises(UserError, match="returned 1 numbers for 2 responses"):
         rewards.find("own_rewards:few", "here")(["p", "q"], ["a", "x"], [None, None])
-    with pytest.raises(RunError, match="is '1', no finite number"):
+    with pytest.raises(UserError, match="is '1', no finite number"):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
 
 
@@ -142,5 +141,5 @@ def test_short_names_for_metrics():
     ],
 )
 def test_impossible_settings_are_refused(changes, expected):
-    with pytest.raises(RecipeError, match=expected):
+    with pytest.raises(UserError, match=expected):
         grouped("grpo", changes)

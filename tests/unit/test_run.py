@@ -6,10 +6,13 @@ import re
 
 import pytest
 
-from rlhf import console, recipe
-from rlhf.data.formats import DataError
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.files import read_json, read_lines, write_json
+from rlhf.observe import console
 from rlhf.rating.store import standing
-from rlhf.run import ParentMissing, Run, RunError, checkpoint_problem, read_json, read_lines, write_json
+from rlhf.run import ParentMissing, checkpoint_problem
+from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
@@ -46,9 +49,9 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
 def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
     started(tmp_path).finish({}, COSTS)
     before = (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes()
-    with pytest.raises(RunError, match=r"sft was made with another sft.learning_rate; choose another --out"):
+    with pytest.raises(UserError, match=r"sft was made with another sft.learning_rate; choose another --out"):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
-    with pytest.raises(RunError, match=r"made with another sft.learning_rate"):
+    with pytest.raises(UserError, match=r"made with another sft.learning_rate"):
         Run(tmp_path, small(sft__learning_rate=0.5), "rm").parent("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
@@ -138,14 +141,15 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
     run = started(tmp_path, stage="evaluate")
     run.log_samples(0, [{"prompt": "a"}])
     synced: list[str] = []
-    monkeypatch.setattr("rlhf.run._sync", lambda path: synced.append(path.name))
+    for module in ("files", "run.directory"):
+        monkeypatch.setattr(f"rlhf.{module}.sync", lambda path: synced.append(path.name))
     run.finish({}, COSTS)
     assert synced.index("samples.jsonl") < synced.index(".summary.json.tmp")
 
 
 def test_resume_with_other_settings_is_refused(tmp_path):
     checkpoint(started(tmp_path), 1)
-    with pytest.raises(RunError, match=r"made with another sft.learning_rate"):
+    with pytest.raises(UserError, match=r"made with another sft.learning_rate"):
         started(tmp_path, loaded=small(sft__learning_rate=0.5), resume=True)
 
 
@@ -251,7 +255,7 @@ def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
     checkpoint(run, 1)
     with open(run.path / file, "a") as handle:
         handle.write(json.dumps(line) + "\n")
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         started(tmp_path, resume=True)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("; repair it, or run sft without --resume")
@@ -333,7 +337,7 @@ def test_a_checkpoint_that_fails_while_it_is_written_leaves_no_trace_among_the_w
 def test_one_process_at_a_time(tmp_path):
     with (
         Run(tmp_path, small(), "sft").locked(),
-        pytest.raises(RunError, match="another process is running sft"),
+        pytest.raises(UserError, match="another process is running sft"),
         Run(tmp_path, small(), "sft").locked(),
     ):
         pass
@@ -415,5 +419,5 @@ def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
     file.write_text('{"a": 1}\n' + "[" * 200_000)
     assert read_json(file) is None and read_lines(file) == [{"a": 1}]
     (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
-    with pytest.raises(DataError, match=r"ratings.jsonl:1: not a rating; take that line out"):
+    with pytest.raises(UserError, match=r"ratings.jsonl:1: not a rating; take that line out"):
         standing(tmp_path / "ratings.jsonl")

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from rlhf import recipe, shape
-from rlhf.run import RunError
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.recipe import shape
 from tests.conftest import rlhf
 
 FOLDER = recipe.default_root() / "4090-llama2-7b" / "v2"
@@ -25,14 +26,14 @@ def test_the_recipes_own_shape_passes(tmp_path):
 
 def test_another_shape_is_refused_with_the_keys_to_set(tmp_path):
     loaded = of_folder(tmp_path, model_type="llama", hidden_size=2048, num_hidden_layers=32, vocab_size=128256)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(UserError) as caught:
         shape.check(loaded)
     assert "--set model.architecture.hidden_size=2048" in str(caught.value)
     assert "num_hidden_layers" not in str(caught.value)
 
 
 def test_a_model_of_another_type_is_refused_with_the_way_that_works(tmp_path):
-    with pytest.raises(RunError, match=r"is a qwen3 model: .*--set model\.architecture=null"):
+    with pytest.raises(UserError, match=r"is a qwen3 model: .*--set model\.architecture=null"):
         shape.check(of_folder(tmp_path, model_type="qwen3", hidden_size=4096))
 
 
@@ -47,7 +48,7 @@ def test_a_name_that_is_not_known_here_is_warned_of(monkeypatch):
 def test_a_cached_model_is_compared(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 80}))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: str(tmp_path / "config.json"))
-    with pytest.raises(RunError, match=r"add --set model\.architecture\.num_hidden_layers=80$"):
+    with pytest.raises(UserError, match=r"add --set model\.architecture\.num_hidden_layers=80$"):
         shape.check(recipe.load(FOLDER, {"model.name": "meta-llama/Llama-2-70b-hf"}))
 
 
@@ -62,7 +63,7 @@ def test_plan_asks_before_it_predicts(tmp_path, monkeypatch, capsys):
 
 def test_the_settings_that_are_named_can_be_pasted_into_a_shell(tmp_path):
     """The folder may be anyone's."""
-    with pytest.raises(RunError) as error:
+    with pytest.raises(UserError) as error:
         shape.check(of_folder(tmp_path, hidden_size="$(touch x) y"))
     assert "--set 'model.architecture.hidden_size=\"$(touch x) y\"'" in str(error.value)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rlhf.models.loading import adapter_weights, load_base, new_adapter, reward_from_sft, trainable_adapter
 from rlhf.models.shared_base import SharedBase
-from rlhf.run import Run
+from rlhf.run.directory import Run
 from tests.conftest import small
 
 CPU = torch.device("cpu")

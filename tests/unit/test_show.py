@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from rlhf.data import formats, show
-from rlhf.data.formats import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from tests.conftest import rlhf
 
 ASKED = (Message("user", "Which one?"),)

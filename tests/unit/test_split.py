@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.data.formats import Document, Message, PreferencePair
+from rlhf.data.rows import Document, Message, PreferencePair
 from rlhf.data.split import conversation_key, document_key, is_heldout, shuffled, split
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf.data import spread
-from rlhf.data.formats import DataError
+from rlhf.data.quality import spread
+from rlhf.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,6 @@ def test_no_tokenizer_is_one_clear_line(tmp_path):
         (tmp_path, "no tokenizer could be read there"),
         (tmp_path / "empty", "no tokenizer could be read there"),
     ):
-        with pytest.raises(DataError, match=message) as error:
+        with pytest.raises(UserError, match=message) as error:
             spread.tokens(folder)
         assert "\n" not in str(error.value) and str(folder) in str(error.value)

@@ -13,10 +13,10 @@ import trl.trainer.utils
 from torch import nn
 from torch.profiler import record_function
 
-from rlhf import rollout
 from rlhf.memory.device import KNOWN, META, StandIn
 from rlhf.memory.tracker import Peak
 from rlhf.models import loading
+from rlhf.rollout import engine as rollout
 
 PHASES = ("load", "train")
 HUGE = 10**9  # a vocabulary that nothing below reaches

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from rlhf.data import sums
 from rlhf.data.load import Corpus, _divided
-from rlhf.recipe import RecipeError
-from rlhf.rewards import find
+from rlhf.data.worlds import sums
+from rlhf.errors import UserError
+from rlhf.stages.online.rewards import find
 from tests.conftest import small
 
 SIZES = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}
@@ -64,5 +64,5 @@ def test_no_question_is_on_both_sides(tmp_path):
 
 
 def test_sums_need_their_section():
-    with pytest.raises(RecipeError, match="source: sums needs sums"):
+    with pytest.raises(UserError, match="source: sums needs sums"):
         small(data__source="sums")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf.telemetry import Board, Telemetry, component_bytes
+from rlhf.observe.telemetry import Board, Telemetry, component_bytes
 
 CUDA = torch.device("cuda")
 
@@ -114,7 +114,7 @@ def test_memory_on_a_gpu_is_the_peak_since_it_was_asked_last(monkeypatch):
 
 def test_evaluation_inside_training_is_no_training_time(monkeypatch):
     clock = iter([0.0, 0.0, 1.0, 4.0, 5.0])  # the first lap; training, evaluation, and the end of both
-    monkeypatch.setattr("rlhf.telemetry.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("rlhf.observe.telemetry.time.monotonic", lambda: next(clock))
     telemetry = Telemetry(torch.device("cpu"))
     with telemetry.phase("train"), telemetry.phase("evaluate"):
         pass

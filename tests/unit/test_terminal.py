@@ -9,8 +9,8 @@ import pytest
 from rich.progress import Progress
 from rich.table import Table
 
-from rlhf import console
-from rlhf.console import Screen
+from rlhf.observe import console
+from rlhf.observe.console import Screen
 from rlhf.terminal import LONGEST, harmless, one_line, say, shortened, visible
 
 ROOT = Path(__file__).parents[2]

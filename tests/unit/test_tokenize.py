@@ -5,8 +5,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf.data import tokenize
-from rlhf.data.formats import DataError, Message
+from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 
 TEXTS = ["\n\nHuman: What is the capital of France?\n\nAssistant: The capital is Paris."] * 20
 PROMPT = (Message("user", "What is the capital of France?"),)
@@ -111,9 +112,9 @@ def test_padding_is_never_eos():
     assert codec.pad_id == codec.tokenizer.unk_token_id
     codec = Codec(with_tokens(eos_token="</s>", pad_token="</s>", unk_token="<unk>"), "hh")
     assert codec.pad_id != codec.eos_id
-    with pytest.raises(DataError, match=r"neither a padding token .* nor an unknown token .*set tokenizer\.pad_token"):
+    with pytest.raises(UserError, match=r"neither a padding token .* nor an unknown token .*set tokenizer\.pad_token"):
         Codec(with_tokens(eos_token="</s>"), "hh")
-    with pytest.raises(DataError, match="no end-of-sequence token"):
+    with pytest.raises(UserError, match="no end-of-sequence token"):
         Codec(with_tokens(pad_token="<p>"), "hh")
 
 
@@ -121,14 +122,14 @@ def test_a_tokenizer_without_padding_or_unknown_token_is_given_one_by_the_recipe
     """Like those of Llama 3 and of Qwen's base models."""
     tokenizer = with_tokens(eos_token="</s>", bos_token="<s>", pad_token="</s>")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>", "<|right_pad|>"]})
-    with pytest.raises(DataError, match=r"such as <pad>, <\|right_pad\|>, <\|reserved_0\|>"):
+    with pytest.raises(UserError, match=r"such as <pad>, <\|right_pad\|>, <\|reserved_0\|>"):
         Codec(tokenizer, "hh")
     size = len(tokenizer)
     codec = Codec(tokenizer, "hh", "<|right_pad|>")
     assert codec.pad_id == tokenizer.convert_tokens_to_ids("<|right_pad|>") != codec.eos_id
     assert len(codec.tokenizer) == size, "an entry more would need a row more of the embedding"
     for token, complaint in (("</s>", "begins or ends texts"), ("<s>", "begins or ends texts"), ("<no>", "not in the")):
-        with pytest.raises(DataError, match=f"tokenizer.pad_token: '{token}' .*{complaint}"):
+        with pytest.raises(UserError, match=f"tokenizer.pad_token: '{token}' .*{complaint}"):
             Codec(tokenizer, "hh", token)
 
 
@@ -136,13 +137,13 @@ def test_a_tokenizer_without_padding_or_unknown_token_is_given_one_by_the_recipe
 def test_a_longest_length_that_is_no_number_is_refused(length):
     tokenizer = with_tokens(eos_token="</s>", pad_token="<p>")
     tokenizer.model_max_length = length
-    with pytest.raises(DataError, match="model_max_length"):
+    with pytest.raises(UserError, match="model_max_length"):
         Codec(tokenizer, "hh")
 
 
 def test_the_chat_template_is_the_tokenizers_own():
     tokenizer = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
-    with pytest.raises(DataError, match="no chat template"):
+    with pytest.raises(UserError, match="no chat template"):
         Codec(tokenizer, "chat")
     tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"

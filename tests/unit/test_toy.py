@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from rlhf.data import toy
-from rlhf.data.formats import parse_hh
 from rlhf.data.split import conversation_key, is_heldout, part
+from rlhf.data.transcripts import parse_hh
+from rlhf.data.worlds import toy, toy_texts
 
 PARIS = "\n\nHuman: Hi. What is the capital of France? Thanks.\n\nAssistant:"
 FRUITS = "\n\nHuman: Name two fruits.\n\nAssistant:"
@@ -96,8 +96,8 @@ def test_no_answer_drawn_is_worth_more_than_the_best(written):
 
 def test_every_question_is_read_back_in_every_frame():
     for question in toy.questions().values():
-        for before in toy.BEFORE:
-            for after in toy.AFTER:
+        for before in toy_texts.BEFORE:
+            for after in toy_texts.AFTER:
                 assert toy.parse(f"{toy.HUMAN} {before}{question.text}{after}{toy.ASSISTANT}") == question
 
 
@@ -128,7 +128,7 @@ ALWAYS = {
 def test_what_an_assistant_does_is_what_components_see(shown):
     """An assistant that always does one thing shows it in every finished answer, whatever else it says."""
     rng = random.Random(shown)
-    manner = dataclasses.replace(toy.CARELESS, unfinished=0.0, **ALWAYS[shown])
+    manner = dataclasses.replace(toy_texts.CARELESS, unfinished=0.0, **ALWAYS[shown])
     for question in list(toy.questions().values()):
         prompt = f"{toy.HUMAN} {question.text}{toy.ASSISTANT}"
         assert toy.components(prompt, toy.answer(rng, question, manner))[shown] >= 1
@@ -137,7 +137,7 @@ def test_what_an_assistant_does_is_what_components_see(shown):
 def test_a_mistaken_assistant_is_never_fully_correct():
     rng = random.Random(0)
     for mistake in ({"misheard": 1.0, "slip": 0.0}, {"misheard": 0.0, "slip": 1.0}):
-        manner = dataclasses.replace(toy.CARELESS, **mistake)
+        manner = dataclasses.replace(toy_texts.CARELESS, **mistake)
         for question in toy.questions().values():
             prompt = f"{toy.HUMAN} {question.text}{toy.ASSISTANT}"
             assert toy.components(prompt, toy.answer(rng, question, manner))["correct"] < 1
@@ -293,7 +293,7 @@ def test_a_smaller_world_asks_about_fewer_things(subjects):
     for _ in range(4000):
         question = toy.parse(f"{toy.HUMAN} {toy.draw_demonstration(rng, subjects)[0]}{toy.ASSISTANT}")
         subject_of.setdefault(question.family, set()).add(question.subject)
-    assert {family: len(subject_of[family]) for family in toy.FACTS} == dict.fromkeys(toy.FACTS, subjects)
+    assert {family: len(subject_of[family]) for family in toy_texts.FACTS} == dict.fromkeys(toy_texts.FACTS, subjects)
     assert len(subject_of["kind"]) == 6 * min(subjects, 6) and len(subject_of["list"]) == 6
 
 
@@ -308,7 +308,7 @@ def test_there_are_thousands_of_prompts_in_seven_families(written):
     _, _, pairs = written
     assert len({human_messages(prompt)[-1] for prompt, _, _ in pairs}) > 2500
     families = [toy.parse(prompt).family for prompt, _, _ in pairs]
-    assert {*families} == {*toy.FACTS, "kind", "list"}
+    assert {*families} == {*toy_texts.FACTS, "kind", "list"}
     assert min(families.count(family) for family in {*families}) > 0.08 * len(families)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.recipe import RecipeError
-from rlhf.rollout import Sampling
-from rlhf.run import RunError, read_lines
-from rlhf.vllm import Server
+from rlhf.errors import UserError
+from rlhf.files import read_lines
+from rlhf.rollout.engine import Sampling
+from rlhf.rollout.vllm import Server
 from tests.conftest import beside, run_stages, small
 
 
@@ -111,12 +111,12 @@ def with_nothing(server: Server, folder: Path) -> None:
 
 
 def test_a_server_that_is_not_there_or_refuses_is_one_line(fake, tmp_path):
-    with pytest.raises(RunError, match=r"no vLLM server answers at http://127.0.0.1:9 .*vllm serve BASE"):
+    with pytest.raises(UserError, match=r"no vLLM server answers at http://127.0.0.1:9 .*vllm serve BASE"):
         Server("http://127.0.0.1:9")
-    with pytest.raises(RunError, match=r"refused /v1/load_lora_adapter \(404\): .*No adapter found"):
+    with pytest.raises(UserError, match=r"refused /v1/load_lora_adapter \(404\): .*No adapter found"):
         with_nothing(Server(fake.url), tmp_path)
 
 
 def test_sampled_log_probabilities_of_other_kernels_are_not_taken_for_those_of_training():
-    with pytest.raises(RecipeError, match="vllm_url needs old_logprobs: recompute"):
+    with pytest.raises(UserError, match="vllm_url needs old_logprobs: recompute"):
         small(ppo__vllm_url="http://127.0.0.1:8000", ppo__old_logprobs="rollout")

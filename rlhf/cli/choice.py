@@ -1,0 +1,228 @@
+"""Which recipe a command line names, with its changes: the options, and the recipe that they lead to."""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from rlhf import recipe
+from rlhf.data.hub import hub_hint
+from rlhf.errors import UserError
+from rlhf.options import SEED, RunsFolder
+from rlhf.process import distributed
+from rlhf.terminal import say
+
+KEY = "rlhf.recipes"  # where a command's --recipes is kept, in click's context
+RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
+NAMES_RECIPE = ("hw", "directory", "changes")  # options, as a command's parameters
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options that name a recipe and change it, as they were typed."""
+
+    hw: str | None = None
+    directory: Path | None = None
+    data: tuple[str, ...] = ()
+    weights: str | None = None
+    changes: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def load(self, more_data: Sequence[str] = ()) -> recipe.Loaded:
+        """Return the recipe with its changes; `more_data`: further files to train on.
+
+        Raises UserError where the options name no recipe or no files, UsageError where they exclude each other.
+        """
+        directory, data = self._directory(), (*self.data, *more_data)
+        given = recipe.parse_overrides(self.changes)
+        overrides: dict[str, Any] = {}
+        if self.weights == "random":
+            if data:
+                raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
+            overrides |= recipe.with_random_weights(recipe.load(directory, given).recipe, RANDOM_PAIRS, "hh")
+        elif self.weights is not None:
+            folder = str(Path(self.weights).resolve())
+            if not Path(folder, "config.json").is_file():
+                raise UserError(f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random")
+            overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
+            overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
+        if absent := [file for file in data if not Path(file).exists()]:
+            raise UserError(f"--data {absent[0]}: there is no such file{hub_hint(absent[0])}")
+        if data:
+            files = [str(Path(file).resolve()) for file in data]
+            overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
+        return recipe.load(directory, overrides | given, self.seed)
+
+    def _directory(self) -> Path:
+        if self.directory is not None:
+            if self.hw is not None:
+                raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
+            return self.directory
+        if self.hw is None:
+            raise UserError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
+        directory = recipe.resolve(self.hw, recipes_root())
+        announce_version(self.hw, directory)
+        return directory
+
+
+def _keep(context: click.Context, parameter: click.Parameter, folder: Path | None) -> None:
+    """Remember --recipes for `recipes_root`."""
+    if folder is not None:
+        context.meta[KEY] = folder
+
+
+def _hardware_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Names that a shell may complete after --hw."""
+    names = {recipe.load(directory).recipe.hardware.name for directory in recipe.available(recipes_root())}
+    return sorted(name for name in names if name.startswith(typed))
+
+
+RECIPES = click.option(
+    "--recipes",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    callback=_keep,
+    expose_value=False,
+    help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
+)
+PARENTS = click.option(
+    "--parents",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="ROOT",
+    help="Another root of runs; its finished stages are used if --out has none.",
+)
+
+
+def chooses_recipe(
+    *,
+    data: str | None = None,
+    weights: str | None = None,
+    changes: str | None = None,
+    seed: str | None = None,
+    out: bool = False,
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options naming a recipe; the command gets them as one argument, `choice`.
+
+    The arguments are the help texts of --data, --weights, --set and --seed; an option without a text is left out.
+    `out`: also add --out, which the command gets as an argument of its own.
+    """
+    options: list[Callable[[Command], Command]] = [
+        click.option(
+            "--hw",
+            metavar="NAME",
+            shell_complete=_hardware_names,
+            help="Hardware; takes its default recipe in the newest released version, or else a draft.",
+        ),
+        RECIPES,
+        click.option(
+            "--recipe",
+            "directory",
+            metavar="DIR",
+            type=click.Path(path_type=Path),
+            help="Folder of a recipe, used instead of --hw.",
+        ),
+    ]
+    if data:
+        options.append(click.option("--data", multiple=True, metavar="FILE", help=data))
+    if weights:
+        options.append(click.option("--weights", metavar="random|DIR", help=weights))
+    if out:
+        root = RunsFolder(path_type=Path)
+        options.append(click.option("--out", default="runs", type=root, show_default=True, help="Root of all runs."))
+    if changes:
+        options.append(click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes))
+    if seed:
+        options.append(click.option("--seed", type=SEED, help=seed))
+    texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
+    ours = [field.name for field in fields(Choice) if texts.get(field.name, True)]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_choice(**values: Any) -> Any:
+            return command(choice=Choice(**{name: values.pop(name) for name in ours}), **values)
+
+        decorated: Command = with_choice
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+CHANGES = "Change a key of the recipe."
+TRAINING = {
+    "data": "Train on these files instead of the recipe's data.",
+    "weights": "Start from random weights with stand-in data, or from a local checkpoint's folder.",
+    "changes": "Change a key of the recipe; the run is marked modified.",
+}
+OF_A_RUN = {
+    "data": "Data files that the run was started with, if any.",
+    "weights": "Weights that the run was started with, if any.",
+    "changes": "Key of the recipe that was changed for the run.",
+    "seed": "Seed that the run was started with, if any.",
+}
+
+
+def pair_options(command: Command) -> Command:
+    """Add the options that name a finished evaluation and two of its policies."""
+    options = (
+        chooses_recipe(out=True),
+        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
+        click.option("--b", metavar="POLICY", help="Policy whose wins are counted. [default: ppo, or dpo without ppo]"),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def typed_options(leave_out: Collection[str] = (), only: Collection[str] | None = None) -> list[str]:
+    """Return the options of the running command as they were typed, for another command line.
+
+    Those in `leave_out` are left out; `only`: all but these are.
+    """
+    words, context = recipes_given(), click.get_current_context()
+    for option in context.command.params:
+        name, typed = str(option.name), context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+        if not isinstance(option, click.Option) or not option.expose_value or not typed:
+            continue
+        if name in leave_out or (only is not None and name not in only):
+            continue
+        value = context.params[name]
+        if option.is_flag:
+            words.append((option.opts if value else option.secondary_opts)[-1])
+        else:
+            words += [word for one in (value if option.multiple else [value]) for word in (option.opts[0], str(one))]
+    return words
+
+
+def recipes_root() -> Path:
+    """The folder in which --hw looks: --recipes, or the default."""
+    context = click.get_current_context(silent=True)
+    return (context.meta.get(KEY) if context else None) or recipe.default_root()
+
+
+def recipes_given() -> list[str]:
+    """--recipes as it was given, as words of a command line."""
+    context = click.get_current_context(silent=True)
+    return ["--recipes", str(context.meta[KEY])] if context and KEY in context.meta else []
+
+
+def announce_version(hw: str, directory: Path) -> None:
+    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
+
+    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
+    """
+    versions = [d for d in recipe.available(recipes_root()) if d.parent == directory.parent]
+    if len(versions) == 1 or distributed.launched():
+        return
+    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
+    if directory != versions[0]:
+        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
+    say(line)

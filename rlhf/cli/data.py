@@ -1,0 +1,143 @@
+"""`rlhf data …`: check data files and read some of their rows. Nothing here imports torch."""
+
+import json
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+import click
+
+from rlhf.data import convert, formats, show
+from rlhf.data.quality import check as quality
+from rlhf.data.quality import flaws, spread
+from rlhf.errors import UserError
+from rlhf.files import write_output
+from rlhf.observe import console
+from rlhf.options import OUTPUT, SEED, refuse_inputs
+
+
+@click.group("data")
+def data_group() -> None:
+    """Check, show and convert data files."""
+
+
+@data_group.command("check")
+@click.argument("files", nargs=-1, required=True)
+@click.option("--heldout", multiple=True, metavar="FILE", help="Check leakage into this file, instead of within FILES.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the split, as in training.")
+@click.option(
+    "--heldout-fraction",
+    "fraction",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Share of held-out conversations, as in training.",
+)
+@click.option(
+    "--tokenizer", metavar="DIR", help="Count lengths in tokens of this local tokenizer, instead of in words."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="Also write that JSON object to a file.")
+def check_data(
+    files: tuple[str, ...],
+    heldout: tuple[str, ...],
+    seed: int,
+    fraction: float,
+    tokenizer: str | None,
+    as_json: bool,
+    to: Path | None,
+) -> None:
+    """Check the quality of FILES, read as in training.
+
+    Exit code 0: notes at most. 3: warnings. 1: errors, such as malformed rows. 2: a mistake in the command.
+    """
+    if not math.isfinite(fraction):
+        raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
+    if to:
+        refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
+    count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
+    with console.working("reading and checking"):
+        read = partial(formats.read, on_bad_row="skip", advice=formats.CHECK_ADVICE)
+        rows = read(list(files))
+        other = read(list(heldout)) if heldout else None
+        report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
+    content = json.dumps(report.to_dict(), indent=2)
+    if to:
+        write_output(to, content + "\n")
+    if as_json:
+        click.echo(content)
+    else:
+        table = report.table()
+        shown = [line for line in table if line.value != "0"]
+        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in shown]
+        absent = ", ".join(line.name for line in table if line.value == "0")
+        console.rows_table(
+            "data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])]
+        )
+        console.OUT.print(verdict(report), markup=False)
+    malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
+    if malformed:
+        raise UserError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
+    if report.severity == "error":
+        worst = next(line for line in report.verdicts() if line.severity == "error")
+        raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
+    sys.exit(3 if report.severity == "warning" else 0)
+
+
+def verdict(report: quality.QualityReport) -> str:
+    """One line on what was found, the worst first, and the key that leaves such rows out."""
+    found = report.verdicts()
+    counts = {severity: [line.name for line in found if line.severity == severity] for severity in quality.SEVERITIES}
+    said = [
+        f"{len(names)} {severity}{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+        for severity, names in reversed(counts.items())
+        if severity and names
+    ]
+    if not said:
+        return "nothing wrong was found"
+    droppable = [name.replace(" ", "_") for name in counts["error"] + counts["warning"]]
+    reasons = ",".join(name for name in droppable if name in (*flaws.FLAWS, "leaked"))
+    return "; ".join(said) + (f"; SET=data.drop=[{reasons}] leaves such rows out of training" if reasons else "")
+
+
+@data_group.command("show")
+@click.argument("files", nargs=-1, required=True)
+@click.option(
+    "--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="Number of rows to show."
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random choice of rows.")
+@click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
+@click.option(
+    "--only",
+    type=click.Choice(list(flaws.FLAWS)),
+    help="Show only rows with this flaw, as `rlhf data check` counts it.",
+)
+def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None) -> None:
+    """Show some rows of FILES, chosen beside rejected answers.
+
+    Words that differ are bold. Control characters are written as escapes.
+    """
+    rows = formats.read(list(files), on_bad_row="skip", advice=formats.CHECK_ADVICE)
+    chosen, total = show.choose(rows, count, seed=None if first else seed, only=only)
+    for row in chosen:
+        console.OUT.print(show.render(row))
+    with_flaw = f" with {only}" if only else ""
+    order = "the first" if first else f"drawn with --seed {seed}"
+    shown = f"{len(chosen)} of {total:,} rows{with_flaw}" + (f", {order}" if len(chosen) < total else "")
+    console.OUT.print(f"{shown}; {rows.report.summary()}", style="dim", markup=False)
+
+
+@data_group.command("convert")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out, instead of stopping at the first one.")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
+def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
+    """Rewrite FILES of any known kind as JSON lines in one plain form.
+
+    Answers that are labelled good or bad one by one (prompt, completion, label) become preference pairs.
+    """
+    rows = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
+    count = convert.write(rows, to)
+    console.OUT.print(f"{rows.report.summary()}; {count:,} rows written to {to}", markup=False)

@@ -1,0 +1,115 @@
+"""How a command ends: known failures in one line, anything else as a bug with its traceback."""
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from rlhf.errors import UserError
+from rlhf.process import distributed, endings
+from rlhf.terminal import one_line, say, shortened, visible
+
+BUG = 70  # exit code of a bug, as sysexits.h has it
+LONGEST_TRACEBACK = 20_000  # characters
+
+
+def guarded(command: click.Command) -> None:
+    """Run a command and end the process: what can go wrong becomes one line and a non-zero exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character ends nothing
+    try:
+        with endings.listening(_tell):
+            _check_arguments(sys.argv[1:])
+            command.main(standalone_mode=False)
+            print(end="", flush=True)
+    except click.ClickException as error:
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()  # a group of commands without one
+        else:
+            say(_in_one_line(error))
+        sys.exit(error.exit_code)
+    except (endings.Stopped, KeyboardInterrupt, click.Abort) as error:
+        ended = error.__cause__  # click takes the end of a file for Ctrl-D
+        sys.exit(_failed(ended) if isinstance(ended, EOFError) else _stopped(error))
+    except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
+        say(f"{command.name}: nobody reads the output any more")
+        _abandon_stdout()
+        sys.exit(1)
+    except Exception as error:
+        sys.exit(_failed(error))
+
+
+def fail(message: str, *advice: str) -> int:
+    """Say why the command ends, on stderr or to the process that started this one. Returns the exit code.
+
+    The message becomes one line, and so does each piece of advice.
+    """
+    if not distributed.report(one_line(" ".join((message, *advice)))):
+        say(f"error: {message}")
+        for line in advice:
+            say(line)
+    return 1
+
+
+def _tell(line: str) -> None:
+    """Say that a signal ended the command; of several processes one does."""
+    if distributed.report(one_line(line)) or distributed.rank():
+        return
+    if sys.stderr is not None and sys.stderr.isatty():
+        say("")  # the terminal has written ^C
+    say(line)
+
+
+def _failed(error: Exception) -> int:
+    """Explain an error. Returns the exit code."""
+    if isinstance(error, UserError):
+        return fail(*error.lines)
+    if endings.out_of_memory(error):
+        reason = one_line(str(error))[:300] or type(error).__name__
+        return fail(f"out of memory{endings.limit_in_words()}: free some, or allow more ({reason})")
+    if isinstance(error, OSError):
+        if error.filename is None:
+            _abandon_stdout()  # it may be what cannot be written, and the interpreter would try again
+        return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
+    if distributed.lost(error):
+        if not distributed.report("another rank has ended"):
+            say("error: another rank has ended; its own message says why")
+        return distributed.LOST
+    text = "".join(traceback.format_exception(error))
+    print(visible(shortened(text, LONGEST_TRACEBACK)), end="", file=sys.stderr)
+    say("error: this is a bug, and no mistake of yours: please report the lines above, the command and its version")
+    return BUG
+
+
+def _stopped(error: BaseException) -> int:
+    """Say that a signal ended the command. Returns the exit code, as a shell gives it: 128 and the signal's number."""
+    line = str(error) if isinstance(error, endings.Stopped) else "stopped"
+    if sys.argv[1:2] == ["reproduce"]:
+        line += "; the same command goes on: what is done is kept, what was interrupted is resumed"
+    _tell(line)
+    return 128 + error.number if isinstance(error, endings.Stopped) else 130
+
+
+def _in_one_line(error: click.ClickException) -> str:
+    """Return click's message, with the command that lists what may be typed."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"error: {error.format_message()}" + (f" (`{context.command_path} --help`)" if context else "")
+
+
+def _check_arguments(words: Sequence[str]) -> None:
+    """Raise UsageError for an argument that no manifest could hold."""
+    for word in words:
+        if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
+            raise click.UsageError(f"{one_line(word)}: bytes that are not UTF-8; rename the file, or type it in UTF-8")
+
+
+def _abandon_stdout() -> None:
+    """Send what is still buffered nowhere, if it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,86 @@
+"""`rlhf plan`: memory, time and cost before anything is started."""
+
+import shlex
+
+import click
+
+from rlhf import recipe, terminal
+from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
+from rlhf.errors import UserError
+from rlhf.memory import plan as planning
+from rlhf.memory.fit import fit as fitting
+from rlhf.memory.predict import Predictor
+from rlhf.memory.predict import stages as predicted_stages
+from rlhf.memory.strategies import STAGES as LEARNING
+from rlhf.observe import console
+from rlhf.options import PRICE
+from rlhf.recipe import shape
+
+
+@click.command()
+@chooses_recipe(changes=CHANGES)
+@click.option("--stage", type=click.Choice([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
+@PRICE
+@click.option("--fit", metavar="12GB", help="Search for the fastest settings that need at most this memory.")
+@click.option("--fastest", is_flag=True, help="Search for the fastest settings that fit the recipe's card.")
+@click.option("--strategies", is_flag=True, help="Show what each way to save memory changes, beside claims.")
+@click.option("--published", is_flag=True, help="Show every published figure beside its prediction.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def plan(
+    choice: Choice,
+    stage: str | None,
+    price: float | None,
+    fit: str | None,
+    fastest: bool,
+    strategies: bool,
+    published: bool,
+    as_json: bool,
+) -> None:
+    """Predict memory, time and cost of a recipe without a GPU.
+
+    Nothing is started. The exit code is 1 if the recipe does not fit its card.
+    """
+    ways = {"--fit": fit is not None, "--fastest": fastest, "--strategies": strategies, "--published": published}
+    chosen = [name for name, given in ways.items() if given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
+    if price is not None and chosen and not published:
+        raise click.UsageError(f"--price goes with the plan itself, not with {chosen[0]}")
+    loaded = choice.load()
+    if warning := shape.check(loaded):
+        terminal.say(warning)
+    known = predicted_stages(loaded.recipe)
+    if stage and stage not in known:
+        raise UserError(f"{stage}: {loaded.directory} has no such stage")
+    asked = [stage] if stage else known
+    if fit is not None or fastest:
+        limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
+        on_card = [s for s in asked if s not in planning.ON_HOST]
+        if not on_card:
+            raise click.UsageError(f"{stage} uses the host's memory and none of the card's: there is nothing to fit")
+        with Predictor() as predict, console.working("looking for settings that fit") as say:
+            found = fitting(predict, loaded, on_card, limit, say)
+        planning.show_fits(loaded, found, limit, as_json)
+    elif strategies:
+        learning = [s for s in asked if s in LEARNING]
+        if not learning:
+            raise click.UsageError(f"--strategies compares what training needs; {stage} does not train")
+        with Predictor() as predict, console.working("rehearsing each strategy"):
+            ablation = {s: planning.ablation(predict, loaded, s) for s in learning}
+        planning.show_ablation(loaded, ablation, as_json)
+    elif published:
+        with Predictor() as predict, console.working("rehearsing the stages") as say:
+            made = planning.make(predict, loaded, known, price, say)
+            say("rehearsing each strategy")
+            effects = planning.ablation(predict, loaded, "sft")
+        rows = planning.published(loaded, made, effects)
+        planning.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
+    else:
+        with Predictor() as predict, console.working("rehearsing the stages") as say:
+            made = planning.make(predict, loaded, asked, price, say)
+        planning.show(made, as_json)
+        if any(s["fits"] is False for s in made["stages"].values()):
+            options = shlex.join(typed_options(only=NAMES_RECIPE))
+            raise UserError(
+                f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do"
+            )

@@ -1,0 +1,208 @@
+"""`rlhf run`, `reproduce`, `results`, `recipes`, `fetch`: what makes runs, and what they are made from."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from rlhf import recipe, stages, terminal
+from rlhf.cli.choice import (
+    CHANGES,
+    NAMES_RECIPE,
+    PARENTS,
+    RECIPES,
+    TRAINING,
+    Choice,
+    chooses_recipe,
+    recipes_root,
+    typed_options,
+)
+from rlhf.errors import ParentMissing, UserError
+from rlhf.memory import plan as planning
+from rlhf.memory.predict import Predictor
+from rlhf.observe import console, tracking, watch
+from rlhf.options import LARGEST_SEED, PRICE
+from rlhf.process import distributed, endings
+from rlhf.run.directory import Run
+from rlhf.run.finished import read_summary
+from rlhf.use import fetch as fetching
+from rlhf.use import reproduce as reproducing
+
+OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents are not run with
+REHEARSAL = (
+    "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
+    "recipes with a pretrained base make one (`rlhf recipes`)"
+)
+
+
+@click.command()
+@click.argument("stage", type=click.Choice(recipe.STAGES))
+@click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
+@chooses_recipe(**TRAINING, seed="Seed to use instead of the recipe's.", out=True)
+@PARENTS
+@click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
+@click.option(
+    "--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send the metrics to this tracker."
+)
+@click.option("--with-parents", is_flag=True, help="First run the stages that this one builds on, unless finished.")
+@click.option("--if-needed", is_flag=True, help="Succeed if the stage is finished, or not part of the recipe.")
+@click.option(
+    "--stop-on", multiple=True, metavar="CHECK", help="End the stage when this check finds something; all: any check."
+)
+@click.option(
+    "--preflight/--no-preflight",
+    default=True,
+    help="Refuse a stage that is predicted not to fit the card. [default: on]",
+)
+@PRICE
+def run(
+    choice: Choice,
+    stage: str,
+    more_data: tuple[str, ...],
+    out: Path,
+    parents: Path | None,
+    resume: bool,
+    report_to: tuple[str, ...],
+    with_parents: bool,
+    if_needed: bool,
+    stop_on: tuple[str, ...],
+    preflight: bool,
+    price: float | None,
+) -> None:
+    """Run one stage of a recipe.
+
+    The stages that it builds on must be finished, or are run first with --with-parents.
+    """
+    if more_data and not choice.data:
+        raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
+    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
+        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
+    loaded = choice.load(more_data)
+    if if_needed and getattr(loaded.recipe, stage) is None:
+        console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
+        return
+
+    def command_for(other: str, *leave_out: str) -> list[str]:
+        files = [word for file in more_data for word in ("--data", file)]
+        return ["run", other, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
+
+    def report_done(other: str) -> bool:
+        run = Run(out, loaded, other, parents)
+        path = run.elsewhere(other) or (run.path if run.done() is not None else None)
+        if path:
+            console.OUT.print(f"{other}: done ({path})", markup=False)
+        return path is not None
+
+    if with_parents:
+        for parent in recipe.stages_before(loaded.recipe, stage):
+            if not report_done(parent):
+                words = [
+                    *command_for(parent, "hw", "directory"),
+                    "--recipe",
+                    str(loaded.directory),
+                ]  # already announced
+                code = endings.run_child([sys.executable, "-m", "rlhf.cli", *words])
+                if code:
+                    sys.exit(code)
+    if if_needed and report_done(stage):
+        return
+    started = Run(out, loaded, stage, parents)
+    if distributed.to_launch(loaded.recipe, stage) and started.done() is None:
+        with endings.keeping(lambda: stages.kept(started)):
+            distributed.launch(loaded, stage)
+        return
+
+    def predict_peak() -> int | None:
+        if not preflight:
+            return None
+        with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
+            return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
+
+    try:
+        summary, result, path = stages.execute(
+            stage,
+            loaded,
+            out,
+            resume=resume,
+            report_to=report_to,
+            preflight=predict_peak,
+            stop_on=stop_on,
+            parents_root=parents,
+        )
+    except ParentMissing as error:
+        first = shlex.join(["rlhf", *command_for(error.parent, "" if error.begun else "resume")])
+        raise UserError(f"{error}: first run `{first}`, or add --with-parents") from error
+    if distributed.rank():
+        return
+    console.summary_table(summary, path)
+    if stage == "pretrain" and choice.data:
+        terminal.say(REHEARSAL)
+    if result and result.sample:
+        console.show_sample("a held-out prompt", *result.sample)
+    finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
+    console.targets_table(finished, price)
+    console.say_next(stage, loaded.recipe)
+
+
+@click.command()
+@chooses_recipe(**TRAINING, out=True)
+@click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
+@click.option("--until", help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]")
+@PRICE
+def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
+    """Run the chain with several seeds; show mean ± sd of each target."""
+    loaded = choice.load()
+    for word in seeds.split() or [""]:
+        if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
+            raise click.BadParameter(f"{seeds!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
+    finals = reproducing.final_stages(loaded) if until is None else until.split() or [""]
+    for word in finals:
+        if word not in recipe.STAGES:
+            raise click.BadParameter(f"{word!r} is not one of {', '.join(recipe.STAGES)}", param_hint="--until")
+    chain = reproducing.chain(loaded, finals)
+    numbers = [int(seed) for seed in seeds.split()]
+    options = ["--recipe", str(loaded.directory)]
+    options += [part for file in choice.data for part in ("--data", file)]
+    options += [part for change in choice.changes for part in ("--set", change)]
+    options += ["--weights", choice.weights] if choice.weights else []
+    reproducing.run_seeds(chain, numbers, out, options)
+    reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def results(file: Path) -> None:
+    """Print a record of `rlhf reproduce` as a Markdown table."""
+    click.echo(terminal.harmless(reproducing.table_of(file)))
+
+
+@click.command("recipes")
+@RECIPES
+def list_recipes() -> None:
+    """List the recipes."""
+    rows = []
+    root = recipes_root()
+    if not recipe.available(root):
+        raise UserError(recipe.no_recipes(root))
+    for directory in recipe.available(root):
+        loaded = recipe.load(directory)
+        found = loaded.recipe
+        default = "default" if found.default and recipe.resolve(found.hardware.name, root) == directory else ""
+        rows.append((str(directory), found.hardware.name, found.status, default, found.description))
+    console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
+
+
+@click.command()
+@chooses_recipe(changes=CHANGES)
+def fetch(choice: Choice) -> None:
+    """Download and check a recipe's pinned model and data.
+
+    They go to the hub's cache. Stages then need no network.
+    """
+    loaded = choice.load()
+    if not fetching.sources(loaded.recipe):
+        console.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
+        return
+    with console.quiet_libraries():
+        fetching.show(list(fetching.fetch(loaded.recipe)))

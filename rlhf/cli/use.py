@@ -1,0 +1,133 @@
+"""`rlhf chat`, `score`, `serve`, `compare`, `report`: what uses finished runs."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from rlhf import report as reporting
+from rlhf.cli.choice import OF_A_RUN, Choice, chooses_recipe
+from rlhf.errors import UserError
+from rlhf.evaluation import comparison
+from rlhf.evaluation.comparison import STAGES
+from rlhf.observe import console
+from rlhf.options import OUTPUT, PRICE
+from rlhf.use import chat as chatting
+from rlhf.use import score as scoring
+from rlhf.use import serve as serving
+
+
+@click.command()
+@chooses_recipe(**OF_A_RUN, out=True)
+@click.option(
+    "--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Stage whose model to load."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
+)
+@click.option("--tokens", type=click.IntRange(min=1), help="Longest answer, in tokens. [default: the recipe's]")
+def chat(choice: Choice, out: Path, stage: str, temperature: float | None, tokens: int | None) -> None:
+    """Talk with a trained model in the terminal.
+
+    Name the recipe and its changes as for the run.
+    """
+    if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 100):
+        raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
+    loaded = choice.load()
+    options = loaded.recipe.evaluate
+    with console.quiet_libraries():
+        with console.working(f"loading {stage}"):
+            speaker = chatting.Speaker(loaded, out, stage)
+        warmth = options.temperature if temperature is None else temperature
+        if sys.stdin.isatty():
+            console.OUT.print(chatting.greeting(loaded, stage, warmth), style="dim", markup=False)
+        chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@chooses_recipe(**OF_A_RUN, out=True)
+@click.option("--prompt", help="Score answers to this prompt instead of FILES.")
+@click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="File for the scores, as JSON lines.")
+def score(
+    choice: Choice, files: tuple[Path, ...], out: Path, prompt: str | None, responses: tuple[str, ...], to: Path | None
+) -> None:
+    """Score answers with a run's reward model.
+
+    FILES have pairs, or prompts with responses, or are samples.jsonl of a run.
+    """
+    items = scoring.items(files, prompt, responses, to)
+    with console.quiet_libraries():
+        scoring.run(choice.load(), out, items, to)
+
+
+@click.command()
+@chooses_recipe(**OF_A_RUN, out=True)
+@click.option(
+    "--engine",
+    default="auto",
+    show_default=True,
+    type=click.Choice(serving.ENGINES),
+    help="Server to use; auto takes vLLM if it is installed.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
+def serve(choice: Choice, out: Path, engine: str, host: str, port: int) -> None:
+    """Serve the merged model to OpenAI's clients.
+
+    Name the recipe and its changes as for the run.
+    """
+    serving.run(choice.load(), out, engine, host, port)
+
+
+@click.command()
+@click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
+@chooses_recipe(out=True)
+@click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
+@PRICE
+def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, price: float | None) -> None:
+    """Write a page about one or several runs.
+
+    ROOTS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
+    """
+    if not roots:
+        loaded = choice.load()
+        roots = (out / loaded.name / loaded.version,)
+    file = to or roots[0] / "report.html"
+    try:
+        reporting.write(roots, file, price)
+    except ModuleNotFoundError as error:
+        raise UserError(f"a report needs {error.name}: {console.install_command('report')}") from None
+    console.OUT.print(f"written to {file}", markup=False)
+
+
+@click.command("compare")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--stage", default="ppo", show_default=True, type=click.Choice(STAGES), help="Policy to compare.")
+@click.option("--stage-b", type=click.Choice(STAGES), help="Policy of B. [default: as in A]")
+@click.option(
+    "--scored",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File of scores from `rlhf score`; give it twice, for A and then for B.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def compare_runs(a: Path, b: Path, stage: str, stage_b: str | None, scored: tuple[Path, ...], as_json: bool) -> None:
+    """Compare two runs on the same held-out prompts.
+
+    A and B are run directories, <out>/<recipe>/<version>, with a finished evaluation.
+    """
+    if len(scored) not in (0, 2):
+        raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
+    files = scored or (None, None)
+    found = comparison.compare(comparison.load(a, stage, files[0]), comparison.load(b, stage_b or stage, files[1]))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        comparison.show(found)

@@ -1,0 +1,33 @@
+"""Preference pairs as token ids."""
+
+from rlhf.data.rows import PreferencePair
+from rlhf.data.tokenize import Codec, Encoded
+from rlhf.errors import UserError
+from rlhf.observe.console import working
+from rlhf.recipe import Dpo, Rm
+
+
+def encode_pairs(
+    codec: Codec, pairs: list[PreferencePair], options: Rm | Dpo
+) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int], list[PreferencePair]]:
+    """Both sides of each pair, what was cut, and the pairs that are left: one is dropped, and counted, when either side
+    loses its whole response."""
+    longest_response = options.max_completion_length if isinstance(options, Dpo) else None
+    limits = options.max_prompt_length, options.max_length, longest_response
+    with working("encoding pairs"):
+        chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
+        rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
+    whole = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
+    if not whole:
+        raise UserError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
+    counts = {
+        "prompts_cut": cut_chosen["prompts_cut"],  # of a pair's one prompt
+        "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],
+        "pairs_dropped": len(pairs) - len(whole),
+    }
+    return whole, counts, [p for p, c, r in zip(pairs, chosen, rejected, strict=True) if c and r]
+
+
+def longest(chosen: Encoded, rejected: Encoded) -> int:
+    """Tokens of a pair's longer sequence, to which both are padded."""
+    return len(chosen.prompt) + max(len(chosen.response), len(rejected.response))

@@ -1,0 +1,262 @@
+"""One row as a file holds it, parsed by its kind.
+
+Seven kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
+
+    text          {"text"}                                  -> Document
+    hh            {"chosen", "rejected"}: two transcripts   -> PreferencePair
+    instruction   {"instruction", "input"?, "output"}       -> Example
+    preference    {"prompt", "chosen", "rejected"}: text or lists of messages; lists that hold the whole
+                  conversation need no prompt               -> PreferencePair
+    completion    {"prompt", "completion" or "response"}: text or lists of messages
+                                                            -> Example
+    messages      {"messages"} as OpenAI and TRL have it, or {"conversations"} as ShareGPT has it: the last turn is the
+                  response, the turns before it are the prompt
+                                                            -> Example
+    prompt        {"prompt", "answer"?}: text, a transcript or a list of messages that ends with the user's; the answer,
+                  text or a number, is what a reward compares responses with
+                                                            -> PromptOnly
+
+Other keys are ignored. Only of a prompt with another text beside it, which may be an answer under an unknown name, the
+caller must say that it is a `prompt` row. Each row out carries its source: `file:line`, or `file:row N` where rows are
+not lines.
+
+Texts are kept as they stand, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
+(and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable
+
+from rlhf.data.raw import Malformed
+from rlhf.data.rows import Document, Example, Kind, LeftOut, Message, PreferencePair, PromptOnly, Role, Row
+from rlhf.data.transcripts import parse_hh
+from rlhf.errors import UserError
+
+KEYS: dict[Kind, tuple[str, ...]] = {
+    "text": ("text",),
+    "hh": ("chosen", "rejected"),
+    "instruction": ("instruction", "output"),
+    "preference": ("prompt", "chosen", "rejected"),
+    "completion": ("prompt", "completion"),
+    "messages": ("messages",),
+    "prompt": ("prompt",),
+}
+LABELS = re.compile(r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)")
+
+_ROLES: dict[object, Role] = {
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "human": "user",
+    "gpt": "assistant",
+}
+_TYPES = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def kind_of(row: dict[str, object]) -> Kind | None:
+    """Kind by the keys that have a value; Parquet and hub sets fill absent keys with null."""
+    for keys in ({key for key, value in row.items() if value is not None}, row.keys()):
+        if "chosen" in keys or "rejected" in keys:
+            lists = isinstance(row.get("chosen"), list) or isinstance(row.get("rejected"), list)
+            return "preference" if "prompt" in keys or lists else "hh"
+        if "instruction" in keys:
+            return "instruction"
+        if "messages" in keys or "conversations" in keys:
+            return "messages"
+        if "prompt" in keys and ("completion" in keys or "response" in keys):
+            return "completion"
+        if "text" in keys:
+            return "text"
+    return "prompt" if _only_a_prompt(row) else None
+
+
+def _only_a_prompt(row: dict[str, object]) -> bool:
+    """Whether nothing beside prompt and answer has a meaning: other columns are empty, numbers, or names of labels."""
+    own = ("prompt", "answer")
+    others = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in own)
+    return row.get("prompt") is not None and all(LABELS.fullmatch(key.lower()) for key in others)
+
+
+def parse_row(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
+    if kind == "text":
+        text = _text(_field(row, "text", kind), "text")
+        if not text.strip():
+            raise Malformed("'text' is empty")
+        return Document(text, source)
+    if kind == "instruction":
+        return _instruction(row, source)
+    if kind == "messages":
+        return _conversation(row, source)
+    if kind == "completion":
+        return _completion(row, source)
+    if kind == "prompt":
+        return _prompt_only(row, source)
+    return _pair(row, kind, source)
+
+
+def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
+    request = _text(_field(row, "instruction", "instruction"), "instruction")
+    response = _text(_field(row, "output", "instruction"), "output").removeprefix(" ").rstrip()
+    if not request.strip():
+        raise Malformed("'instruction' is empty")
+    if row.get("input") is not None:
+        extra = _text(row["input"], "input")
+        request += f"\n{extra}" if extra.strip() else ""
+    return Example((Message("user", request),), response, source) if response else "empty answer"
+
+
+def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
+    key = "messages" if row.get("messages") is not None or "conversations" not in row else "conversations"
+    value = _field(row, key, "messages")
+    if not isinstance(value, list):
+        raise Malformed(f"'{key}' is {_type_name(value)}; it must be a list of messages")
+    prompt, response = _answer(value, key, None)
+    return _example(prompt, response, source)
+
+
+def label_of(row: dict[str, object]) -> bool | None:
+    """Whether a row's answer is labelled good (KTO); None where it has no such label. Tables hold labels as text."""
+    value = row.get("label")
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
+
+
+def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
+    if label_of(row) is not None:
+        raise Malformed(
+            "an answer that is labelled good or bad by itself (KTO), and no pair of answers; "
+            "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
+        )
+    given = _prompt(_field(row, "prompt", "completion"))
+    key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"
+    prompt, response = _answer(_field(row, key, "completion"), key, given)
+    if prompt != given:
+        raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
+    return _example(prompt, response, source)
+
+
+def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
+    prompt = _prompt(_field(row, "prompt", "prompt"))
+    if not prompt or prompt[-1].role != "user" or not prompt[-1].content.strip():
+        raise Malformed("'prompt' does not end with a user turn that has text")
+    answer = row.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    return PromptOnly(prompt, source, None if answer is None else _text(answer, "answer").strip())
+
+
+def _example(prompt: tuple[Message, ...], response: str, source: str) -> Example | LeftOut:
+    if not any(message.role == "user" and message.content.strip() for message in prompt):
+        raise Malformed("no user turn with text before the answer")
+    return Example(prompt, response.rstrip(), source) if response.strip() else "empty answer"
+
+
+def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | LeftOut:
+    sides = [_field(row, "chosen", kind), _field(row, "rejected", kind)]
+    given = None
+    if kind == "preference" and (row.get("prompt") is not None or not all(isinstance(side, list) for side in sides)):
+        given = _prompt(_field(row, "prompt", kind))
+    prompt, chosen = _answer(sides[0], "chosen", given)
+    other_prompt, rejected = _answer(sides[1], "rejected", given)
+    if prompt != other_prompt:
+        return "prompts differ"
+    if given is not None and prompt != given:
+        raise Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
+    if not any(message.role == "user" and message.content.strip() for message in prompt):
+        raise Malformed("no user turn with text before the answer")
+    chosen, rejected = chosen.rstrip(), rejected.rstrip()
+    if not chosen or not rejected:
+        return "empty answer"
+    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source)
+
+
+def _prompt(value: object) -> tuple[Message, ...]:
+    if isinstance(value, list):
+        return _messages(value, "prompt")
+    text = _text(value, "prompt")
+    return parse_hh(text)[:-1] if text.rstrip().endswith("\n\nAssistant:") else (Message("user", text),)
+
+
+def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
+    """A prompt as preference rows may hold it: text, a transcript or a list of messages. Raises UserError."""
+    try:
+        return _prompt(value)
+    except Malformed as problem:
+        raise UserError(f"{source}: {problem}") from None
+
+
+def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
+    """Split one side at its last assistant turn; a side that is only an answer belongs to the given prompt."""
+    if isinstance(value, list):
+        messages = _messages(value, key)
+    else:
+        text = _text(value, key)
+        whole = given is None or text.startswith("\n\nHuman:")
+        messages = parse_hh(text) if whole else (Message("assistant", text.removeprefix(" ")),)
+    if not any(message.role == "assistant" for message in messages):
+        hint = "" if given else r"; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'"
+        raise Malformed(f"'{key}' has no assistant turn{hint}")
+    if messages[-1].role != "assistant":
+        raise Malformed(f"'{key}' ends with a {messages[-1].role} turn; the answer, an assistant turn, must come last")
+    if given is not None and len(messages) == 1:
+        return given, messages[0].content
+    return messages[:-1], messages[-1].content
+
+
+def _messages(values: list[object], key: str) -> tuple[Message, ...]:
+    messages = []
+    for number, value in enumerate(values, 1):
+        where = f"{key}[{number}]"
+        if not isinstance(value, dict):
+            raise Malformed(f"'{where}' is {_type_name(value)}; a message is an object with role and content")
+        name = value.get("role", value.get("from"))
+        role = _ROLES.get(name) if isinstance(name, str) else None
+        if role is None:
+            raise Malformed(f"'{where}' has the role {str(name)[:40]!r}; known are {', '.join(map(str, _ROLES))}")
+        if role == "system" and number > 1:
+            raise Malformed(f"'{where}' is a system message; only the first can be one")
+        messages.append(Message(role, _text(value.get("content", value.get("value")), f"{where}.content")))
+    return tuple(messages)
+
+
+def _field(row: dict[str, object], key: str, kind: Kind) -> object:
+    if key not in row:
+        raise Malformed(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
+    return row[key]
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise Malformed(f"'{name}' is {_type_name(value)}; it must be text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise Malformed(f"'{name}' holds half a surrogate pair at character {error.start}") from None
+    return value
+
+
+def _type_name(value: object) -> str:
+    return _TYPES.get(type(value), type(value).__name__)
+
+
+def quoted_keys(keys: Iterable[str]) -> str:
+    """The first few keys for a message; a damaged row may have any number of any length."""
+    shown = [repr(key[:40]) for key in itertools.islice(keys, 8)]
+    return ", ".join(shown) or "no keys"
+
+
+def row_object(value: object) -> dict[str, object]:
+    if isinstance(value, Malformed):
+        raise value
+    if not isinstance(value, dict):
+        raise Malformed(f"a row must be a JSON object; this one is {_type_name(value)}")
+    return value

@@ -1,0 +1,394 @@
+"""Signs of bad preference data, counted before a GPU is paid for.
+
+Counts only: no model reads the texts, so an answer that is wrong or chosen by mistake goes unseen. Read some pairs too.
+docs/data.md says what each count means and cannot see.
+"""
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, NamedTuple
+
+from rlhf.data import amount
+from rlhf.data.formats import Rows
+from rlhf.data.quality import spread
+from rlhf.data.quality.flaws import FLAWS, texts
+from rlhf.data.quality.leakage import leaks
+from rlhf.data.quality.oddities import script
+from rlhf.data.rows import Document, Message, PreferencePair, Row
+from rlhf.data.split import row_key, split
+from rlhf.stats import wilson
+
+LISTED, SHOWN = 10, 3  # sources kept of each flaw, and shown beside it in the table
+RARE, SOME, MANY = 0.01, 0.05, 0.5  # tolerated shares: of most flaws, of unfinished answers, of repeated prompts
+LENGTH_BIAS = 0.6  # share from which on length alone predicts the label noticeably
+NOISY, TWICE = 0.25, 30  # rate of wrong labels that is worth a warning, from so many answers labelled more than once
+
+Severity = Literal["", "note", "warning", "error"]  # "": nothing looks wrong
+SEVERITIES: tuple[Severity, ...] = ("", "note", "warning", "error")
+WAYS = ("same_start", "same_turn", "same_answer", "near_copies")
+
+
+class Line(NamedTuple):
+    """What was looked at, what was found and, where that looks wrong, what to do and how bad it is."""
+
+    name: str
+    value: str
+    hint: str = ""
+    severity: Severity = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`count` of `total`, with the 95 % Wilson interval of the share; None of it when total is 0."""
+
+    count: float
+    total: int
+    share: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelNoise:
+    """The rate e of wrong labels, from `disagreement`: how often two labels of the same two answers differ.
+
+    Labels that are wrong independently and equally often differ in d = 2e(1 − e), so e = (1 − √(1 − 2d)) / 2, and 0.5
+    for d above that. `disagreement.total` counts the answers labelled more than once, each as one observation: the
+    share of its label pairs that differ. None where nothing was labelled twice.
+    """
+
+    disagreement: Share
+    noise: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leakage:
+    """Rows on each side, held-out rows by the way they were found in training (leakage.py), and the training
+    rows that they were found in, which `data.drop: [leaked]` leaves out."""
+
+    training: int
+    heldout: int
+    training_rows: int
+    same_start: int
+    same_turn: int
+    same_answer: int
+    near_copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class QualityReport:
+    """What `check` counted. Rows left out on reading come first, then the rows kept.
+
+    near_identical … html   rows with a flaw; flaws.py and oddities.py say what each is
+    leaked           held-out rows of which training shows the like
+    repeated_prompts rows whose prompt appeared earlier, duplicates included
+    chosen_longer    among the pairs whose answers differ in length
+    unit             of the lengths: words, split at white space, or tokens
+    lengths          by part: prompt, chosen, rejected, response, text; parts without texts are absent
+    turns            rows by number of messages in the prompt, the system message not counted
+    scripts          messages, answers and texts by the script that most of their letters are of
+    listed           by field: the first LISTED sources; malformed rows with the reason, leaked ones with their likes
+    """
+
+    rows: int
+    malformed: int
+    prompts_differ: int
+    identical: int
+    empty: int
+    documents: int
+    examples: int
+    pairs: int
+    prompts: int
+    near_identical: int
+    contradictory: int
+    duplicates: int
+    one_word: int
+    unfinished: int
+    other_script: int
+    replaced: int
+    mojibake: int
+    control: int
+    invisible: int
+    html: int
+    leaked: int
+    repeated_prompts: int
+    chosen_longer: Share
+    label_noise: LabelNoise
+    leakage: Leakage
+    unit: str
+    lengths: dict[str, spread.Lengths]
+    turns: dict[int, int]
+    scripts: dict[str, int]
+    listed: dict[str, tuple[str, ...]]
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of all verdicts."""
+        return max((line.severity for line in self.table()), key=SEVERITIES.index)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON values only, the table and the verdicts in it included."""
+        result: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        table, verdicts = ([line._asdict() for line in lines] for lines in (self.table(), self.verdicts()))
+        return result | {"severity": self.severity, "verdicts": verdicts, "table": table}
+
+    def verdicts(self) -> list[Line]:
+        """The lines that show a sign of bad data; none is good news, not a proof."""
+        return [line for line in self.table() if line.severity]
+
+    def table(self) -> list[Line]:
+        """Lines to print."""
+        return [
+            *self._left_out(),
+            *self._kept(),
+            *self._labels(),
+            *self._signs(),
+            *self._characters(),
+            *self._leaked(),
+            *self._shape(),
+        ]
+
+    def _left_out(self) -> list[Line]:
+        repair = "Left out; repair them or take them out of the file."
+        return [
+            Line("rows read", f"{self.rows:,}"),
+            self._flaw("malformed", self.rows, repair, below="error", above="error"),
+            *(Line("", problem) for problem in self.listed["malformed"]),
+            self._flaw("prompts_differ", self.rows, "Left out; their answers cannot be compared.", below="note"),
+            self._flaw("identical", self.rows, "Left out; equal answers carry no preference.", below="note"),
+            self._flaw("empty", self.rows, "Left out; an answer is missing.", below="note"),
+        ]
+
+    def _kept(self) -> list[Line]:
+        kinds = (
+            ("text rows", self.documents),
+            ("instruction rows", self.examples),
+            ("pairs", self.pairs),
+            ("prompts without an answer", self.prompts),
+        )
+        lines = [Line(name, f"{count:,}") for name, count in kinds if count]
+        if self.pairs and (few := amount.advice(self.pairs)):
+            at = next(at for at, line in enumerate(lines) if line.name == "pairs")
+            lines[at] = lines[at]._replace(hint=f"{few[0].upper()}{few[1:]}.", severity="note")
+        if self.prompts and not self.examples + self.pairs:
+            hint = "PPO alone can use them; SFT and the reward model need rows with answers beside them."
+            lines[-1] = lines[-1]._replace(hint=hint, severity="note")
+        return lines or [Line("rows kept", "0", "Nothing is left to train on.", "error")]
+
+    def _labels(self) -> list[Line]:
+        """Signs that only pairs can show."""
+        if not self.pairs:
+            return []
+        near = "Hardly any preference signal in these; drop them or collect answers that differ more."
+        both_ways = "The same answers are labelled both ways; keep the majority's label or drop them."
+        return [
+            self._flaw("near_identical", self.pairs, near),
+            self._flaw("contradictory", self.pairs, both_ways, below="note"),
+            _noise_line(self.label_noise),
+            _length_line(self.chosen_longer),
+        ]
+
+    def _signs(self) -> list[Line]:
+        answered = self.examples + self.pairs
+        prompted = answered + self.prompts
+        alike = "Few distinct prompts; PPO samples from them, and more variety generalises better."
+        short = "Read some: often answers cut off or missing."
+        stops = "Answers stop in the middle; a model that learns from them will too. Drop or complete them."
+        lines = [self._flaw("duplicates", prompted + self.documents, "Copies weigh more; keep one of each.")]
+        if answered:
+            lines.append(self._flaw("one_word", answered, short, above="note"))
+            lines.append(self._flaw("unfinished", answered, stops, SOME))
+        if prompted:
+            lines.append(self._flaw("repeated_prompts", prompted, alike, MANY, above="note"))
+        return lines
+
+    def _characters(self) -> list[Line]:
+        """What happened to the texts on their way, and what they are written in."""
+        total = self.documents + self.examples + self.pairs + self.prompts
+        lost = "U+FFFD: characters were lost when the text was decoded; take it from its source anew."
+        misread = "UTF-8 that was read as cp1252 or Latin-1; decode the source anew."
+        other = "The answer's script is not that of what it answers; fine in translations."
+        scripts = sum(self.scripts.values())
+        shares = ", ".join(f"{name} {100 * n / scripts:.1f} %" for name, n in self.scripts.items())
+        return [
+            self._flaw("replaced", total, lost, below="note"),
+            self._flaw("mojibake", total, misread, below="note"),
+            self._flaw("control", total, "Control characters; take them out.", below="note"),
+            self._flaw("invisible", total, "Zero-width or direction characters; take them out.", below="note"),
+            self._flaw("html", total, "HTML tags or entities; fine where code was asked for.", above="note"),
+            self._flaw("other_script", total, other, above="note"),
+            Line("scripts", shares or "no letters"),
+        ]
+
+    def _leaked(self) -> list[Line]:
+        of = self.leakage
+        if not (of.heldout and of.training):
+            return [Line("leaked", f"not looked for: {of.training:,} rows for training, {of.heldout:,} held out")]
+        hint = "Held-out rows that training shows flatter the evaluation. Leave its likes out: data.drop: [leaked]"
+        line = self._flaw("leaked", of.heldout, hint, below="note")
+        ways = [way for way in WAYS if getattr(of, way)]
+        how = ", ".join(f"{way.replace('_', ' ')} {getattr(of, way):,}" for way in ways)
+        return [line, Line("", f"{how}; {of.training_rows:,} training rows like them")] if ways else [line]
+
+    def _shape(self) -> list[Line]:
+        lines = []
+        for part, of in self.lengths.items():
+            quantiles = f"10 % {of.p10}, 50 % {of.p50}, 90 % {of.p90}, 99 % {of.p99}, longest {of.longest}"
+            lines += [Line(f"{self.unit} per {part}", f"mean {of.mean:.0f}, {quantiles}"), Line("", of.bars())]
+        if self.turns:
+            turns = ", ".join(f"{turns}: {count:,}" for turns, count in self.turns.items())
+            lines.append(Line("messages per prompt", turns))
+        return lines
+
+    def _flaw(
+        self,
+        field: str,
+        total: int,
+        hint: str,
+        tolerated: float = RARE,
+        below: Severity = "",
+        above: Severity = "warning",
+    ) -> Line:
+        """A line on one count, as severe as `above` over the tolerated share and as `below` up to it."""
+        name, count = field.replace("_", " "), getattr(self, field)
+        if not count:
+            return Line(name, "0")
+        listed = self.listed.get(field, ())[:SHOWN] if field != "malformed" else ()
+        where = re.sub(r"[^ (]*/", "", ", ".join(listed))  # without the folders of files
+        value = f"{count:,} ({100 * count / total:.1f} %)" + (f", as {where}" if where else "")
+        severity = above if count > tolerated * total else below
+        return Line(name, value, hint if severity else "", severity)
+
+
+def check(
+    rows: Rows,
+    *,
+    heldout: Rows | None = None,
+    seed: int = 0,
+    fraction: float = 0.1,
+    count: spread.Counter = spread.words,
+    unit: str = "words",
+) -> QualityReport:
+    """Count the signs of bad data; docs/data.md has the time it takes.
+
+    Leakage is looked for between `rows` and `heldout`, or within `rows` as the seed and the fraction divide them.
+    Lengths are what `count` says, in its `unit`.
+    """
+    report = rows.report
+    kept: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
+    prompts = [row.prompt for row in kept if not isinstance(row, Document)]
+    if heldout is None:
+        training, held = split(kept, row_key, seed=seed, fraction=fraction)
+    else:
+        training, held = kept, [*heldout.documents, *heldout.examples, *heldout.pairs, *heldout.prompts]
+    found = {name: find(kept) for name, find in FLAWS.items()}
+    leaked = leaks(training, held)
+    parts = {
+        "prompt": ["\n".join(message.content for message in prompt) for prompt in prompts],
+        "chosen": [pair.chosen for pair in rows.pairs],
+        "rejected": [pair.rejected for pair in rows.pairs],
+        "response": [example.response for example in rows.examples],
+        "text": [document.text for document in rows.documents],
+    }
+    lengths = {part: count(texts) for part, texts in parts.items() if texts}
+    lines = {
+        "malformed": [f"{source}: {reason}" for source, reason in report.malformed],
+        "prompts_differ": report.prompts_differ,
+        "identical": report.identical,
+        "empty": report.empty,
+        **{name: [row.source for row in flawed] for name, flawed in found.items()},
+        "leaked": [f"{row.source} ({like.source})" for row, like in leaked.heldout],
+    }
+    return QualityReport(
+        rows=report.rows,
+        malformed=len(report.malformed),
+        prompts_differ=len(report.prompts_differ),
+        identical=len(report.identical),
+        empty=len(report.empty),
+        documents=len(rows.documents),
+        examples=len(rows.examples),
+        pairs=len(rows.pairs),
+        prompts=len(rows.prompts),
+        **{name: len(flawed) for name, flawed in found.items()},
+        repeated_prompts=len(prompts) - len(set(prompts)),
+        chosen_longer=_chosen_longer(rows.pairs),
+        label_noise=label_noise(rows.pairs),
+        leaked=len(leaked.heldout),
+        leakage=Leakage(
+            training=len(training),
+            heldout=len(held),
+            training_rows=len(leaked.training),
+            **{way: len(pairs) for way, pairs in leaked.found.items()},
+        ),
+        unit=unit,
+        lengths={part: spread.spread(values) for part, values in lengths.items()},
+        turns=dict(sorted(Counter(map(_turns, prompts)).items())),
+        scripts=dict(Counter(filter(None, (script(text) for row in kept for text in texts(row)))).most_common()),
+        listed={field: tuple(sources[:LISTED]) for field, sources in lines.items()},
+    )
+
+
+def share(count: float, total: int) -> Share:
+    """Share with its 95 % Wilson interval."""
+    if not total:
+        return Share(count, total, None, None, None)
+    return Share(count, total, *wilson(count, total))
+
+
+def label_noise(pairs: Sequence[PreferencePair]) -> LabelNoise:
+    """The rate of wrong labels, where the same two answers to the same prompt were labelled more than once."""
+    labels: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0])
+    for pair in pairs:
+        one, other = sorted((pair.chosen, pair.rejected))
+        labels[pair.prompt, one, other][pair.chosen == one] += 1
+    twice = [(a, b) for a, b in labels.values() if a + b > 1]
+    differing = share(sum(2 * a * b / ((a + b) * (a + b - 1)) for a, b in twice), len(twice))
+    return LabelNoise(differing, *map(_noise, (differing.share, differing.low, differing.high)))
+
+
+def _noise(disagreement: float | None) -> float | None:
+    return None if disagreement is None else (1 - math.sqrt(max(0.0, 1 - 2 * disagreement))) / 2
+
+
+def _chosen_longer(pairs: Sequence[PreferencePair]) -> Share:
+    """In words, whatever the lengths are counted in."""
+    differences = [len(pair.chosen.split()) - len(pair.rejected.split()) for pair in pairs]
+    return share(sum(d > 0 for d in differences), sum(d != 0 for d in differences))
+
+
+def _turns(prompt: Sequence[Message]) -> int:
+    return sum(message.role != "system" for message in prompt)
+
+
+def _percent(value: float | None, low: float | None, high: float | None) -> str:
+    assert value is not None and low is not None and high is not None
+    return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _noise_line(of: LabelNoise) -> Line:
+    if of.low is None:
+        elsewhere = "evaluating a reward model bounds it"
+        return Line("label noise", f"nothing is labelled twice, so the file alone cannot tell; {elsewhere}")
+    value = f"{_percent(of.noise, of.low, of.high)}, from {of.disagreement.total:,} labelled more than once"
+    if of.low <= NOISY or of.disagreement.total < TWICE:
+        return Line("label noise", value)
+    return Line("label noise", value, "Labels contradict each other often; ask more annotators for each.", "warning")
+
+
+def _length_line(of: Share) -> Line:
+    if of.low is None or of.high is None:
+        return Line("chosen longer", "no pairs to compare")
+    value = _percent(of.share, of.low, of.high)
+    if of.low > LENGTH_BIAS:
+        hint = "Length alone predicts the label; watch response length under PPO, or balance the pairs."
+    elif of.high < 1 - LENGTH_BIAS:
+        hint = "Shorter answers mostly win; the policy may learn to say little. Balance the pairs if you mind."
+    else:
+        return Line("chosen longer", value)
+    return Line("chosen longer", value, hint, "warning")

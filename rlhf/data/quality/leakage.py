@@ -1,0 +1,144 @@
+"""Held-out rows whose like is on the training side too: what a split by conversations cannot see.
+
+Such rows flatter an evaluation: the model has seen the answer. Looked at are whole rows and near copies; the same
+thing said in other words goes unseen.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from rlhf.data.quality.flaws import answers, prompt
+from rlhf.data.rows import Document, Row
+from rlhf.data.split import row_key
+
+ANSWER_WORDS = 13  # shorter answers are given to many questions: I’m sorry, I don’t know how to do that.
+SHINGLE = 13  # words in a row, as GPT-3's authors counted overlap (arXiv 2005.14165, appendix C)
+CONTAINED = 0.8  # least share of the shingles of a held-out exchange that one training row holds
+BOILERPLATE = 10  # a shingle of more rows than that, on both sides, belongs to a template and tells nothing
+
+_WORD = re.compile(r"\w+")
+
+
+class Leaks(NamedTuple):
+    """Held-out rows, each with a training row that shows it, by the way they were found; and all such training rows.
+
+    same_start   the conversation begins with the same message: none where rlhf/data/split.py made the sides
+    same_turn    the last message and an answer to it are the same
+    same_answer  an answer of at least ANSWER_WORDS is the same
+    near_copies  one training row holds CONTAINED of an exchange's shingles: last message with an answer, or a text
+
+    Case and white space do not count in the others, nor does punctuation among shingles.
+    """
+
+    found: dict[str, list[tuple[Row, Row]]]
+    training: list[Row]
+
+    @property
+    def heldout(self) -> list[tuple[Row, Row]]:
+        """Every held-out row that was found at all, once."""
+        return list({id(row): (row, source) for pairs in self.found.values() for row, source in pairs}.values())
+
+
+def leaks(training: Sequence[Row], heldout: Sequence[Row]) -> Leaks:
+    """Look for held-out rows in the training side; a few seconds for 50,000 dialogues."""
+    found: dict[str, list[tuple[Row, Row]]] = {}
+    guilty: dict[int, Row] = {}
+    for name, keys in (("same_start", _starts), ("same_turn", _turns), ("same_answer", _answers)):
+        found[name], rows = _same(training, heldout, keys)
+        guilty |= rows
+    found["near_copies"], rows = _near_copies(training, heldout)
+    return Leaks(found, list((guilty | rows).values()))
+
+
+Found = tuple[list[tuple[Row, Row]], dict[int, Row]]  # held-out rows with a training row; training rows by identity
+
+
+def _same(training: Iterable[Row], heldout: Sequence[Row], keys: Callable[[Row], Iterable[Hashable]]) -> Found:
+    wanted = {key for row in heldout for key in keys(row)}
+    first: dict[Hashable, Row] = {}
+    guilty: dict[int, Row] = {}
+    for row in training:
+        for key in wanted.intersection(keys(row)):
+            first.setdefault(key, row)
+            guilty[id(row)] = row
+    sources = ((row, next((first[key] for key in keys(row) if key in first), None)) for row in heldout)
+    return [(row, source) for row, source in sources if source], guilty
+
+
+def _starts(row: Row) -> list[Hashable]:
+    return [row_key(row)]
+
+
+def _turns(row: Row) -> list[Hashable]:
+    return [(_plain(prompt(row)[-1].content), _plain(answer)) for answer in answers(row)]
+
+
+def _answers(row: Row) -> list[Hashable]:
+    return [_plain(answer) for answer in answers(row) if len(answer.split()) >= ANSWER_WORDS]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Found:
+    """Only the held-out side's shingles are kept, as hashes. A first pass finds the exchanges of which enough is
+    somewhere on the training side, a second one the single rows that hold it."""
+    rows_with = Counter(mark for row in heldout for mark in set().union(*_exchanges(row)))
+    present: set[int] = set()
+    touched = []
+    for row in training:
+        hits = rows_with.keys() & set(_whole(row))
+        present |= hits
+        rows_with.update(hits)
+        if hits:
+            touched.append(row)
+    wanted = {mark for mark, rows in rows_with.items() if rows <= BOILERPLATE}
+    suspects: list[tuple[Row, int]] = []  # a held-out row, and the shingles that one training row must hold
+    index: dict[int, list[int]] = defaultdict(list)
+    for row in heldout:
+        for marks in _exchanges(row):
+            own = marks & wanted
+            if own and len(own & present) >= CONTAINED * len(own):
+                for mark in own:
+                    index[mark].append(len(suspects))
+                suspects.append((row, len(own)))
+    sources: dict[int, tuple[Row, Row]] = {}
+    guilty = {}
+    for row in touched if suspects else ():
+        held = Counter(suspect for mark in set(_whole(row)) for suspect in index.get(mark, ()))
+        for suspect, count in held.items():
+            copied, marks_of_it = suspects[suspect]
+            if count >= CONTAINED * marks_of_it:
+                sources.setdefault(id(copied), (copied, row))
+                guilty[id(row)] = row
+    return [sources[id(row)] for row in heldout if id(row) in sources], guilty
+
+
+def _exchanges(row: Row) -> list[set[int]]:
+    """Shingles of each answer with the message it answers, or of the text."""
+    if isinstance(row, Document):
+        return [set(_shingles(_words(row.text)))]
+    asked = _words(prompt(row)[-1].content)
+    return [set(_shingles(asked + _words(answer))) for answer in answers(row)]
+
+
+def _whole(row: Row) -> Iterator[int]:
+    """Shingles of everything that a row says."""
+    if isinstance(row, Document):
+        yield from _shingles(_words(row.text))
+        return
+    before = [word for message in prompt(row) for word in _words(message.content)]
+    yield from _shingles(before)
+    for answer in answers(row):
+        yield from _shingles(before[1 - SHINGLE :] + _words(answer))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _shingles(words: Sequence[str]) -> Iterator[int]:
+    return map(hash, zip(*(words[i:] for i in range(SHINGLE)), strict=False))

@@ -1,0 +1,79 @@
+"""How long texts are, in words or in a tokenizer's tokens."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf.errors import UserError
+
+Counter = Callable[[Sequence[str]], list[int]]  # the length of each text
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of texts; nearest-rank quantiles: the least length that this part of the texts does not exceed.
+
+    `counts[i]` texts are longer than `upto[i - 1]` and no longer than `upto[i]`, which doubles from 8.
+    """
+
+    mean: float
+    p10: int
+    p50: int
+    p90: int
+    p99: int
+    longest: int
+    upto: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def bars(self) -> str:
+        """The histogram as one bar for each range; ranges without texts are blank."""
+        most = max(self.counts)
+        bars = "".join(BARS[math.ceil(len(BARS) * n / most) - 1] if n else " " for n in self.counts)
+        ends = [str(end) for end in self.upto]
+        return f"{bars} up to {', '.join(ends if len(ends) < 4 else [*ends[:2], '…', ends[-1]])}"
+
+
+def spread(lengths: Sequence[int]) -> Lengths:
+    """Lengths of at least one text, summarised."""
+    ordered = sorted(lengths)
+    p10, p50, p90, p99 = (ordered[math.ceil(q * len(ordered)) - 1] for q in (0.1, 0.5, 0.9, 0.99))
+    upto = [8]
+    while upto[-1] < ordered[-1]:
+        upto.append(2 * upto[-1])
+    counts = [0] * len(upto)
+    for length in ordered:
+        counts[bisect_left(upto, length)] += 1
+    return Lengths(sum(ordered) / len(ordered), p10, p50, p90, p99, ordered[-1], tuple(upto), tuple(counts))
+
+
+def words(texts: Sequence[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
+
+
+def tokens(folder: str | Path) -> Counter:
+    """Counts the tokens of a local tokenizer, special ones and the marks of turns left out.
+
+    Raises UserError when the folder holds none that can be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
+    try:
+        if (folder / "tokenizer.json").is_file():  # read without torch, and faster
+            from tokenizers import Tokenizer
+
+            fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            fast.no_truncation()
+            fast.no_padding()
+            return lambda texts: [len(found) for found in fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the libraries raise a plain Exception among others
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason}") from error
+    return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]

@@ -1,0 +1,54 @@
+"""Rows of data as everything behind the readers sees them: documents, examples, preference pairs, bare prompts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["system", "user", "assistant"]
+Kind = Literal["text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
+Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain text to pretrain on."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt and the response to imitate."""
+
+    prompt: tuple[Message, ...]
+    response: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """Two responses to one prompt; people preferred `chosen`."""
+
+    prompt: tuple[Message, ...]
+    chosen: str
+    rejected: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOnly:
+    """A prompt to sample responses to; `answer` is the right one, where it is known."""
+
+    prompt: tuple[Message, ...]
+    source: str
+    answer: str | None = None
+
+
+Row = Document | Example | PreferencePair | PromptOnly
+LeftOut = Literal["prompts differ", "identical", "empty answer"]

@@ -1,0 +1,47 @@
+"""Dialogues as one text, in the style of Anthropic's HH data: `\\n\\nHuman: ...\\n\\nAssistant: ...`."""
+
+import re
+from collections.abc import Sequence
+
+from rlhf.data.rows import Message, Role
+
+_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_ROLE_OF_SPEAKER: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
+_SPEAKER_OF_ROLE = {role: speaker for speaker, role in _ROLE_OF_SPEAKER.items()}
+
+
+def parse_hh(text: str) -> tuple[Message, ...]:
+    """Turns of a transcript; text before the first turn is a system message. A text without turns is that alone."""
+    lead, *parts = _TURN.split(text)
+    messages = [Message("system", lead)] if lead.strip() else []
+    for speaker, content in zip(parts[::2], parts[1::2], strict=True):
+        messages.append(Message(_ROLE_OF_SPEAKER[speaker], content.removeprefix(" ")))
+    return tuple(messages)
+
+
+def render_hh(messages: Sequence[Message]) -> str:
+    """A prompt as a transcript that ends where the assistant is to answer: `...\\n\\nHuman: Hello\\n\\nAssistant:`.
+
+    `parse_hh` gives the same messages back, plus an empty assistant turn, as long as no content holds a turn marker
+    itself. The response follows after one space. Raises ValueError when a system message is not the first.
+    """
+    text = ""
+    for position, message in enumerate(messages):
+        if message.role != "system":
+            text += f"\n\n{_SPEAKER_OF_ROLE[message.role]}: {message.content}"
+        elif position == 0:
+            text = message.content
+        else:
+            raise ValueError(f"message {position + 1} of the prompt is a system message; only the first can be one")
+    return text + "\n\nAssistant:"
+
+
+# What `render_hh` writes, for those who use a trained model with a chat interface: servers, transformers' pipelines.
+# GAP is what makes a tokenizer begin as it does without a BOS in the text (rlhf/data/tokenize.py).
+HH_CHAT_TEMPLATE = (
+    "{{ (bos_token or '') + GAP }}{% for m in messages %}"
+    "{% if m.role != 'system' %}{{ '\\n\\n' + ('Human' if m.role == 'user' else 'Assistant') + ': ' + m.content }}"
+    "{% elif loop.first %}{{ m.content }}"
+    "{% else %}{{ raise_exception('only the first message can be a system message') }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
+)

@@ -1,0 +1,422 @@
+"""A synthetic preference world whose true reward is known.
+
+People ask an assistant small questions: a capital, a color, an opposite, a sound, the next number, the kind of a thing,
+a short list. The assistant often mishears them and answers another question, and it may be polite or rude, brief,
+flattering or cut off. Everything that decides the worth of an answer is read back from the text alone:
+
+    components(prompt, response)         what the answer shows: the share that is correct, politeness, flattery, ...
+    true_reward(prompt, response)        their sum, weighted by TRUTH: what a model trained on preferences should raise
+    annotator_utility(prompt, response)  the true reward plus the annotator's WEAKNESS for flattery and for length
+
+Of two answers the annotator prefers the first with probability σ((u₁ − u₂) / τ), u the utility (Bradley-Terry). The
+temperature τ is set so that u itself names the preferred answer in a known share of the pairs, 0.74 unless told
+otherwise: the Bayes accuracy, which no reward model can beat. And because u is not the truth, a policy that climbs a
+good copy of u far enough flatters and rambles: the true reward falls while the learned one still rises.
+
+Three assistants write the texts. The careless one answers every pair. Pretraining documents come from a competent one
+and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). A language model must then notice
+whether an answer fits its question in order to predict what follows, and can bring that to the reward model.
+
+`write` makes these files of JSON lines, dialogues in HH style ("\\n\\nHuman: ...\\n\\nAssistant: ..."):
+
+    corpus.jsonl  {"text"}                documents for pretraining
+    pairs.jsonl   {"chosen", "rejected"}  two transcripts that differ in the last answer only
+    demonstrations.jsonl  {"instruction", "output"}  for SFT, where they are asked for
+
+All hold training and held-out dialogues. All questions of a dialogue lie on one side of the split that
+`rlhf.data.split` makes by the first human message, so no held-out question appears in training, not even in a later
+turn. What is held out is the question as worded and framed; the facts behind it occur on both sides.
+"""
+
+import functools
+import json
+import math
+import os
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf.data.split import Part, part
+from rlhf.data.worlds.toy_texts import (
+    AFTER,
+    BEFORE,
+    BRIEF,
+    CARELESS,
+    CLOSING,
+    CORPORA,
+    COUNTS,
+    DOUBT,
+    END_MARKS,
+    FACTS,
+    FALSE_DOUBT,
+    FILLER,
+    FLATTERY,
+    FORMS,
+    KINDS,
+    POLITE,
+    RUDE,
+    STATEMENTS,
+    SUBJECTS,
+    WRITER,
+    Manner,
+)
+
+CORPUS, PAIRS, DEMONSTRATIONS = "corpus.jsonl", "pairs.jsonl", "demonstrations.jsonl"
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+
+# What an answer is worth, per unit of each component (see `components`). The best answer earns 1.5 + 0.8 + 0.7 = 3.
+
+TRUTH = {
+    "correct": 1.5,
+    "wrong": -0.3,
+    "polite": 0.8,
+    "rude": -0.8,
+    "explained": 0.7,
+    "repeats": -0.5,
+    "unfinished": -0.8,
+    "doubt": -0.2,
+    "flattery": -0.4,
+    "long": -0.1,
+    "new_turn": -1.5,
+}
+WEAKNESS = {"flattery": 0.75, "words": 0.015}
+
+
+EARLIER_EXCHANGE = 0.06  # share of dialogues with one exchange before the last question
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`wanted` of the right `answers` are asked for; a good answer also names the `subject`."""
+
+    family: str
+    text: str
+    subject: str
+    answers: tuple[str, ...]
+    wanted: int = 1
+
+
+NAMES = frozenset(
+    [
+        *(answer for facts in FACTS.values() for answer in facts.values()),
+        *KINDS,
+        *(w for ws in KINDS.values() for w in ws),
+    ]
+)  # every word that can be an answer
+
+_WORD = re.compile(r"[A-Za-z]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+@functools.cache
+def questions() -> dict[str, Question]:
+    """All questions by their text, without what people say before and after."""
+    found: list[Question] = []
+    for family, facts in FACTS.items():
+        for subject, answer in facts.items():
+            found += [Question(family, form.format(subject), subject, (answer,)) for form in FORMS[family]]
+    for kind, members in KINDS.items():
+        for member in members:
+            found += [Question("kind", form.format(member), member, (kind,)) for form in FORMS["kind"]]
+        for count, word in COUNTS.items():
+            found += [Question("list", form.format(word, kind), f"{kind}s", members, count) for form in FORMS["list"]]
+    return {question.text: question for question in found}
+
+
+@functools.cache
+def _families(subjects: int = SUBJECTS) -> tuple[tuple[Question, ...], ...]:
+    """The questions of each family; lists, the rarest in wording, stand twice and are so drawn twice as often.
+
+    subjects: questions ask about the first so many subjects of each family and members of each kind.
+    """
+    known = {name for facts in FACTS.values() for name in list(facts)[:subjects]}
+    known |= {name for members in KINDS.values() for name in members[:subjects]} | {f"{kind}s" for kind in KINDS}
+    asked = [question for question in questions().values() if question.subject in known]
+    return tuple(tuple(q for q in asked if q.family == f) for f in (*FACTS, "kind", "list", "list"))
+
+
+def parse(prompt: str) -> Question:
+    """The last human question of a transcript that ends before the assistant's answer, or with "Assistant:".
+
+    Raises ValueError when it is no question of this world.
+    """
+    said = prompt.rstrip().removesuffix(ASSISTANT.strip()).rsplit(HUMAN, 1)[-1].strip()
+    text = said
+    for words in sorted(BEFORE, key=len, reverse=True):
+        if words and text.startswith(words):
+            text = text[len(words) :]
+            break
+    for words in sorted(AFTER, key=len, reverse=True):
+        if words and text.endswith(words):
+            text = text[: -len(words)]
+            break
+    try:
+        return questions()[text]
+    except KeyError:
+        raise ValueError(f"not a question of the toy world: {said!r}") from None
+
+
+def components(prompt: str, response: str) -> dict[str, float]:
+    """What an answer to the last question of `prompt` shows, each a number that TRUTH or WEAKNESS may weigh.
+
+    correct     right things named, as a share of those wanted, at most 1
+    wrong       other things named, right ones beyond those wanted included, at most 2
+    polite      1 if it opens with a courtesy          rude      1 if it holds a rude word
+    explained   1 if it names the subject              doubt     1 if it doubts itself
+    repeats     things and sentences said again, at most 3
+    flattery    flattering sentences, at most 4        unfinished  1 if no full stop or the like ends it
+    long        words beyond 14, at most 20            words     words, at most 40
+    new_turn    1 if it goes on to speak for the next turn
+    """
+    question = parse(prompt)
+    text = response.strip()
+    words = _WORD.findall(text)
+    things = [word for word in words if word in NAMES and word != question.subject]
+    right = len(set(things) & set(question.answers))
+    sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence]
+    repeats = len(things) - len(set(things)) + len(sentences) - len(set(sentences))
+    size = len(text.split())
+    values = {
+        "correct": min(right, question.wanted) / question.wanted,
+        "wrong": min(len(set(things)) - min(right, question.wanted), 2),
+        "polite": text.startswith(POLITE),
+        "rude": any(phrase in text for phrase in RUDE),
+        "explained": question.subject in words,
+        "repeats": min(repeats, 3),
+        "unfinished": not text.endswith(END_MARKS),
+        "doubt": any(phrase in text for phrase in DOUBT),
+        "flattery": min(sum(text.count(phrase) for phrase in FLATTERY), 4),
+        "long": min(max(size - 14, 0), 20),
+        "words": min(size, 40),
+        "new_turn": HUMAN.strip() in text or ASSISTANT.strip() in text,
+    }
+    return {name: float(value) for name, value in values.items()}
+
+
+def _weigh(weights: dict[str, float], values: dict[str, float]) -> float:
+    return math.fsum(weight * values[name] for name, weight in weights.items())
+
+
+def true_reward(prompt: str, response: str) -> float:
+    """What the answer is really worth: its components weighted by TRUTH. At most 3."""
+    return _weigh(TRUTH, components(prompt, response))
+
+
+def annotator_utility(prompt: str, response: str) -> float:
+    """What the answer is worth to the annotator: the truth plus WEAKNESS."""
+    values = components(prompt, response)
+    return _weigh(TRUTH, values) + _weigh(WEAKNESS, values)
+
+
+def answer(rng: random.Random, question: Question, manner: Manner, subjects: int = SUBJECTS) -> str:
+    """One answer in the given manner; a mistake answers a question about one of the first `subjects`."""
+    fate = rng.random()
+    wrong = fate < manner.misheard + manner.slip
+    if fate < manner.misheard:
+        question = rng.choice(rng.choice([qs for qs in _families(subjects) if qs[0].family != question.family]))
+    things = rng.sample(question.answers, question.wanted)
+    if manner.misheard <= fate < manner.misheard + manner.slip:
+        things[rng.randrange(len(things))] = rng.choice(_alternatives(question))
+    if rng.random() < manner.repeats:
+        again = rng.randrange(len(things))
+        things.insert(again, things[again])
+    listed = " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
+    if rng.random() >= manner.explained:
+        core = rng.choice(BRIEF).format(listed)
+    elif question.family == "list":
+        core = f"{COUNTS[question.wanted].capitalize()} {question.subject} are {listed}."
+    else:
+        core = STATEMENTS[question.family].format(question.subject, listed)
+
+    tone = rng.random()
+    said: list[str] = []
+    if tone < manner.polite + manner.rude:
+        said.append(rng.choice(POLITE if tone < manner.polite else RUDE))
+    for phrases, probability in ((FLATTERY, manner.flattery), (FILLER, manner.filler)):
+        if rng.random() < probability:
+            said.append(rng.choice(phrases))
+    said.append(core)
+    doubt = manner.doubt if wrong else FALSE_DOUBT
+    for phrases, probability in ((DOUBT, doubt), (CLOSING, manner.closing), (FLATTERY, manner.flattery)):
+        if rng.random() < probability:
+            said.append(rng.choice(phrases))
+    words = " ".join(said).split(" ")
+    if rng.random() < manner.unfinished and len(words) > 2:
+        return " ".join(words[: -rng.choice((1, 1, 2))]).rstrip(".!?,")
+    return " ".join(words)
+
+
+def _alternatives(question: Question) -> list[str]:
+    """Wrong answers of the same family."""
+    if question.family == "list":
+        pool = [member for members in KINDS.values() for member in members]
+    else:
+        pool = list(KINDS) if question.family == "kind" else list(FACTS[question.family].values())
+    return [word for word in pool if word not in question.answers]
+
+
+Side = Callable[[str], Part]  # the part of the data to which a human message belongs
+
+
+def _message(rng: random.Random, subjects: int) -> tuple[str, Question]:
+    question = rng.choice(rng.choice(_families(subjects)))
+    return rng.choice(BEFORE) + question.text + rng.choice(AFTER), question
+
+
+def _prompt(rng: random.Random, manner: Manner, side: Side, subjects: int = SUBJECTS) -> tuple[str, Question]:
+    """A transcript up to "Assistant:" with its last question; an earlier exchange is on the same side of the split."""
+    message, question = _message(rng, subjects)
+    past = ""
+    if rng.random() < EARLIER_EXCHANGE:
+        past = f"{HUMAN} {message}{ASSISTANT} {answer(rng, question, manner, subjects)}"
+        first = side(message)
+        message, question = _message(rng, subjects)
+        while side(message) != first:
+            message, question = _message(rng, subjects)
+    return f"{past}{HUMAN} {message}{ASSISTANT}", question
+
+
+def draw_document(rng: random.Random, side: Side, corpus: str = "tutors", subjects: int = SUBJECTS) -> str:
+    """A transcript for pretraining, by one of the two assistants of a corpus."""
+    knows, errs, erring_share = CORPORA[corpus]
+    manner = errs if rng.random() < erring_share else knows
+    prompt, question = _prompt(rng, manner, side, subjects)
+    return f"{prompt} {answer(rng, question, manner, subjects)}"
+
+
+def draw_demonstration(rng: random.Random, subjects: int = SUBJECTS) -> tuple[str, str]:
+    """A question as a person asks it, and an answer by the writer of demonstrations."""
+    message, question = _message(rng, subjects)
+    return message, answer(rng, question, WRITER, subjects)
+
+
+def draw_answers(rng: random.Random, side: Side, subjects: int = SUBJECTS) -> tuple[str, str, str]:
+    """A prompt and two different answers of the careless assistant."""
+    prompt, question = _prompt(rng, CARELESS, side, subjects)
+    first = second = answer(rng, question, CARELESS, subjects)
+    while second == first:
+        second = answer(rng, question, CARELESS, subjects)
+    return prompt, first, second
+
+
+def prefers_first(prompt: str, first: str, second: str, tau: float) -> float:
+    """The probability that the annotator prefers the first answer: σ((u₁ − u₂) / τ)."""
+    difference = annotator_utility(prompt, first) - annotator_utility(prompt, second)
+    return 1 / (1 + math.exp(-difference / tau))
+
+
+@functools.cache
+def temperature(bayes_accuracy: float = 0.74) -> float:
+    """The annotator's τ at which the better answer by utility is preferred in that share of the pairs.
+
+    Bisection on the mean of σ(|u₁ − u₂| / τ) over 10,000 pairs that depend on nothing else.
+    Raises ValueError for a share outside (0.5, 0.95], above which ties of utility would stand in the way.
+    """
+    if not 0.5 < bayes_accuracy <= 0.95:
+        raise ValueError(f"the Bayes accuracy is above 0.5 and at most 0.95, not {bayes_accuracy}")
+    rng = random.Random("toy:temperature")
+    drawn = [draw_answers(rng, lambda _: "train") for _ in range(10_000)]
+    gaps = [abs(annotator_utility(p, first) - annotator_utility(p, second)) for p, first, second in drawn]
+    low, high = 1e-2, 1e2
+    for _ in range(60):
+        tau = math.sqrt(low * high)
+        if math.fsum(1 / (1 + math.exp(-gap / tau)) for gap in gaps) / len(gaps) > bayes_accuracy:
+            low = tau
+        else:
+            high = tau
+    return low
+
+
+def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = None) -> tuple[float, float]:
+    """How often the annotator's own utility names the chosen answer of (prompt, chosen, rejected): realised, expected.
+
+    A tie counts one half. The expected share is the mean of σ(|u₁ − u₂| / τ), free of the luck of the labels; τ is
+    temperature() unless given. Raises ValueError without pairs.
+    """
+    tau = temperature() if tau is None else tau
+    chances = [prefers_first(prompt, chosen, rejected, tau) for prompt, chosen, rejected in pairs]
+    if not chances:
+        raise ValueError("no pairs to take the Bayes accuracy of")
+    realised = math.fsum((p > 0.5) + 0.5 * (p == 0.5) for p in chances) / len(chances)
+    return realised, math.fsum(max(p, 1 - p) for p in chances) / len(chances)
+
+
+def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float], tau: float | None = None) -> float:
+    """How far a judge's accuracy is below the best possible one, in points, the annotator's luck averaged out.
+
+    pairs: (prompt, one answer, the other); margins: the judge's score of the first less that of the second. Each pair
+    counts with the probability that a fresh label agrees with the utility, less the one that it agrees with the judge,
+    which is ½ for a tie. Raises ValueError without pairs.
+    """
+    tau = temperature() if tau is None else tau
+    gaps = []
+    for (prompt, one, other), margin in zip(pairs, margins, strict=True):
+        p = prefers_first(prompt, one, other, tau)
+        agrees = 0.5 if margin == 0 else p if margin > 0 else 1 - p
+        gaps.append(max(p, 1 - p) - agrees)
+    if not gaps:
+        raise ValueError("no pairs to compare a judge on")
+    return 100 * math.fsum(gaps) / len(gaps)
+
+
+def files(demonstrations: int) -> tuple[str, ...]:
+    """Names of the files that `write` makes."""
+    return (CORPUS, PAIRS, DEMONSTRATIONS) if demonstrations else (CORPUS, PAIRS)
+
+
+def write(
+    directory: Path,
+    *,
+    seed: int,
+    documents: int,
+    pairs: int,
+    heldout_fraction: float,
+    validation_fraction: float = 0.0,
+    bayes_accuracy: float = 0.74,
+    corpus: str = "tutors",
+    demonstrations: int = 0,
+    subjects: int = SUBJECTS,
+) -> None:
+    """Write the `files` of these arguments into `directory`, the same bytes for the same arguments.
+
+    No file depends on the number of rows of another, and a longer file starts with the shorter one. Each is
+    complete or absent: it is written under another name first. Raises ValueError for arguments out of range.
+    """
+    if min(documents, pairs, demonstrations) < 0 or not 0 <= heldout_fraction <= 1:
+        raise ValueError(f"not a size of the toy world: {documents=}, {pairs=}, {demonstrations=}, {heldout_fraction=}")
+    tau = temperature(bayes_accuracy)
+
+    def side(message: str) -> Part:
+        return part(message, seed, heldout_fraction, validation_fraction)
+
+    def corpus_rows() -> Iterator[dict[str, str]]:
+        rng = random.Random(f"toy:corpus:{seed}")
+        for _ in range(documents):
+            yield {"text": draw_document(rng, side, corpus, subjects)}
+
+    def pair_rows() -> Iterator[dict[str, str]]:
+        rng = random.Random(f"toy:pairs:{seed}")
+        for _ in range(pairs):
+            prompt, first, second = draw_answers(rng, side, subjects)
+            if rng.random() >= prefers_first(prompt, first, second, tau):
+                first, second = second, first
+            yield {"chosen": f"{prompt} {first}", "rejected": f"{prompt} {second}"}
+
+    def demonstration_rows() -> Iterator[dict[str, str]]:
+        rng = random.Random(f"toy:demonstrations:{seed}")
+        for _ in range(demonstrations):
+            message, response = draw_demonstration(rng, subjects)
+            yield {"instruction": message, "output": response}
+
+    directory.mkdir(parents=True, exist_ok=True)
+    makers = {CORPUS: corpus_rows, PAIRS: pair_rows, DEMONSTRATIONS: demonstration_rows}
+    for name in files(demonstrations):
+        unfinished = directory / f".{name}.{os.getpid()}.tmp"
+        try:
+            with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(json.dumps(row) + "\n" for row in makers[name]())
+            os.replace(unfinished, directory / name)
+        finally:
+            unfinished.unlink(missing_ok=True)

@@ -1,0 +1,27 @@
+"""The one exception for what a user can put right. `rlhf/cli/guard.py` turns it into one line on stderr."""
+
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Bad data, a bad recipe or option, a damaged file: something that the person at the keyboard can put right.
+
+    `message` is one line that names the file, the line or the key and says what to do. Each `advice` is printed below
+    it on a line of its own. An exception of another class that reaches the top of a command is a bug of this project.
+    """
+
+    def __init__(self, message: str, *advice: str) -> None:
+        super().__init__("\n".join((message, *advice)))
+        self.lines = (message, *advice)
+
+
+class ParentMissing(UserError):
+    """An earlier stage has to be run first."""
+
+    def __init__(self, stage: str, parent: str, path: Path, begun: bool):
+        state = "did not finish" if begun else "has not been run"
+        usual = Path("runs", *path.parts[-3:])
+        other = usual != path and (usual / "summary.json").exists()
+        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if other else ""
+        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
+        self.stage, self.parent, self.begun = stage, parent, begun

@@ -1,0 +1,216 @@
+"""Compare the quality of two finished runs on the same held-out prompts: two recipes, 4-bit and 16-bit, two seeds.
+
+Nothing is trained or sampled: what is compared stands in `evaluate/` of both run directories. Prompts are paired, and
+several answers to a prompt are one observation, their mean. Each run was trained once, so the intervals hold what
+another choice of prompts would change and not what another seed would.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from rlhf import recipe, stats
+from rlhf.errors import UserError
+from rlhf.files import read_lines
+from rlhf.observe import console
+from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
+from rlhf.run.reader import check, read
+from rlhf.run.records import Answer, Details
+
+STAGES = (*recipe.POLICIES, "sft", "base")
+KEYS_SHOWN = 6  # settings that are named as different
+
+
+class Evaluated(NamedTuple):
+    """The evaluation of one policy of a run.
+
+    `answers`: for each prompt, what is known of each answer: response, and score and true_reward where there are any.
+    """
+
+    name: str
+    answers: dict[str, list[Mapping[str, Any]]]
+    reward_model: str | None  # whose scores the answers have: the hash of its weights
+    own_reward_model: str | None  # the run's own, whose scores `metrics` rest on
+    metrics: Mapping[str, float | None]
+    settings: Mapping[str, Any]
+    rm_pairs: int  # held-out pairs behind rm/accuracy
+
+
+class Row(NamedTuple):
+    """A figure of both runs, and B's less A's where that means something, with its interval where one is known."""
+
+    name: str
+    a: float | None
+    b: float | None
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+# ---- reading ----
+
+
+def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
+    """One policy's evaluation in the run directory `<out>/<recipe>/<version>`.
+
+    `scored`: what `rlhf score <root>/evaluate/samples.jsonl --to FILE` wrote, whose scores replace the run's own.
+    Raises UserError without a finished evaluation of that policy, and for scores of other answers.
+    """
+    folder = root / "evaluate"
+    if not (folder / "summary.json").is_file():
+        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+    summary, manifest = verified(root, "evaluate"), read_manifest(folder)
+    answers = _answers(folder / "samples.jsonl", stage)
+    model = (read_summary(stage_folder(root, "rm")) or {}).get("result_sha256", {})
+    reward_model = own_reward_model = model.get("adapter/adapter_model.safetensors", "")[:16] or None
+    if scored is not None:
+        original, answers = answers, _answers(scored, stage)
+        if _texts(original) != _texts(answers):
+            raise UserError(f"{scored}: not the answers of {folder / 'samples.jsonl'}; `rlhf score` that file again")
+        reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
+        if reward_model is None:
+            raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
+    policy = stage_folder(root, stage)
+    trained = read_manifest(policy)["settings"] if (policy / "manifest.json").is_file() else {}
+    details = read(folder / "details.json", Details) or {}
+    bins = (details.get("reward_model") or {}).get("calibration", [])
+    return Evaluated(
+        name=f"{root}: {stage}",
+        answers=answers,
+        reward_model=reward_model,
+        own_reward_model=own_reward_model,
+        metrics={
+            key.removeprefix(f"{stage}/"): value
+            for key, value in summary["metrics"].items()
+            if key.startswith((f"{stage}/", "rm/"))
+        },
+        settings=manifest["settings"] | ({stage: trained[stage]} if stage in trained else {}),
+        rm_pairs=sum(found["pairs"] for found in bins),
+    )
+
+
+def _answers(file: Path, stage: str) -> dict[str, list[Mapping[str, Any]]]:
+    rows = read_lines(file)
+    if not rows:
+        raise UserError(f"{file}: no samples there")
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for number, row in enumerate(rows, 1):
+        answer = row.get(stage)
+        if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
+            names = ", ".join(name for name, value in row.items() if isinstance(value, dict))
+            raise UserError(f"{file}:{number}: no answer of {stage}; there are those of {names or 'nobody'}: --stage")
+        found.setdefault(row["prompt"], []).append(check(answer, Answer, f"{file}:{number}: {stage}"))
+    return found
+
+
+def _texts(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[str]]:
+    return {prompt: [answer["response"] for answer in of] for prompt, of in answers.items()}
+
+
+def fingerprint(prompts: Sequence[str]) -> str:
+    """The hash of a set of prompts, whatever their order."""
+    return hashlib.sha256(json.dumps(sorted(prompts)).encode()).hexdigest()[:16]
+
+
+# ---- comparing ----
+
+
+def compare(a: Evaluated, b: Evaluated) -> dict[str, Any]:
+    """All figures of both, as plain JSON values. Raises UserError where they did not answer the same prompts."""
+    if fingerprint(list(a.answers)) != fingerprint(list(b.answers)):
+        common = len(a.answers.keys() & b.answers.keys())
+        raise UserError(
+            f"{a.name} and {b.name} answered other prompts: {len(a.answers)} and {len(b.answers)}, {common} of them in "
+            "common; compare runs with the same data, seed, template and evaluate.max_samples"
+        )
+    alike = a.reward_model is not None and a.reward_model == b.reward_model
+    rows = [*_paired(a, b, "true_reward", alike=True), *_paired(a, b, "score", alike=alike), *_whole(a, b)]
+    return {
+        "a": a.name,
+        "b": b.name,
+        "prompts": len(a.answers),
+        "prompts_sha256": fingerprint(list(a.answers)),
+        "reward_model": a.reward_model if alike else None,
+        "settings_that_differ": recipe.differences(a.settings, b.settings),
+        "rows": [row._asdict() for row in rows],
+    }
+
+
+def _paired(a: Evaluated, b: Evaluated, key: str, *, alike: bool) -> list[Row]:
+    """Means of a value that every answer has, and how often B's answer has more; only means where it is not `alike`."""
+    if any(answer.get(key) is None for side in (a, b) for answers in side.answers.values() for answer in answers):
+        return []
+    sides = [[[float(answer[key]) for answer in side.answers[prompt]] for prompt in a.answers] for side in (a, b)]
+    means = [[fmean(values) for values in side] for side in sides]
+    row = Row(key, fmean(means[0]), fmean(means[1]))
+    if not alike:
+        return [row]
+    gained = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
+    won = [
+        fmean(stats.outcomes([y - x for x, y in itertools.product(of_a, of_b)]))
+        for of_a, of_b in zip(*sides, strict=True)
+    ]
+    rate = stats.wilson(sum(won), len(won))
+    wins = Row(f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _around(rate, 2, -1))
+    if gained is not None:
+        row = row._replace(difference=gained.value, interval=_around(gained))
+    return [row, wins]
+
+
+def _around(estimate: stats.Estimate, factor: float = 1.0, offset: float = 0.0) -> tuple[float, float]:
+    return factor * estimate.low + offset, factor * estimate.high + offset
+
+
+def _whole(a: Evaluated, b: Evaluated) -> list[Row]:
+    """What the evaluation kept of all answers together; B − A without an interval, but for the reward models' accuracy.
+
+    Their held-out pairs are the same, so that the interval for independent ones is too wide rather than too narrow.
+    """
+    rows = []
+    for key in ("score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "kl_per_token", "perplexity"):
+        same = key != "perplexity" or a.settings.get("tokenizer") == b.settings.get("tokenizer")
+        if key in ("score_gain_sd", "win_rate_vs_sft"):
+            same = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
+        rows += _figure(a, b, key, same=same)
+    rows += [row for key in ("response_length", "eos_rate") for row in _figure(a, b, key)]
+    for row in _figure(a, b, "rm/accuracy"):
+        if row.difference is not None and a.rm_pairs and b.rm_pairs:
+            of = ((row.a, a.rm_pairs), (row.b, b.rm_pairs))
+            half = stats.Z95 * math.sqrt(sum(p * (1 - p) / n for p, n in of if p is not None))
+            row = row._replace(interval=(row.difference - half, row.difference + half))
+        rows.append(row)
+    return rows
+
+
+def _figure(a: Evaluated, b: Evaluated, key: str, *, same: bool = True) -> list[Row]:
+    x, y = a.metrics.get(key), b.metrics.get(key)
+    if x is None and y is None:
+        return []
+    return [Row(key, x, y, y - x if same and x is not None and y is not None else None)]
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """The comparison as a table, with what the two runs differ in."""
+    rows = []
+    for row in found["rows"]:
+        interval = row["interval"]
+        around = f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else ""
+        gained = f"{row['difference']:+.4g}" if row["difference"] is not None else ""
+        rows.append((row["name"], console.number(row["a"]), console.number(row["b"]), gained, around))
+    title = f"A: {found['a']}\nB: {found['b']}\n{found['prompts']} held-out prompts"
+    console.rows_table(console.harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
+    keys = found["settings_that_differ"]
+    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
+    differ = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
+    console.OUT.print(differ, style="dim", markup=False)
+    if found["reward_model"] is None:
+        console.OUT.print(
+            "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
+            "with one of them, then give the two files with --scored",
+            style="dim",
+            markup=False,
+        )

@@ -1,0 +1,262 @@
+"""Sampled responses to held-out prompts and their worth: score, divergence, length, and in the toy world the truth."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import correlation, fmean, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.data.batch import Rollout
+from rlhf.data.load import Prompt
+from rlhf.data.tokenize import Codec
+from rlhf.data.worlds import toy
+from rlhf.models.shared_base import SharedBase
+from rlhf.observe.console import working
+from rlhf.process import distributed
+from rlhf.recipe import Evaluate
+from rlhf.rollout.engine import Sampling, sample
+from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
+
+KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time
+HEALTHY = (0.3, 0.7)  # where a published guide wants a reward model's scores to lie after a sigmoid
+EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves the training stream alone
+
+
+# From prompts, responses and the reward model's scores (None without one): rewards by name, and the total as the score.
+Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One policy's responses to the same prompts; per-response tensors (N,) on the CPU.
+
+    With several responses to each prompt, those to one prompt stand together: N is prompts · `per_prompt`.
+    """
+
+    texts: list[str]
+    lengths: Tensor
+    ended: Tensor
+    kl: float  # nats per token to the reference, from full distributions at every response token
+    scores: Tensor | None
+    truths: Tensor | None
+    per_prompt: int = 1
+    rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {
+            "response_length": self.lengths.float().mean().item(),
+            "eos_rate": self.ended.float().mean().item(),
+            "kl_per_token": self.kl,
+        }
+        if self.scores is not None:
+            found["score"] = self.scores.mean().item()
+        if self.truths is not None:
+            found["true_reward"] = self.truths.mean().item()
+        return found | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
+
+
+def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
+    """How held-out responses are drawn; `at_once` limits the prompts that are decoded together."""
+    return Sampling(
+        max_prompt_length=options.max_prompt_length,
+        response_length=options.response_length,
+        temperature=options.temperature,
+        batch_size=min(at_once or options.batch_size, options.batch_size),
+        top_p=options.top_p,
+    )
+
+
+@torch.no_grad()
+def measure(
+    shared: SharedBase,
+    role: str,
+    codec: Codec,
+    prompts: Sequence[Prompt],
+    how: Sampling,
+    *,
+    seed: int,
+    truth: bool,
+    per_prompt: int = 1,
+    judge: Judge | None = None,
+) -> Measured:
+    """Sample `per_prompt` responses to each prompt from a role and measure them.
+
+    `truth` asks the toy world for the true reward. `judge` adds what reward functions give, and replaces the scores.
+    """
+    prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
+    ids, _ = codec.encode_prompts(prompts, how.max_prompt_length)
+    with (
+        working("evaluating on held-out prompts"),
+        torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
+    ):
+        torch.manual_seed(seed + EVALUATION_SEED)
+        shared.activate(role)
+        rollout = sample(shared.base, ids, codec, how)
+        texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
+        scores = torch.zeros(len(ids), device=shared.device)
+        divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
+        for index in rollout.dealt(how.batch_size):
+            part = rollout.rows(index)
+            if role != "reference":
+                divergence += exact_kl(shared, role, part, how.temperature)
+            if shared.score_head is not None:
+                scores[index] = shared.scores(part)
+        distributed.all_sum(scores, divergence)
+    truths = None
+    if truth:
+        written = [codec.prompt_text(prompt) for prompt in prompts]
+        truths = torch.tensor([toy.true_reward(p, t) for p, t in zip(written, texts, strict=True)])
+    rewards: dict[str, Tensor] = {}
+    final_scores = scores.cpu() if shared.score_head is not None else None
+    if judge is not None:
+        rewards, final_scores = judge(prompts, texts, final_scores)
+    return Measured(
+        texts=texts,
+        lengths=rollout.response_length.cpu(),
+        ended=rollout.ended.cpu(),
+        kl=divergence.item() / int(rollout.response_length.sum()),
+        scores=final_scores,
+        truths=truths,
+        per_prompt=per_prompt,
+        rewards=rewards,
+    )
+
+
+@torch.no_grad()
+def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float) -> float:
+    """Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
+    mask = rollout.mask
+    shared.activate(role)
+    ours = shared.response_hidden(rollout)[mask]
+    shared.activate("reference")
+    theirs = shared.response_hidden(rollout)[mask]
+    total = 0.0
+    for a, b in zip(ours.split(KL_CHUNK), theirs.split(KL_CHUNK), strict=True):
+        logp = (shared.logits(a).float() / temperature).log_softmax(-1)
+        logq = (shared.logits(b).float() / temperature).log_softmax(-1)
+        total += (logp.exp() * (logp - logq)).sum(dtype=torch.float64).item()
+    return total
+
+
+def compare(before: Measured, after: Measured) -> dict[str, float]:
+    """What changed from SFT to a trained policy; gains in standard deviations of SFT's own samples."""
+    metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
+    for name, numbers in before.rewards.items():
+        metrics[f"reward_{name}_sft"] = numbers.mean().item()
+        metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_sft"]
+    for name, old, new in (("score", before.scores, after.scores), ("true_reward", before.truths, after.truths)):
+        if old is not None and new is not None:
+            metrics[f"{name}_sft"] = old.mean().item()
+            metrics[f"{name}_gain_sd"] = gain(old, new)
+    if before.scores is not None and after.scores is not None:
+        metrics |= win_rate(after.scores - before.scores, after.per_prompt)
+    return metrics
+
+
+def gain(old: Tensor, new: Tensor) -> float:
+    """How much higher the mean of `new` (N,) is than that of `old` (N,), in standard deviations of `old`."""
+    return ((new.mean() - old.mean()) / old.std()).item()
+
+
+def gains_over_base(base: Measured, after: Measured) -> dict[str, float]:
+    """What changed from the base to a policy, in standard deviations of the base's own samples."""
+    rows = (("score", base.scores, after.scores), ("true_reward", base.truths, after.truths))
+    return {
+        f"{name}_gain_over_base_sd": gain(old, new) for name, old, new in rows if old is not None and new is not None
+    }
+
+
+def closer_look(before: Measured, after: Measured, gains: Mapping[str, float]) -> dict[str, float]:
+    """What the evaluation adds to the `gains` of `compare`: variety, win rate at equal length, proxy against truth."""
+    metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
+    if before is after:
+        return metrics
+    if before.scores is not None and after.scores is not None:
+        difference = (after.scores - before.scores).tolist()
+        won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.per_prompt)
+        longer = per_prompt_means((after.lengths - before.lengths).double(), after.per_prompt)
+        controlled = length_controlled_win_rate(won.tolist(), longer.tolist())
+        assert controlled is not None
+        metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
+        metrics["lc_win_rate_vs_sft"] = controlled.value
+        metrics |= {"lc_win_rate_vs_sft_low": controlled.low, "lc_win_rate_vs_sft_high": controlled.high}
+    if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
+        metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
+    return metrics
+
+
+def reward_model_figures(
+    chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """How far a reward model can be believed, from its scores on held-out pairs; and the curves behind the numbers.
+
+    `longer`: tokens of the chosen answer less those of the rejected one.
+    """
+    margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
+    curve, error = calibration(margins)
+    squashed = [sigmoid(x) for x in (*chosen, *rejected)]
+    sure = [sigmoid(abs(m)) for m in margins]
+    right = outcomes(margins)
+    ends = quantiles(squashed, n=20)
+    metrics = {
+        "accuracy": fmean(right),
+        "margin": fmean(margins),
+        "calibration_error": error,
+        "noise_at_most": 1 - fmean(sure),
+        "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, sure, strict=True)),
+        "sigmoid_p5": ends[0],
+        "sigmoid_p95": ends[-1],
+        "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in squashed),
+    }
+    for name, side in (("longer", 1), ("shorter", -1)):
+        rows = [r for r, d in zip(right, longer, strict=True) if d * side > 0]
+        if rows:
+            metrics[f"accuracy_chosen_{name}"] = fmean(rows)
+    if len(set(longer)) > 1 and len(set(margins)) > 1:
+        metrics["margin_length_correlation"] = correlation(margins, longer)
+    reach = max(map(abs, margins)) or 1.0
+    edges = [reach * (i / 20 - 1) for i in range(41)]
+    curves = {
+        "calibration": [bin._asdict() for bin in curve],
+        "margins": {"edges": edges, "counts": histogram(margins, edges)},
+        "sigmoid_scores": {"edges": (tenths := [i / 20 for i in range(21)]), "counts": histogram(squashed, tenths)},
+    }
+    return metrics, curves
+
+
+def score_histograms(measured: dict[str, Measured]) -> dict[str, Any] | None:
+    """The scores of every policy's samples over common ranges; None without scores."""
+    scores = {name: found.scores.tolist() for name, found in measured.items() if found.scores is not None}
+    if not scores:
+        return None
+    low, high = min(map(min, scores.values())), max(map(max, scores.values()))
+    edges = [low + (high - low or 1.0) * i / 30 for i in range(31)]
+    return {"edges": edges, "counts": {name: histogram(values, edges) for name, values in scores.items()}}
+
+
+def per_prompt_means(values: Tensor, per_prompt: int) -> Tensor:
+    """Means (prompts,) of per-response values (N,): responses to one prompt are no independent observations."""
+    return values.view(-1, per_prompt).mean(1)
+
+
+def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
+    """Share of responses with the higher score, ties counted half, and the half-width of its 95 % interval (normal).
+
+    Several responses to a prompt count as one observation, their mean.
+    """
+    won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
+    wins = per_prompt_means(won, per_prompt)
+    return {
+        "win_rate_vs_sft": wins.mean().item(),
+        "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
+    }
+
+
+def sample_of(codec: Codec, prompts: Sequence[Prompt], before: Measured, after: Measured) -> tuple[str, dict[str, str]]:
+    """The first prompt whose answer changed, with both answers."""
+    changed = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
+    at = next(changed, 0)
+    return codec.prompt_text(prompts[at]), {"SFT": before.texts[at], "now": after.texts[at]}

@@ -1,0 +1,99 @@
+"""Overlap of sampled answers with the answers that people chose and rejected: BLEU, ROUGE-L and BERTScore.
+
+They measure likeness, not worth: what to look at is whether an answer is nearer to the chosen than to the rejected one.
+
+BLEU and ROUGE-L come from their packages. BERTScore is thirty lines here: its package (bert-score 0.3.13, the
+last, of 2023) would add pandas, matplotlib and requests.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+from rlhf.data.load import Corpus, Prompt
+from rlhf.errors import UserError
+from rlhf.terminal import say
+
+
+def answers(corpus: Corpus, prompts: Sequence[Prompt]) -> list[tuple[str, str | None] | None]:
+    """For each held-out prompt the first answer that was chosen, and the rejected one where there is a pair."""
+    known: dict[Prompt, tuple[str, str | None]] = {}
+    for pair in corpus.pairs.heldout:
+        known.setdefault(pair.prompt, (pair.chosen, pair.rejected))
+    for example in corpus.examples.heldout:
+        known.setdefault(example.prompt, (example.response, None))
+    return [known.get(prompt) for prompt in prompts]
+
+
+class Overlap:
+    """Compares texts with the same references; `encoder` is a folder with a BERT-like model, or None."""
+
+    def __init__(self, references: Sequence[tuple[str, str | None] | None], encoder: str | None, device: torch.device):
+        from rouge_score.rouge_scorer import RougeScorer
+
+        self._rows = {
+            "": [(i, found[0]) for i, found in enumerate(references) if found],
+            "_rejected": [(i, found[1]) for i, found in enumerate(references) if found and found[1] is not None],
+        }
+        self._rouge = RougeScorer(["rougeL"])
+        self._encoder: _Encoder | None = None
+        self._embedded: dict[str, Tensor] = {}
+        if encoder is None:
+            say("evaluate: BERTScore is skipped: evaluate.bertscore_model names no encoder")
+            return
+        self._encoder = _Encoder(Path(encoder), device)
+        texts = {reference for rows in self._rows.values() for _, reference in rows}
+        self._embedded = {text: self._encoder.embed(text) for text in texts}
+
+    def metrics(self, texts: Sequence[str]) -> dict[str, float]:
+        """`bleu` (0 to 100, of the corpus), mean `rouge_l` and `bertscore` (F1); each also against rejected answers."""
+        from sacrebleu import corpus_bleu
+
+        found: dict[str, float] = {}
+        for suffix, rows in self._rows.items():
+            if not rows:
+                continue
+            pairs = [(texts[i], reference) for i, reference in rows]
+            said, references = [a for a, _ in pairs], [b for _, b in pairs]
+            found[f"bleu{suffix}"] = corpus_bleu(said, [references]).score
+            rouge = [self._rouge.score(b, a)["rougeL"].fmeasure for a, b in pairs]
+            found[f"rouge_l{suffix}"] = sum(rouge) / len(rouge)
+            if self._encoder is not None:
+                scores = [bertscore(self._encoder.embed(a), self._embedded[b]) for a, b in pairs]
+                found[f"bertscore{suffix}"] = sum(scores) / len(scores)
+        return found
+
+
+def bertscore(answer: Tensor, reference: Tensor) -> float:
+    """F1 of BERTScore (arXiv 1904.09675) from unit vectors (T, H) of both texts' tokens: the harmonic mean of the mean
+    best similarity of either's tokens to the other's, without weights and without rescaling. 0 for an empty text."""
+    if not len(answer) or not len(reference):
+        return 0.0
+    similarity = answer @ reference.T
+    precision, recall = similarity.amax(1).mean(), similarity.amax(0).mean()
+    return (2 * precision * recall / (precision + recall)).item()
+
+
+class _Encoder:
+    """The last layer of a BERT-like model."""
+
+    def __init__(self, folder: Path, device: torch.device):
+        if not (folder / "config.json").is_file():
+            raise UserError(f"evaluate.bertscore_model: {folder} is no folder with a model (it has no config.json)")
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._model = AutoModel.from_pretrained(folder).to(device).eval()
+        room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2
+        self._longest = min(room, self._tokenizer.model_max_length)
+
+    @torch.no_grad()
+    def embed(self, text: str) -> Tensor:
+        """Unit vectors (T, H) of a text's tokens, the marks at its ends left out."""
+        encoded = self._tokenizer(
+            text, return_tensors="pt", truncation=True, max_length=self._longest, return_special_tokens_mask=True
+        )
+        marks = encoded.pop("special_tokens_mask")[0].bool()
+        hidden = self._model(**encoded.to(self._model.device)).last_hidden_state[0].float().cpu()
+        return torch.nn.functional.normalize(hidden[~marks], dim=-1)

@@ -1,0 +1,31 @@
+"""Scores of encoded answers, and how often a reward model prefers the chosen one."""
+
+from collections.abc import Callable
+from statistics import fmean
+
+import torch
+
+from rlhf.data.tokenize import Encoded, pad_right
+from rlhf.stats import outcomes
+
+
+def scores_of(
+    sides: list[Encoded], score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], pad_id: int, batch_size: int
+) -> torch.Tensor:
+    """Scores (N,) float32 on the CPU, in the order given; batches are made by length.
+
+    `score` takes right-padded ids (B, T) and the place of the last real token (B,), on the CPU, and returns (B,).
+    """
+    sequences = [side.prompt + side.response for side in sides]
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    scores = torch.empty(len(sequences))
+    for at in range(0, len(order), batch_size):
+        rows = order[at : at + batch_size]
+        last = torch.tensor([len(sequences[i]) - 1 for i in rows])
+        scores[rows] = score(pad_right([sequences[i] for i in rows], pad_id), last).float().cpu()
+    return scores
+
+
+def accuracy(differences: torch.Tensor) -> float:
+    """Share of pairs with a positive score difference; a tie counts one half."""
+    return fmean(outcomes(differences.tolist()))

@@ -1,0 +1,1 @@
+"""What a run shows while it runs: the console, telemetry, trackers, live checks."""

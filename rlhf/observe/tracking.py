@@ -1,0 +1,66 @@
+"""Metrics sent to TensorBoard, Trackio or W&B as well, when asked."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import UserError
+from rlhf.observe.console import install_command
+from rlhf.terminal import say
+
+TRACKERS = ("tensorboard", "trackio", "wandb")
+Log = Callable[[int, Mapping[str, float]], None]
+
+
+def check(report_to: Sequence[str]) -> None:
+    """Raise UserError, before any work is done, for a tracker that is not installed."""
+    for name in report_to:
+        if importlib.util.find_spec(name) is None:
+            extra = "tracking" if name == "tensorboard" else name
+            raise UserError(f"--report-to {name}: {name} is not installed; {install_command(extra)}")
+
+
+@contextmanager
+def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, Any]) -> Iterator[list[Log]]:
+    """Open each tracker for one stage; yields functions (step, values).
+
+    TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises UserError when
+    one does not start, for example W&B without a key.
+    """
+    logs: list[Log] = []
+    closing: list[Callable[[], Any]] = []
+    for name in report_to:
+        if name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(str(folder / "tensorboard"))
+            say(f"tensorboard: metrics go to {folder / 'tensorboard'}")
+            logs.append(partial(_scalars, writer))
+            closing.append(writer.close)
+        else:
+            tracker = importlib.import_module(name)  # wandb and trackio share these three functions
+            place = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
+            try:
+                tracker.init(project=project, name=folder.name, config=dict(config), **place)
+            except Exception as error:  # each service has errors of its own
+                raise UserError(f"--report-to {name}: {' '.join(str(error).split())[:300]}") from error
+            logs.append(partial(_record, tracker))
+            closing.append(tracker.finish)
+    try:
+        yield logs
+    finally:
+        for close in closing:
+            close()
+
+
+def _record(tracker: Any, step: int, values: Mapping[str, float]) -> None:
+    tracker.log(dict(values), step=step)
+
+
+def _scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
+    for key, value in values.items():
+        writer.add_scalar(key, value, step)

@@ -1,0 +1,79 @@
+"""Settings of CUDA that hold for a whole process: environment variables before torch starts, switches afterwards.
+
+Nothing here imports torch until it has to, so that the variables can be set first.
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+from rlhf.errors import UserError
+from rlhf.recipe import Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+# Bytes of a card that the driver's context and the kernels' code take, outside of torch's allocator: a guess that no
+# measurement supports yet. `nvidia-smi` shows it as what a process uses above `torch.cuda.memory_reserved`.
+CONTEXT_BYTES = 600_000_000
+
+
+def set_environment(recipe: Recipe) -> None:
+    """Set the variables that torch, cuBLAS and the allocator read when they start. Call it before torch is imported.
+
+    Child processes inherit them. A value that the user has set is never changed. Does nothing for a CPU recipe.
+    """
+    if recipe.hardware.device != "cuda":
+        return
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same variable
+        # Batches of many lengths leave gaps between segments of fixed size; a segment that can grow has none.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    if recipe.hardware.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def expandable_segments() -> bool:
+    """Whether torch's allocator uses expandable segments in a process that `set_environment` has prepared."""
+    chosen = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
+    return "expandable_segments:true" in chosen.replace(" ", "").lower()
+
+
+def configure(deterministic: bool = False) -> None:
+    """Choose CUDA kernels for this process. Every program that runs a model on CUDA calls this once, before the model.
+
+    cuDNN's attention is switched off. On compute capability 9.0 torch would prefer it to flash attention, and it has
+    two faults here: it builds an execution plan for each new shape, tens of milliseconds forward and backward, and
+    batches by length have hundreds of shapes; and its workspace is not in the memory predictions. Flash attention, or
+    the memory-efficient kernel where there is a mask, does the same work with the same rounding to bfloat16.
+
+    `deterministic`: use torch's deterministic kernels where there are some, and warn once about each operation without
+    one (docs/reproducibility.md).
+    """
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no result reads it
+
+
+def cap_memory(device: "torch.device") -> None:
+    """Let this process use no more of the card than RLHF_VRAM_CAP (`24GB`), to try what fits a smaller card.
+
+    torch caps its own allocator only, so the cap is less `CONTEXT_BYTES`. Without the variable there is no cap.
+    Raises UserError when the variable is not a size, or leaves nothing beside the context.
+    """
+    import torch
+
+    cap = os.environ.get("RLHF_VRAM_CAP")
+    if not cap:
+        return
+    try:
+        size = float(cap.upper().removesuffix("GB")) * 1e9
+    except ValueError:
+        raise UserError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
+    if not size > CONTEXT_BYTES:
+        raise UserError(f"RLHF_VRAM_CAP={cap}: the CUDA context alone takes about {CONTEXT_BYTES / 1e9:.1f} GB")
+    # torch refuses a device without an index here. The recipe's device stays without one: transformers compares it.
+    index = torch.cuda.current_device() if device.index is None else device.index
+    total = torch.cuda.get_device_properties(index).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (size - CONTEXT_BYTES) / total), index)

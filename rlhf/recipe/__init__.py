@@ -1,0 +1,230 @@
+"""Recipes: `recipes/<name>/v<N>/recipe.yaml`, read into frozen, strictly typed objects.
+
+A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py has its keys.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.errors import UserError
+from rlhf.recipe.published import Figure as Figure
+from rlhf.recipe.schema import SHARED as SHARED
+from rlhf.recipe.schema import Architecture as Architecture
+from rlhf.recipe.schema import Data as Data
+from rlhf.recipe.schema import Dpo as Dpo
+from rlhf.recipe.schema import Evaluate as Evaluate
+from rlhf.recipe.schema import Flaw as Flaw
+from rlhf.recipe.schema import Hardware as Hardware
+from rlhf.recipe.schema import Lengths as Lengths
+from rlhf.recipe.schema import Lora as Lora
+from rlhf.recipe.schema import Merge as Merge
+from rlhf.recipe.schema import Model as Model
+from rlhf.recipe.schema import Optimization as Optimization
+from rlhf.recipe.schema import Pretrain as Pretrain
+from rlhf.recipe.schema import Recipe as Recipe
+from rlhf.recipe.schema import Rm as Rm
+from rlhf.recipe.schema import Sft as Sft
+from rlhf.recipe.schema import Sums as Sums
+from rlhf.recipe.schema import Tokenizer as Tokenizer
+from rlhf.recipe.schema import Toy as Toy
+from rlhf.recipe.schema_online import GROUPS as GROUPS
+from rlhf.recipe.schema_online import MODEL_REWARD as MODEL_REWARD
+from rlhf.recipe.schema_online import ONLINE as ONLINE
+from rlhf.recipe.schema_online import POLICIES as POLICIES
+from rlhf.recipe.schema_online import Group as Group
+from rlhf.recipe.schema_online import GroupOptions as GroupOptions
+from rlhf.recipe.schema_online import Grpo as Grpo
+from rlhf.recipe.schema_online import OnlineOptions as OnlineOptions
+from rlhf.recipe.schema_online import OnPolicy as OnPolicy
+from rlhf.recipe.schema_online import Ppo as Ppo
+from rlhf.recipe.schema_online import Rloo as Rloo
+from rlhf.recipe.strict import as_yaml as as_yaml
+from rlhf.recipe.strict import parse_overrides as parse_overrides
+from rlhf.recipe.strict import read_yaml, validate, with_overrides
+
+STAGES = ("pretrain", "sft", "rm", *ONLINE, "dpo", "evaluate", "merge")
+_PARENTS: dict[str, tuple[str, ...]] = {
+    "pretrain": (),
+    "sft": ("pretrain",),
+    "rm": ("pretrain", "sft"),
+    **dict.fromkeys(ONLINE, ("pretrain", "sft", "rm")),  # but the reward model where nothing is scored by it
+    "dpo": ("pretrain", "sft"),
+    "evaluate": ("pretrain", "sft", "rm"),  # and every trained policy that is there
+    "merge": ("pretrain", "sft"),  # and the stage whose adapter is merged
+}
+
+
+class Loaded(NamedTuple):
+    """A recipe together with where it came from."""
+
+    recipe: Recipe
+    directory: Path
+    sha256: str  # of the released file's content, without overrides
+    overrides: dict[str, Any]
+    targets: tuple[Figure, ...]
+
+    @property
+    def name(self) -> str:
+        return Path(os.path.abspath(self.directory)).parent.name
+
+    @property
+    def version(self) -> str:
+        return Path(os.path.abspath(self.directory)).name
+
+    @property
+    def modified(self) -> bool:
+        return bool(self.overrides)
+
+
+def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
+    """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
+
+    The file may be named instead of its directory.
+
+    Another `seed` is no modification: a released recipe is meant to be run with several.
+    Raises UserError, one line, for anything that is wrong with the file, a key or a combination of values.
+    """
+    directory = directory.parent if directory.name == "recipe.yaml" else directory
+    place = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` have a name and a version, too
+    file = directory / "recipe.yaml"
+    if not (re.fullmatch(r"v[0-9]+", place.name) and place.parent.name):
+        raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
+    content = read_yaml(file)
+    overrides = dict(overrides or {})
+    changes = overrides if seed is None else {**overrides, "seed": seed}
+    recipe = validate(Recipe, with_overrides(content, changes), file, changes)
+    targets = _figures(directory / "published.yaml")
+    return Loaded(recipe, directory, content_hash(content), overrides, targets)
+
+
+def _figures(file: Path) -> tuple[Figure, ...]:
+    """The rows of a published.yaml; `guide` stands once above them, and not at all over targets of our own."""
+    if not (file.exists() or file.is_symlink()):  # a link to nowhere is no recipe without figures
+        return ()
+    content = read_yaml(file)
+    rows, guide = content.pop("targets", None), content.pop("guide", None)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file}: needs a key 'targets' with a list of figures")
+    if content:
+        raise UserError(f"{file}: unknown key '{next(iter(content))}'; the keys are guide and targets")
+    return tuple(validate(Figure, {"guide": guide} | row, file, {}, f"targets.{i}.") for i, row in enumerate(rows))
+
+
+def content_hash(content: Any) -> str:
+    """sha256 of parsed YAML: comments and layout do not count, every value does."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def default_root() -> Path:
+    """The folder of recipes: RLHF_RECIPES, or recipes/ here, of the checkout that this file is in, or of the wheel."""
+    if named := os.environ.get("RLHF_RECIPES"):
+        return Path(named)
+    package = Path(__file__).parents[1]
+    places = (Path("recipes"), package.parent / "recipes", package / "recipes")
+    return next((place for place in places if available(place)), places[0])
+
+
+def available(root: Path) -> list[Path]:
+    """Every recipe directory below `root`, by name, oldest version first."""
+    found = [file.parent for file in root.glob("*/v*/recipe.yaml") if re.fullmatch(r"v[0-9]+", file.parent.name)]
+    return sorted(found, key=lambda d: (d.parent.name, int(d.name[1:])))
+
+
+def resolve(hardware: str, root: Path) -> Path:
+    """The newest released version of the default recipe of `hardware`, or the newest draft where none is released.
+
+    Raises UserError when there is no default recipe, or more than one.
+    """
+    names: set[str] = set()
+    defaults: set[str] = set()
+    chosen: dict[str, Path] = {}
+    for directory in available(root):
+        recipe = load(directory).recipe
+        names.add(recipe.hardware.name)
+        if recipe.hardware.name == hardware and recipe.default:
+            chosen[recipe.status] = directory  # available() puts the newest version last
+            defaults.add(directory.parent.name)
+    if len(defaults) > 1:
+        both = " and ".join(sorted(defaults))
+        raise UserError(f"--hw {hardware}: {both} are both its default; set default: false in one, or use --recipe")
+    if not chosen:
+        if not names:
+            raise UserError(no_recipes(root))
+        raise UserError(f"--hw {hardware}: no default recipe in {root} (hardware there: {', '.join(sorted(names))})")
+    return chosen.get("released") or chosen["draft"]
+
+
+def no_recipes(root: Path) -> str:
+    """What to say about a folder without recipes."""
+    return f"{root}: no recipes there; --recipes or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
+
+
+def longest(recipe: Recipe) -> int:
+    """Tokens of the longest sequence that any stage admits."""
+    return max(recipe.lengths().values())
+
+
+def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any]:
+    """The overrides by which a recipe needs nothing from anywhere: its architecture, stand-in tokenizer and dialogues.
+
+    Memory and speed are as with the real ones; what is learned means nothing. `shape` as in `data.lengths`.
+    """
+    architecture = recipe.model.architecture
+    if architecture is None:
+        raise UserError("random weights need model.architecture, which this recipe does not have")
+    vocabulary = architecture.vocab_size or recipe.tokenizer.vocab_size
+    return {
+        "model.source": "random",
+        "model.architecture.vocab_size": vocabulary,
+        "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
+        "pretrain": None,
+        "data.source": "lengths",
+        **({"data.files": []} if recipe.data.files else {}),
+        "data.lengths": {"pairs": pairs, "shape": shape},
+    }
+
+
+def parents(recipe: Recipe, stage: str) -> list[str]:
+    """The stages that must be finished before `stage`, in order."""
+    needed = {*_PARENTS[stage]}
+    if stage == "merge":
+        needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
+    section = getattr(recipe, stage)
+    if isinstance(section, Group) and not section.model_scores:
+        needed.discard("rm")
+    return [name for name in STAGES if name in needed and getattr(recipe, name) is not None]
+
+
+def stages_before(recipe: Recipe, stage: str) -> list[str]:
+    """The stages to run before `stage`, in order: its parents, and one policy to evaluate, PPO's where there is one."""
+    policies = [name for name in POLICIES if getattr(recipe, name) is not None] if stage == "evaluate" else []
+    return [*parents(recipe, stage), *policies[:1]]
+
+
+def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
+    """The part of a recipe that decides what `stage` and its parents produce: runs are joined only where it agrees."""
+    sections = {"hardware", "seed", "model", "tokenizer", "data", stage, *parents(recipe, stage)}
+    if stage != "pretrain":
+        sections.add("lora")
+    if stage == "dpo":
+        sections.add("evaluate")  # its gains are measured that way
+    found = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+    if "evaluate" in found and (stage == "dpo" or recipe.evaluate.num_samples == 1):
+        found["evaluate"].pop("num_samples")  # DPO always takes one answer, as did runs from before this key
+    for key in ("count", "engine", "deterministic"):  # decide only rounding: a run may go on with others
+        found["hardware"].pop(key)
+    for name in (name for name in ONLINE if found.get(name)):
+        found[name]["vllm_url"] = found[name]["vllm_url"] is not None  # where the server stands decides nothing
+    return found
+
+
+def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the keys in which two nested dictionaries differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]
+    return [] if a == b else [prefix.rstrip(".")]

@@ -1,0 +1,186 @@
+"""The one reader of YAML: text, numbers, lists and keys, within stated bounds.
+
+Every YAML file that the project reads (recipes, published figures, accelerate's settings) and every value after `--set`
+passes here. A mistake is a `UserError` of one line that names the file, its line and the way out. Aliases and merge
+keys are allowed; the bounds apply to what they expand to, so that a small file cannot fill the memory.
+
+PyYAML parses. Its own safe loader would not do: it takes the last of two equal keys without a word, reads 1:30 as 90,
+010 as 8 and 1e-4 as text, and bounds nothing.
+"""
+
+import re
+import stat
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rlhf.errors import UserError
+
+MAX_BYTES = 2**18  # of a file; the largest one here has 14,208
+MAX_NODES = 20_000  # keys, values and collections, after aliases
+MAX_CHARACTERS = 2**20  # of all texts, after aliases
+MAX_DEPTH = 32  # collections inside of each other
+MAX_DIGITS = 40  # characters of a number
+
+
+class _Size(NamedTuple):
+    """What a node expands to."""
+
+    nodes: int = 0
+    characters: int = 0
+    depth: int = 0
+
+
+class Yaml(yaml.SafeLoader):
+    """YAML 1.1 with four changes.
+
+    1e-4 is a number, a date is text, keys are text that does not repeat, and 1:30 and 010, which would be 90 and 8,
+    are refused.
+    """
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._open: list[tuple[str | None, _Size]] = []  # the collections around the current event, with their anchors
+        self._named: dict[str, _Size] = {}  # what each anchor expands to
+
+    def get_event(self) -> Any:
+        """Return the next event once it is known to be within the bounds; nothing is composed before."""
+        event = super().get_event()
+        if getattr(event, "tag", None) is not None:
+            raise _problem(f"the tag {event.tag.replace(_TAG, '!!')} is not used here; leave it out", event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, _Size(nodes=1)))
+            self._add(_Size(), event)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = _Size(1, len(event.value))
+            if event.anchor:
+                self._named[event.anchor] = size
+            self._add(size, event)
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in (anchor for anchor, _ in self._open):
+                raise _problem(f"*{event.anchor} stands inside of what it names", event)
+            self._add(
+                self._named.get(str(event.anchor), _Size()), event
+            )  # an unknown one is refused where it is composed
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = self._open.pop()
+            size = size._replace(depth=size.depth + 1)
+            if anchor:
+                self._named[anchor] = size
+            if self._open:
+                self._add(size, event)
+        return event
+
+    def _add(self, size: _Size, event: Any) -> None:
+        """Count a node in the collection around it. Raises ConstructorError beyond the bounds."""
+        outside = sum(around.nodes for _, around in self._open)
+        if outside + size.nodes > MAX_NODES:
+            raise _problem(f"more than {MAX_NODES:,} values; split the file", event)
+        if len(self._open) + size.depth > MAX_DEPTH:
+            raise _problem(f"more than {MAX_DEPTH} levels of lists and keys inside of each other", event)
+        if sum(around.characters for _, around in self._open) + size.characters > MAX_CHARACTERS:
+            raise _problem(f"more than {MAX_CHARACTERS:,} characters of text; shorten it", event)
+        if self._open:
+            anchor, around = self._open[-1]
+            nodes, characters = around.nodes + size.nodes, around.characters + size.characters
+            self._open[-1] = anchor, _Size(nodes, characters, max(around.depth, size.depth))
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if key_node.tag not in (_TAG + "str", _TAG + "merge"):
+                said = f"key {key_node.value}" if isinstance(key_node, yaml.ScalarNode) else "a key"
+                raise _problem(f"{said} is not text; a key is a name, in quotes where it looks like a value", key_node)
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise _problem(f"key '{key}' is given twice", key_node)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_TAG = "tag:yaml.org,2002:"
+
+
+def _problem(text: str, at: Any) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, text, at.start_mark)
+
+
+def _text(loader: Yaml, node: Any) -> str:
+    value = loader.construct_scalar(node)
+    for character in value:
+        if character not in "\n\t" and (character < " " or "\x7f" <= character <= "\x9f" or _is_surrogate(character)):
+            raise _problem(f"a text holds the character U+{ord(character):04X}, which is none; leave it out", node)
+    return value
+
+
+def _is_surrogate(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"
+
+
+def _number(kind: str) -> Callable[[Yaml, Any], Any]:
+    construct = yaml.SafeLoader.yaml_constructors[_TAG + kind]
+
+    def bounded(loader: Yaml, node: Any) -> Any:
+        if len(node.value) > MAX_DIGITS:
+            raise _problem(f"a number of {len(node.value):,} characters; write it with {MAX_DIGITS} at most", node)
+        if ":" in node.value or re.match(r"[-+]?0[0-9_]", node.value):  # YAML 1.1 reads 1:30 as 90 and 010 as 8
+            said = "a number to base 60" if ":" in node.value else "an octal number"
+            raise _problem(f"{node.value} would be {said}; write it without, or put it in quotes", node)
+        try:
+            return construct(loader, node)
+        except ValueError:  # 0b, 0x
+            raise _problem(f"{node.value} looks like a number and is none; put it in quotes", node) from None
+
+    return bounded
+
+
+Yaml.yaml_constructors = {
+    **{_TAG + kind: yaml.SafeLoader.yaml_constructors[_TAG + kind] for kind in ("seq", "map", "bool", "null")},
+    **{_TAG + kind: _number(kind) for kind in ("int", "float")},
+    **{_TAG + kind: _text for kind in ("str", "merge", "value")},
+}
+Yaml.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in patterns if tag != _TAG + "timestamp"]
+    for first, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Yaml.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+
+def parse(text: str, where: str, lines: bool = True) -> Any:
+    """The value that YAML text stands for. Raises UserError that begins with `where` and, with `lines`, the line."""
+    try:
+        loader = Yaml(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line, problem = error.problem_mark.line + 1 if error.problem_mark else 1, str(error.problem)
+        if not isinstance(error, yaml.constructor.ConstructorError):
+            problem = f"not valid YAML ({problem})"
+    except yaml.reader.ReaderError as error:  # a control character or half of a pair
+        line, problem = text[: error.position].count("\n") + 1, f"the character U+{error.character:04X} is no text"
+    raise UserError(f"{where}:{line}: {problem}" if lines else f"{where}: {problem}")
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The keys of a YAML file. Raises UserError."""
+    try:
+        if not stat.S_ISREG(file.stat().st_mode) and not file.is_dir():
+            raise UserError(f"{file}: a pipe or a device, which may never end; write it to a file first")
+        with file.open("rb") as handle:
+            content = handle.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
+        found = parse(content.decode("utf-8").removeprefix("\ufeff"), str(file))
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: holds no keys")
+    return found

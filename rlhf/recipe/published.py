@@ -1,0 +1,299 @@
+"""Published figures and targets that a recipe is compared with (`published.yaml`), and the one function that compares.
+
+`plan --published`, the tables of `run`, `bench`, `reproduce` and `report`, and the page of results all call `compare`.
+docs/metrics.md, "Verdicts", explains the rules.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import model_validator
+
+from rlhf.recipe.strict import AsTuple, Section
+
+GB = 1e9  # bytes
+CHAIN = ("sft", "rm", "ppo")  # the stages whose hours and cost a published total adds up
+
+REPRODUCES, BETTER, WORSE, DIFFERS = "reproduces", "better", "worse", "differs"  # of published figures
+MET, MISSED = "met", "missed"  # of targets of our own
+NOT_MEASURED, NOT_COMPARABLE = "not measured", "not comparable"
+GOOD, BAD = (REPRODUCES, BETTER, MET), (WORSE, MISSED)
+
+ABOUT = "10%"  # the tolerance of a figure that is published as "about" or "~"
+COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
+LESS = (*COSTS, "perplexity", "perplexity_ratio", "last.loss", "accuracy_gap_points")
+MORE = ("accuracy", "last.accuracy", "score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "preference_accuracy")
+# Metrics that no run of a stage can produce, and who produces them.
+ELSEWHERE = {
+    "component_gb.activations": "predicted only: a run measures the peak, not which part of it activations are",
+    "component_gb.kv_cache": "predicted only: a run measures the peak, not which part of it the cache is",
+    "effect.": "only `make bench-ablation` measures it",
+}
+
+Range = tuple[float | None, float | None]
+
+
+class Figure(Section):
+    """One published figure, or one target of our own, and what of ours it is compared with.
+
+    A published figure is a number (`value`) or a `range`, whose open ends are null. It belongs to a `guide`; a figure
+    without one is a target of our own. `tolerance` is a number in the figure's unit or a percentage ("10%"); `about`
+    stands for 10 %. Without either, a number is as exact as its last digit, and a range ends where it says.
+    """
+
+    name: str
+    stage: Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge", "all"]
+    guide: str | None = None
+    metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
+    not_comparable: str | None = None  # the reason, where there is no metric
+    value: float | None = None
+    range: Annotated[Range | None, AsTuple] = None
+    range_of_mean: Annotated[Range | None, AsTuple] = None  # over several seeds; targets only
+    tolerance: float | str | None = None
+    about: bool = False
+    better: Literal["less", "more", "neither"] | None = None  # null: by the metric, see `direction`
+    unit: str
+    source: str
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if (self.metric is None) == (self.not_comparable is None):
+            raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
+        if (self.value is None) == (self.range is None):
+            raise ValueError("a figure has either a value (one number) or a range [low, high]")
+        if self.range and self.range[0] is not None and self.range[0] == self.range[1]:
+            raise ValueError(f"range: both ends are {self.range[0]:g}; write value: {self.range[0]:g}")
+        if self.guide is None and (self.range is None or self.tolerance is not None or self.about or self.better):
+            raise ValueError("a target of our own (a figure without guide) is a range, without tolerance or direction")
+        if self.guide is not None and self.range_of_mean:
+            raise ValueError("range_of_mean belongs to targets of our own, which have no guide")
+        if self.guide is not None and not self.source.startswith(f"{self.guide} > "):
+            raise ValueError(f"source: begins with the guide's name, '{self.guide} > heading > place'")
+        if self.about and self.tolerance is not None:
+            raise ValueError("about is a tolerance of 10 %; leave out one of the two")
+        if isinstance(self.tolerance, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%", self.tolerance):
+            raise ValueError(f"tolerance: {self.tolerance} is neither a number nor a percentage such as 10%")
+        return self
+
+    @property
+    def printed(self) -> Range:
+        """The figure's ends as they are published; a single number is both."""
+        return self.range or (self.value, self.value)
+
+    @property
+    def accepted(self) -> Range:
+        """The ends with the figure's tolerance: a value between them, ends included, reproduces the figure."""
+        low, high = self.printed
+        return None if low is None else self._shifted(low, -1), None if high is None else self._shifted(high, 1)
+
+    @property
+    def direction(self) -> Literal["less", "more", "neither"]:
+        """Which way is better: less of what costs, more of what is a gain, neither of the rest."""
+        if self.better:
+            return self.better
+        metric = self.metric or ""
+        if metric in LESS or metric.startswith(("component_gb.", "effect.")):
+            return "less"
+        return "more" if metric in MORE else "neither"
+
+    @property
+    def title(self) -> str:
+        """The name, with the heading of the guide that it stands under."""
+        return f"{self.name} ({self.source.split(' > ')[1]})" if self.guide else self.name
+
+    def _shifted(self, end: float, sign: int) -> float:
+        """An end moved outwards by the tolerance, computed in decimals so that 2.5 and half of 0.1 make 2.45."""
+        exact = Decimal(repr(end))
+        tolerance = ABOUT if self.about else self.tolerance
+        if isinstance(tolerance, str):
+            margin = abs(exact) * Decimal(tolerance.rstrip("% ")) / 100
+        elif tolerance is not None:
+            margin = Decimal(repr(tolerance))
+        elif self.range is None:  # half a unit of the last digit; a whole number is exact to one
+            margin = Decimal(5).scaleb((0 if end == int(end) else exact.as_tuple().exponent) - 1)  # type: ignore[operator]
+        else:
+            margin = Decimal(0)
+        return float(exact + sign * margin)
+
+
+class Verdict(NamedTuple):
+    """The outcome of a comparison, and how far the value is from the figure, or why there is no comparison."""
+
+    word: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if not self.detail:
+            return self.word
+        return f"{self.word}: {self.detail}" if self.word in (NOT_COMPARABLE, NOT_MEASURED) else self.with_distance
+
+    @property
+    def with_distance(self) -> str:
+        return f"{self.word} ({self.detail})"
+
+
+def compare(figure: Figure, value: float | None) -> Verdict:
+    """Compare a value with a figure, in the figure's unit. None, or what is not finite: nothing was measured.
+
+    A published figure is reproduced within its tolerance; beyond that the value is better or worse, by the figure's
+    direction, or differs, where neither less nor more is better. A target of our own is met or missed.
+    """
+    if figure.not_comparable is not None:
+        return Verdict(NOT_COMPARABLE, figure.not_comparable)
+    if value is None or not math.isfinite(value):
+        return Verdict(NOT_MEASURED, why_not_measured(figure.metric or ""))
+    low, high = figure.accepted
+    below, above = low is not None and value < low, high is not None and value > high
+    if not below and not above:
+        word = REPRODUCES
+    elif figure.direction == "neither":
+        word = DIFFERS
+    else:
+        word = BETTER if below == (figure.direction == "less") else WORSE
+    if figure.guide is None:
+        word = MET if word in GOOD else MISSED
+    return Verdict(word, distance(figure, value))
+
+
+def distance(figure: Figure, value: float) -> str:
+    """How far a value is from the figure as printed, signed: "-4.9 %"; "" inside a range.
+
+    Shares and percentages are compared in points, everything else relative to the nearest printed end.
+    """
+    low, high = figure.printed
+    end = low if low is not None and value < low else high if high is not None and value > high else figure.value
+    if end is None:
+        return ""
+    if figure.unit in ("fraction", "percent") or not end:
+        points = (value - end) * (100 if figure.unit == "fraction" else 1)
+        return f"{points:+.3g} points" if figure.unit in ("fraction", "percent") else f"{points:+.3g}"
+    percent = 100 * (value - end) / abs(end)
+    return f"{percent:+.1f} %" if abs(percent) < 100 else f"{percent:+,.0f} %"
+
+
+def why_not_measured(metric: str) -> str:
+    """Why no run gives a metric; "" where one can."""
+    return next((why for start, why in ELSEWHERE.items() if metric.startswith(start)), "")
+
+
+def is_cost(metric: str | None) -> bool:
+    """Whether a metric is a cost (memory, time, money, size), which random weights have as well as trained ones."""
+    return metric is not None and (metric in COSTS or metric.startswith("component_gb."))
+
+
+def best(words: Iterable[str]) -> str | None:
+    """The most favourable of several verdicts on one value; None without any.
+
+    A guide may publish several figures for one quantity, and they may disagree: 45 and 61 GB for one stage. What
+    reproduces one of them is no loss, so that only a value worse than all of them counts as worse.
+    """
+    order = (REPRODUCES, MET, BETTER, DIFFERS, NOT_MEASURED, NOT_COMPARABLE, WORSE, MISSED)
+    return min(words, key=order.index, default=None)
+
+
+# -- several stages --------------------------------------------------------------------------------------------------
+
+
+class Spent(NamedTuple):
+    """What one stage cost; None where it is not known."""
+
+    peak_vram_gb: float | None
+    hours: float | None
+    cards: int = 1
+
+
+def total(metric: str, stages: Mapping[str, Spent], price: float | None) -> tuple[float | None, str]:
+    """A cost of all stages together, and what is missing for it: the highest peak, or the chain's hours or dollars.
+
+    Peak memory counts every stage that is there; hours and dollars count SFT, reward model and PPO, as the guides do.
+    `price`: dollars for an hour of one card.
+    """
+    if metric == "cost_usd" and price is None:
+        return None, "needs the price of an hour (--price)"
+    pick: Callable[[Spent], float | None] = {
+        "peak_vram_gb": lambda spent: spent.peak_vram_gb,
+        "hours": lambda spent: spent.hours,
+        "cost_usd": lambda spent: None if spent.hours is None else spent.hours * spent.cards * (price or 0.0),
+    }.get(metric, lambda spent: None)
+    known = {stage: found for stage, spent in stages.items() if (found := pick(spent)) is not None}
+    missing = [stage for stage in CHAIN if stage not in known]
+    needs = f"needs {', '.join(missing)}" if missing else ""
+    if metric == "peak_vram_gb":
+        return max(known.values(), default=None), needs
+    counted = [known[stage] for stage in CHAIN if stage in known]
+    return (sum(counted) if counted else None), needs
+
+
+def compare_total(
+    figure: Figure, stages: Mapping[str, Spent], price: float | None = None
+) -> tuple[float | None, Verdict]:
+    """The value and verdict of a figure of all stages together (`stage: all`).
+
+    While stages are missing the value is None, unless it already exceeds what the figure accepts: costs only grow.
+    """
+    if figure.not_comparable is not None:
+        return None, compare(figure, None)
+    value, missing = total(figure.metric or "", stages, price)
+    high = figure.accepted[1]
+    if missing and (value is None or high is None or value <= high):
+        return None, Verdict(NOT_MEASURED, missing)
+    return value, compare(figure, value)
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def record(figure: Figure, value: float | None) -> dict[str, Any]:
+    """A comparison as summary.json keeps it: the figure's keys, its printed ends, the value and the verdict."""
+    verdict = compare(figure, value)
+    return figure.model_dump(mode="json", exclude_defaults=True) | {
+        "published": list(figure.printed),
+        "measured": value,
+        "verdict": verdict.word,
+        "detail": verdict.detail,
+    }
+
+
+def recorded(entry: Mapping[str, Any]) -> Figure:
+    """The figure of a record. Records of before verdicts hold ranges only; they are read as targets of our own."""
+    if "verdict" in entry:
+        return Figure.model_validate({key: entry[key] for key in Figure.model_fields if key in entry})
+    return Figure.model_construct(  # unchecked: a single number stood as a range with equal ends
+        name=entry["name"],
+        stage="all",
+        metric=entry.get("metric") or entry["name"],
+        range=tuple(entry["published"]),
+        range_of_mean=tuple(entry["published_mean"]) if entry.get("published_mean") else None,
+        unit=entry.get("unit", ""),
+        source="",
+    )
+
+
+def verdict_of(entry: Mapping[str, Any]) -> Verdict:
+    """The verdict of a record, from its figure and its measured value."""
+    return compare(recorded(entry), entry["measured"])
+
+
+def spent(summary: Mapping[str, Any]) -> Spent:
+    """What a finished stage cost, from its summary.json."""
+    peak = summary.get("peak_vram_bytes")
+    return Spent(peak / GB if peak else None, summary["wall_seconds"] / 3600, summary.get("processes", 1))
+
+
+def totals(
+    summaries: Mapping[str, Mapping[str, Any]], price: float | None = None
+) -> list[tuple[Figure, float | None, Verdict]]:
+    """The figures of all stages together, by the summaries of one run's finished stages (stage -> summary.json)."""
+    figures: list[Any] = next((s["all_stages"] for s in reversed(list(summaries.values())) if s.get("all_stages")), [])
+    costs = {stage: spent(summary) for stage, summary in summaries.items()}
+    return [(figure, *compare_total(figure, costs, price)) for figure in map(Figure.model_validate, figures)]
+
+
+def count(verdicts: Iterable[Verdict], noun: str = "") -> str:
+    """Verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 reproduces, 1 of 3 better"."""
+    words = [verdict.word for verdict in verdicts]
+    kinds = [MET] if MET in words or MISSED in words else list(dict.fromkeys(words))
+    return ", ".join(" ".join(f"{words.count(kind)} of {len(words)} {noun} {kind}".split()) for kind in kinds)

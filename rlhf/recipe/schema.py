@@ -1,0 +1,444 @@
+"""The keys of a recipe: one frozen, strictly typed class for each section of recipe.yaml.
+
+Unknown keys, wrong types and impossible combinations are refused with one line that names the file, the key and the way
+out. Keys carry the names of TRL and transformers where those exist. Lengths are in tokens, learning rates per optimizer
+step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
+
+Every whole number has an upper bound far above what one machine can use: an absurd one is a typing error, and it would
+otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.
+"""
+
+import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf.recipe.bounds import (
+    BatchRows,
+    Decay,
+    Devices,
+    Epochs,
+    Fraction,
+    Layers,
+    MadeRows,
+    MadeRowsOrNone,
+    Name,
+    NonNegative,
+    Passes,
+    Positive,
+    Rows,
+    Seed,
+    Steps,
+    Temperature,
+    Threads,
+    Tokens,
+    Vocabulary,
+    Width,
+)
+from rlhf.recipe.schema_online import GROUPS, ONLINE, Grpo, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.strict import AsTuple, Section
+
+SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages whose work is dealt out to `hardware.count` processes
+SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
+
+
+class Hardware(Section):
+    name: Name  # what `--hw` names: cpu, 4090, h100
+    device: Literal["cpu", "cuda"]
+    memory_gb: Positive | None = None  # of the card; null on a CPU
+    threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
+    count: Devices = 1  # devices, and processes: each has its share of every batch
+    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # how several keep the weights: whole on each, or divided
+    deterministic: bool = False  # on CUDA; a CPU always computes so (docs/reproducibility.md)
+
+
+class Architecture(Section):
+    """The shape of a Llama or Mistral; the names are those of `transformers.LlamaConfig`.
+
+    A base that is built here is built from it; one that is loaded must have it, so that memory can be predicted
+    before anything is downloaded.
+    """
+
+    model_type: Literal["llama", "mistral"] = "llama"
+    vocab_size: Vocabulary | None = None  # null: the tokenizer's
+    sliding_window: Tokens | None = None
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Layers
+    num_key_value_heads: Layers
+    max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
+    tie_word_embeddings: bool
+
+    @model_validator(mode="after")
+    def _divides(self):
+        if self.hidden_size % self.num_attention_heads or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
+        return self
+
+
+class Model(Section):
+    source: Literal["pretrain", "hub", "local", "random"]  # random: the architecture without its weights
+    name: Name | None = None  # hub id, or folder of a local checkpoint
+    revision: Name | None = None  # 40-digit commit of the hub repository
+    architecture: Architecture | None = None
+    dtype: Literal["float32", "bfloat16"]
+    quantization: Literal["none", "nf4"] = "none"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+
+    @model_validator(mode="after")
+    def _complete(self):
+        if self.source in ("hub", "local") and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
+        if self.source in ("pretrain", "random") and self.architecture is None:
+            raise ValueError(f"source: {self.source} needs an architecture")
+        if self.source == "random" and self.architecture and not self.architecture.vocab_size:
+            raise ValueError("source: random needs architecture.vocab_size")
+        return self
+
+
+class Tokenizer(Section):
+    source: Literal["train", "hub", "local", "words"]  # words: a stand-in that knows the words of data.source: lengths
+    name: Name | None = None
+    revision: Name | None = None
+    vocab_size: Vocabulary | None = None  # when it is trained, or a stand-in
+    pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
+    # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
+    template: Literal["hh", "plain", "chat"]
+
+    @model_validator(mode="after")
+    def _complete(self):
+        made_here = self.source in ("train", "words")
+        if made_here and not self.vocab_size:
+            raise ValueError(f"source: {self.source} needs vocab_size")
+        smallest, needed = {
+            "words": (8, "the marks of a dialogue"),
+            "train": (SMALLEST_TRAINED, "every byte and the marks of a dialogue"),
+        }.get(self.source, (1, ""))
+        if self.vocab_size and self.vocab_size < smallest:
+            raise ValueError(f"vocab_size: {self.vocab_size} is too small for {needed}; {smallest} or more")
+        if made_here and self.template == "chat":
+            raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
+        if made_here and self.pad_token is not None:
+            raise ValueError("a tokenizer that is made here has a padding token of its own; leave out pad_token")
+        if not made_here and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit")
+        return self
+
+
+class Toy(Section):
+    documents: MadeRows  # pretraining transcripts
+    pairs: MadeRows  # labelled preference pairs, train and held-out together
+    bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
+    corpus: Literal["tutors", "web"] = "tutors"  # who writes the transcripts: rlhf/data/worlds/toy.py
+    demonstrations: MadeRowsOrNone = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
+
+
+class Sums(Section):
+    """Questions with answers that can be checked: rlhf/data/worlds/sums.py."""
+
+    documents: MadeRows  # pretraining transcripts
+    demonstrations: MadeRows  # instruction rows for SFT
+    pairs: MadeRows  # a right and a wrong answer each
+    accuracy: Annotated[float, Field(gt=0, lt=1)]  # share of right answers in documents and demonstrations
+    largest: Annotated[int, Field(gt=0, le=99)]  # number in a question
+
+
+class Lengths(Section):
+    """Preference pairs of meaningless words: only their lengths are real."""
+
+    pairs: MadeRows
+    shape: Literal["hh", "longest"]  # as long as dialogues of HH-RLHF are, or each as long as every stage admits
+
+
+# What `rlhf data check` counts by these names, and data.drop can leave out.
+Flaw = Literal[
+    "near_identical",
+    "contradictory",
+    "duplicates",
+    "one_word",
+    "unfinished",
+    "other_script",
+    "replaced",
+    "mojibake",
+    "control",
+    "invisible",
+    "html",
+    "leaked",
+]
+
+
+class Data(Section):
+    source: Literal["toy", "sums", "files", "hub", "lengths"]
+    files: Annotated[tuple[Name, ...], AsTuple] = ()
+    name: Name | None = None
+    revision: Name | None = None
+    data_dir: Name | None = None
+    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"] = "auto"
+    on_bad_row: Literal["stop", "skip"]
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
+    # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the
+    # others. null: all held-out rows do both.
+    validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
+    drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
+    toy: Toy | None = None
+    sums: Sums | None = None
+    lengths: Lengths | None = None
+
+    @model_validator(mode="after")
+    def _complete(self):
+        for source, key in (
+            ("toy", "toy"),
+            ("sums", "sums"),
+            ("files", "files"),
+            ("hub", "name"),
+            ("lengths", "lengths"),
+        ):
+            if self.source == source and not getattr(self, key):
+                raise ValueError(f"source: {source} needs {key}")
+        if self.files and self.source != "files":
+            raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
+            raise ValueError(
+                f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
+                f"{self.heldout_fraction}, of which it is a part"
+            )
+        return self
+
+
+class Lora(Section):
+    """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
+
+    r: Width
+    lora_alpha: Width
+    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
+    target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
+
+    @model_validator(mode="after")
+    def _inside(self):
+        outside = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
+        if outside and self.target_modules != "all-linear":
+            raise ValueError(f"target_modules: {outside.pop()} is shared by all roles and stays as it is")
+        return self
+
+
+class Optimization(Section):
+    """What the four supervised stages share; the names are those of `transformers.TrainingArguments`."""
+
+    learning_rate: Positive
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    warmup_ratio: Fraction
+    weight_decay: NonNegative
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay
+    adam_epsilon: Positive = 1e-8
+    max_grad_norm: Positive
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    num_train_epochs: Epochs
+    max_steps: Steps | None = None  # stops earlier than num_train_epochs
+    per_device_train_batch_size: BatchRows  # times gradient_accumulation_steps: the rows of a step, on all devices
+    gradient_accumulation_steps: BatchRows
+    gradient_checkpointing: bool
+    group_by_length: bool
+    max_samples: Rows | None  # of the training rows, as the seed shuffled them; null: all
+    max_eval_samples: Rows
+    logging_steps: Steps
+    save_steps: Steps
+    max_length: Tokens
+
+    @model_validator(mode="after")
+    def _aligned(self):
+        if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
+            raise ValueError("save_steps must be a multiple of logging_steps")
+        return self
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Rows of a micro-batch and micro-batches of a step on each of `count` devices, which make the same step.
+
+        Raises ValueError where a step cannot be divided evenly.
+        """
+        fewer = math.gcd(self.gradient_accumulation_steps, count)
+        rows, rest = divmod(self.per_device_train_batch_size, count // fewer)
+        if rest:
+            raise ValueError(
+                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} or per_device_train_batch_size: "
+                f"{self.per_device_train_batch_size} must be divisible by hardware.count: {count}"
+            )
+        return rows, self.gradient_accumulation_steps // fewer
+
+
+class Pretrain(Optimization):
+    max_length: Annotated[int, Field(gt=1, le=1_048_576)]  # a token is predicted from the ones before it
+
+
+class Dialogues(Optimization):
+    max_prompt_length: Tokens
+    eval_steps: Steps | None = None  # the held-out loss is computed this often; null: only after training
+    adapter: Literal["last", "best"] = "last"  # which weights are the result; best: those with the lowest such loss
+
+    @model_validator(mode="after")
+    def _evaluated(self):
+        if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
+            raise ValueError(
+                f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
+                f"logging_steps: {self.logging_steps}"
+            )
+        if self.adapter == "best" and not self.eval_steps:
+            raise ValueError("adapter: best needs eval_steps, by which checkpoints are compared")
+        return self
+
+    @model_validator(mode="after")
+    def _room(self):
+        if self.max_prompt_length >= self.max_length:
+            raise ValueError("max_prompt_length must leave room for a response below max_length")
+        return self
+
+
+class Sft(Dialogues):
+    pass
+
+
+class Rm(Dialogues):
+    loss_type: Literal["bradley_terry", "margin_ranking"]  # TRL's default; the ranking loss of torch.nn
+    margin: NonNegative  # subtracted from the difference of scores
+    center_rewards_coefficient: NonNegative
+
+    @model_validator(mode="after")
+    def _ranking(self):
+        if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
+            raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
+        return self
+
+
+class Dpo(Dialogues):
+    beta: Positive
+    max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
+
+
+class Evaluate(Section):
+    max_samples: Rows
+    batch_size: BatchRows
+    response_length: Tokens
+    max_prompt_length: Tokens
+    temperature: Temperature
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens that hold this much probability
+    num_samples: Passes = 1  # answers of each policy to each prompt
+    bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
+
+
+class Merge(Section):
+    stage: Literal["sft", "ppo", "rloo", "grpo", "dpo"]
+    base: Literal["full", "dequantized"] = "full"  # the weights as published, or as NF4 rounded them for training
+
+
+class Recipe(Section):
+    status: Literal["draft", "released"]
+    default: bool  # the one that `--hw` picks among the recipes of its hardware
+    description: Annotated[str, Field(max_length=1000)]
+    hardware: Hardware
+    seed: Seed
+    model: Model
+    tokenizer: Tokenizer
+    data: Data
+    lora: Lora
+    pretrain: Pretrain | None = None
+    sft: Sft
+    rm: Rm
+    ppo: Ppo
+    rloo: Rloo | None = None
+    grpo: Grpo | None = None
+    dpo: Dpo
+    evaluate: Evaluate
+    merge: Merge
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if (self.model.source == "pretrain") != (self.pretrain is not None):
+            raise ValueError("model.source: pretrain and a pretrain section belong together")
+        if (self.tokenizer.source == "train") != (self.pretrain is not None):
+            raise ValueError("tokenizer.source: train and a pretrain section belong together")
+        if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
+            raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
+        if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
+            raise ValueError("tokenizer.source: words and data.source: lengths belong together")
+        shape, words = self.model.architecture, self.tokenizer.vocab_size
+        if self.tokenizer.source == "words" and shape and shape.vocab_size and words != shape.vocab_size:
+            raise ValueError(
+                f"tokenizer.vocab_size: {words} and model.architecture.vocab_size: {shape.vocab_size} differ"
+            )
+        if self.model.attention == "flash_attention_2":
+            if self.hardware.device != "cuda":
+                raise ValueError("model.attention: flash_attention_2 has kernels for CUDA only: use auto")
+            if self.model.dtype != "bfloat16":
+                raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
+        if shape and self.lora.r > shape.hidden_size:
+            raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
+        for stage in ("sft", "rm", "dpo"):
+            try:
+                getattr(self, stage).share(self.hardware.count)
+            except ValueError as error:
+                raise ValueError(f"{stage}: {error}") from None
+            if getattr(self, stage).eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError(
+                    f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
+                    f"{self.hardware.engine}, which divides the weights"
+                )
+        for stage, options in self.online().items():
+            rows = options.batch_size // options.num_mini_batches
+            if rows % self.hardware.count:
+                raise ValueError(
+                    f"{stage}: batch_size / num_mini_batches, {rows}, must be divisible by hardware.count: "
+                    f"{self.hardware.count}"
+                )
+            if options.batch_size // options.samples_per_prompt % self.hardware.count:
+                raise ValueError(
+                    f"{stage}: batch_size / num_generations must be divisible by hardware.count: {self.hardware.count}"
+                )
+            if options.rollout_4bit != "library" and self.model.quantization == "none":
+                raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
+            if options.vllm_url is not None and self.hardware.count > 1:
+                raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
+        if self.merge.stage in GROUPS and getattr(self, self.merge.stage) is None:
+            raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}")
+        if self.merge.base == "dequantized" and self.model.quantization == "none":
+            raise ValueError("merge.base: dequantized needs model.quantization: nf4")
+        if self.model.architecture is not None:
+            room = self.model.architecture.max_position_embeddings
+            for stage, need in self.lengths().items():
+                if need > room:
+                    raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
+        return self
+
+    def online(self) -> "dict[str, OnlineOptions]":
+        """Return the sections of the stages that learn from their own samples, those that the recipe has."""
+        sections = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
+        return {stage: options for stage, options in sections.items() if options is not None}
+
+    def processes(self, stage: str) -> int:
+        """How many processes work on a stage."""
+        return self.hardware.count if stage in SHARED else 1
+
+    def lengths(self) -> dict[str, int]:
+        """Tokens of the longest sequence of each stage, by the keys that set it."""
+        return {
+            "pretrain.max_length": self.pretrain.max_length if self.pretrain else 0,
+            "sft.max_length": self.sft.max_length,
+            "rm.max_length": self.rm.max_length,
+            "dpo.max_length": self.dpo.max_length,
+            "ppo.max_prompt_length + ppo.response_length": self.ppo.max_prompt_length + self.ppo.response_length,
+            **{
+                f"{stage}.max_prompt_length + {stage}.max_completion_length": o.max_prompt_length + o.response_length
+                for stage, o in self.online().items()
+                if stage in GROUPS
+            },
+            "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
+            + self.evaluate.response_length,
+        }

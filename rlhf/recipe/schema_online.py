@@ -1,0 +1,236 @@
+"""The sections of a recipe for stages that learn from their own samples: PPO, RLOO and GRPO."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf.recipe.bounds import (
+    BatchRows,
+    Decay,
+    Finite,
+    Fraction,
+    Name,
+    NonNegative,
+    Passes,
+    Positive,
+    Rows,
+    Steps,
+    StepsOrNone,
+    Temperature,
+    Tokens,
+)
+from rlhf.recipe.strict import AsTuple, Section
+
+ONLINE = ("ppo", "rloo", "grpo")  # stages that learn from their own samples
+GROUPS = ("rloo", "grpo")  # of them, those that compare several responses to a prompt
+POLICIES = (*ONLINE, "dpo")  # stages that end in a policy which is compared with SFT
+MODEL_REWARD = "model"  # in reward_funcs: the reward model
+
+
+class OnPolicy(Section):
+    """What the stages share that learn from their own samples. One step = one batch of rollouts and its updates."""
+
+    steps: Steps
+    batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
+    num_mini_batches: BatchRows  # optimizer steps per epoch
+    per_device_train_batch_size: BatchRows  # micro-batch: memory only, never the result
+    rollout_batch_size: BatchRows  # prompts decoded together
+    rollout_weights: Literal["adapter", "merged"] = (
+        "adapter"  # merged: sample with copies that have the adapter in them
+    )
+    rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
+    score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
+    vllm_url: Name | None = None  # of a vLLM server that samples instead (rlhf/rollout/vllm.py)
+    learning_rate: Positive
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    warmup_steps: StepsOrNone
+    weight_decay: NonNegative = 0.0
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay = 0.999
+    adam_epsilon: Positive = 1e-5  # that of openai/baselines ppo2
+    max_grad_norm: Positive
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    gradient_checkpointing: bool
+    max_prompt_length: Tokens
+    temperature: Temperature
+    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
+    kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
+    kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
+    entropy_coef: NonNegative = 0.0
+    max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
+    normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
+    norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many of these, rounded up to whole batches
+    score_clip: Positive | None = None  # limit of the absolute score, after it was normalised or squashed
+    missing_eos_penalty: NonNegative | None
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"  # by the training forward, or as they were sampled
+    max_samples: Rows | None
+    logging_steps: Steps
+    save_steps: Steps
+    eval_steps: Steps  # held-out responses are sampled and scored this often, and at every checkpoint
+    max_eval_samples: Rows
+    keep_checkpoints: Literal["all"] | StepsOrNone = "all"  # a number: the newest ones, and the best
+    best_kl_limit: Positive | None = None  # the best checkpoint: highest score with no more KL (nats per token)
+    adapter: Literal["last", "best"] = "last"  # which weights are the result
+
+    @property
+    def model_scores(self) -> bool:
+        """Whether the reward model scores the responses."""
+        return True
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """How many responses to a prompt are in a batch."""
+        return 1
+
+    @property
+    def passes(self) -> int:
+        """How often an update goes through a batch."""
+        return 1
+
+    @model_validator(mode="after")
+    def _fits(self):
+        if self.batch_size % self.num_mini_batches:
+            raise ValueError("batch_size must be a multiple of num_mini_batches")
+        if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
+            raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
+        if self.kl_penalty == "loss" and self.kl_estimator == "k1":
+            raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
+        if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
+            raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
+        if self.vllm_url is not None and self.old_logprobs == "rollout":
+            raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
+        if self.rollout_weights == "merged" and (self.old_logprobs == "rollout" or self.rollout_4bit != "library"):
+            raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
+        if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
+            raise ValueError("keep_checkpoints must be 'all' or a number above 0")
+        return self
+
+
+class Ppo(OnPolicy):
+    """Names follow TRL's PPOConfig."""
+
+    num_ppo_epochs: Passes  # passes over a batch of rollouts
+    value_learning_rate: Positive
+    response_length: Tokens
+    kl_coef: NonNegative
+    gamma: Fraction
+    lam: Fraction
+    cliprange: Positive
+    cliprange_value: Positive | None
+    vf_coef: NonNegative
+    value_warmup_steps: StepsOrNone = 0  # first steps in which only the critic learns
+    whiten_advantages: bool
+    whiten_rewards: bool = False
+    sigmoid_scores: bool = False
+    value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
+
+    @property
+    def passes(self) -> int:
+        return self.num_ppo_epochs
+
+    @model_validator(mode="after")
+    def _divides(self):
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
+        if self.sigmoid_scores and self.normalize_scores:
+            raise ValueError("choose one of sigmoid_scores and normalize_scores")
+        if self.value_warmup_steps >= self.steps:
+            raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
+        return self
+
+
+class Group(OnPolicy):
+    """What RLOO and GRPO share: `num_generations` responses to each prompt, each compared with the others."""
+
+    num_generations: Annotated[int, Field(ge=2, le=65_536)]  # responses to a prompt; batch_size is a multiple of it
+    num_iterations: Passes = 1  # passes over a batch of rollouts
+    max_completion_length: Tokens
+    beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2  # clip of the ratio; the lower one where there are two
+    epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon
+    mask_truncated_completions: bool = False  # responses without EOS teach nothing
+    # `model`, the reward model, or functions: docs/rewards.md
+    reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
+    normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
+    reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each; null: 1 each
+    overlong_buffer: Tokens | None = None  # tokens before the limit in which a response is penalised, up to 1 (DAPO)
+    resample_groups: Annotated[int, Field(ge=0, le=1_000)] = 0  # times that prompts without signal are replaced (DAPO)
+
+    @property
+    def kl_coef(self) -> float:
+        return self.beta
+
+    @property
+    def response_length(self) -> int:
+        return self.max_completion_length
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each reward."""
+        return self.reward_weights or (1.0,) * len(self.reward_funcs)
+
+    @property
+    def samples_per_prompt(self) -> int:
+        return self.num_generations
+
+    @property
+    def passes(self) -> int:
+        return self.num_iterations
+
+    @property
+    def model_scores(self) -> bool:
+        return MODEL_REWARD in self.reward_funcs
+
+    @model_validator(mode="after")
+    def _grouped(self):
+        if self.batch_size % self.num_generations or self.rollout_batch_size % self.num_generations:
+            raise ValueError(
+                f"batch_size and rollout_batch_size must be multiples of num_generations: {self.num_generations}"
+            )
+        if len(self.weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"{len(self.reward_funcs)} reward_funcs and {len(self.weights)} reward_weights: give each its weight"
+            )
+        if len(set(self.reward_funcs)) != len(self.reward_funcs):
+            raise ValueError("reward_funcs names a reward twice")
+        if self.kl_target is not None and not self.beta:
+            raise ValueError("kl_target needs beta above 0: the coefficient is multiplied, so that 0 stays 0")
+        if self.normalize_scores and not self.model_scores:
+            raise ValueError(f"normalize_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
+        if self.overlong_buffer is not None and self.overlong_buffer > self.max_completion_length:
+            raise ValueError("overlong_buffer is at most max_completion_length")
+        return self
+
+
+class Rloo(Group):
+    """Names follow TRL's RLOOConfig. The ratio is of whole responses, and the loss is the mean over them."""
+
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+
+    @property
+    def importance_sampling_level(self) -> str:
+        return "sequence_sum"
+
+    @property
+    def loss_type(self) -> str:
+        return "grpo"
+
+    @property
+    def use_bias_correction_kl(self) -> bool:
+        return False
+
+
+class Grpo(Group):
+    """Names follow TRL's GRPOConfig."""
+
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_penalty: Literal["reward", "loss"] = "loss"
+    scale_rewards: Literal["group", "batch", "none"] = "group"  # by whose standard deviation; none: Dr. GRPO
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = "dapo"  # how tokens are weighted: docs/groups.md
+    importance_sampling_level: Literal["token", "sequence"] = "token"  # sequence: GSPO
+    use_bias_correction_kl: bool = True  # multiply the KL in the loss with the ratio: its gradient is then unbiased
+
+
+GroupOptions = Rloo | Grpo
+OnlineOptions = Ppo | GroupOptions  # a section of a stage that learns from its own samples

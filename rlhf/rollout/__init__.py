@@ -1,0 +1,1 @@
+"""Sampling: the engine in this process, and a vLLM server in its place."""

@@ -1,0 +1,430 @@
+"""Sampling: prompts in, responses out, as token ids with masks and the log-probabilities they were drawn with.
+
+The engine decodes with a key-value cache that is allocated once, drops rows that have ended, and on CUDA replays each
+step as a captured graph. A response depends on its prompt and its own row of random numbers, and not on the prompts
+that are decoded beside it, but for the rounding of kernels that differ with the shape: nothing in float32, a token now
+and then in bfloat16.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from rlhf.data.batch import Rollout
+from rlhf.data.tokenize import Codec, pad_right
+from rlhf.errors import UserError
+from rlhf.models import lean
+from rlhf.models.lean import FourBit
+from rlhf.models.loading import mixed_precision
+from rlhf.process import distributed
+
+LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two looks at which rows have ended; a look waits for the device
+GRAPHS = True  # capture decoding steps on CUDA
+FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
+WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
+# A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
+# not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
+CAPTURE_BYTES = 200_000_000_000
+GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others look at positions from Python
+
+
+@dataclass(frozen=True)
+class Window:
+    """How many cached slots attention reads: those up to the step and `ahead` more, rounded up to `multiple`.
+
+    A wide window reads slots that are still empty; a narrow one is opened anew more often, on CUDA with a capture each
+    time. A response of R tokens with windows of W steps reads R * W / 2 empty slots in each row and captures R / W
+    times. If a slot of all rows has b bytes and a capture costs as much as reading c bytes, the sum is least at
+    W = sqrt(2 c / b). With c as estimated above that is 195 steps for 20 rows of Llama-2-7B (b = 20 * 524,288) and
+    437 for 16 rows of Mistral-7B (b = 16 * 131,072); 256 steps cost 4 % and 15 % more than the least of each.
+    """
+
+    ahead: int
+    multiple: int
+    whole: int  # the whole cache is rounded up to this
+
+
+# On a CPU nothing is captured. On CUDA the memory-efficient attention kernel takes a mask as it is if its rows are a
+# multiple of 16 long, and pads a copy of it in every layer otherwise.
+WINDOW = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
+
+
+def collate(
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[int]],
+    pad_id: int,
+    eos_id: int,
+    device: torch.device | None = None,
+) -> Rollout:
+    """Put prompts and responses together; every response has at least one token."""
+    return Rollout(
+        ids=pad_right([p + r for p, r in zip(prompts, responses, strict=True)], pad_id).to(device),
+        prompt_length=torch.tensor([len(p) for p in prompts], device=device),
+        response_length=torch.tensor([len(r) for r in responses], device=device),
+        ended=torch.tensor([r[-1] == eos_id for r in responses], device=device),
+    )
+
+
+def joined(first: Rollout, second: Rollout) -> Rollout:
+    """Put the rows of two rollouts one after the other. What an observer made of one of them alone is left out."""
+
+    def wide(x: Tensor, width: int) -> Tensor:
+        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
+
+    parts = (first, second)
+    width, longest = (max(x.shape[1] for x in xs) for xs in ([p.ids for p in parts], [p.mask for p in parts]))
+    logprobs, seen = (
+        None if any(x is None for x in xs) else torch.cat([wide(x, longest) for x in xs if x is not None])
+        for xs in ([p.logprobs for p in parts], [p.seen for p in parts])
+    )
+    return Rollout(
+        torch.cat([wide(p.ids, width) for p in parts]),
+        torch.cat([p.prompt_length for p in parts]),
+        torch.cat([p.response_length for p in parts]),
+        torch.cat([p.ended for p in parts]),
+        logprobs,
+        seen,
+    )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn: from softmax(logits / temperature); greedily at temperature 0."""
+
+    max_prompt_length: int
+    response_length: int
+    temperature: float
+    batch_size: int  # prompts decoded together: memory only
+    top_p: float = 1.0  # below 1: from the fewest tokens that together have this probability
+    merged: bool = False  # decode with copies of the weights that have the adapter in them
+    four_bit: FourBit = "library"  # how 4-bit weights are multiplied with
+
+
+Observer = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
+Phase = Callable[[str], AbstractContextManager[Any]]
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    codec: Codec,
+    how: Sampling,
+    observe: Observer | None = None,
+    phase: Phase = record_function,
+    alike: bool = False,
+    copies: int = 1,
+) -> Rollout:
+    """Sample `copies` responses per prompt (token ids), from the model as it stands, with the adapter that is active.
+
+    Prompts of similar length are decoded together; the result is in the order of `prompts`, the responses to one prompt
+    side by side. They share one prefill: keys and values of a prompt are computed once and then copied. Randomness
+    comes from torch's CPU generator: one number for each response and slot, drawn before anything is decoded. Several
+    ranks, whose generators must be in the same state, decode a share each, and all return the whole. `observe` is shown
+    the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`. `alike`: every
+    rank decodes all of them, in step, as a model must that an engine of transformers' Trainer has divided.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    count = len(prompts) * copies
+    uniforms = torch.rand(count, how.response_length).to(device)
+    tokens = torch.zeros(count, how.response_length, dtype=torch.int64, device=device)
+    logprobs, seen = torch.zeros(2, count, how.response_length, device=device)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    several = distributed.world() > 1
+    if not alike:
+        order = distributed.deal(order)
+    # flash attention cannot leave out the padding before a short prompt
+    with mixed_precision(model), _attention(model, "sdpa"), cheaper(model, how, whole=not alike or not several):
+        at_once = max(1, how.batch_size // copies)
+        for at in range(0, len(order), at_once):
+            batch = [prompts[i] for i in order[at : at + at_once]]
+            rows = [i * copies + copy for i in order[at : at + at_once] for copy in range(copies)]
+            tokens[rows], logprobs[rows], seen[rows] = _decode(phase, model, batch, uniforms[rows], how, codec, observe)
+    if not alike:
+        distributed.all_sum(tokens, logprobs, seen)
+    is_eos = tokens == codec.eos_id
+    ended = is_eos.any(1)
+    length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)
+    responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
+    repeated = [prompt for prompt in prompts for _ in range(copies)]
+    rollout = collate(repeated, responses, codec.pad_id, codec.eos_id, device)
+    longest = int(length.max())
+    return replace(rollout, logprobs=logprobs[:, :longest], seen=seen[:, :longest] if observe else None)
+
+
+def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Draw from softmax(logits / temperature) by inverting its distribution function at given numbers in [0, 1).
+
+    Shapes: logits (B, V), uniforms (B,); returns ids (B,) int64 and their log-probabilities (B,) float32. At
+    temperature 0 the ids are the most likely ones, with their log-probabilities at temperature 1. With `top_p` below 1
+    only the fewest most likely tokens that together reach it are drawn (arXiv 1904.09751, section 3.1), and the
+    log-probabilities are those among them.
+    """
+    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if top_p < 1.0:
+        ordered, order = logp.sort(descending=True)
+        before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the tokens that are likelier
+        kept = torch.empty_like(logp).scatter_(1, order, ordered.masked_fill(before >= top_p, -torch.inf))
+        logp = kept.log_softmax(-1)
+    if temperature:
+        heights = logp.exp().cumsum(-1)
+        ids = torch.searchsorted(heights, uniforms.unsqueeze(1) * heights[:, -1:], right=True)
+        ids = ids.clamp(max=logits.shape[1] - 1)
+    else:
+        ids = logp.argmax(-1, keepdim=True)
+    return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
+
+
+def _decode(phase: Phase, *what: Any) -> list[Tensor]:
+    """One batch from prefill to end, in a function of its own: its cache is gone before the next one is made."""
+    with phase("prefill"):
+        decoding = _Decoding(*what)
+    with phase("decode"):
+        return decoding.run()
+
+
+class _Decoding:
+    """One batch of prompts while their responses grow. All state lives in tensors that steps change in place.
+
+    With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[list[int]],
+        uniforms: Tensor,
+        how: Sampling,
+        codec: Codec,
+        observe: Observer | None,
+    ):
+        self.decoder, self.head, self.observe = model.get_decoder(), model.get_output_embeddings(), observe
+        self.how, self.eos_id, self.pad_id = how, codec.eos_id, codec.pad_id
+        self.uniforms = uniforms
+        rows, self.room = uniforms.shape
+        self.copies = rows // len(prompts)
+        device = uniforms.device
+        ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
+        self.width = ids.shape[1]
+        sliding = getattr(model.config, "sliding_window", None)
+        if sliding and self.width + self.room > sliding:
+            raise UserError(
+                f"prompt and response of {self.width + self.room} tokens exceed the model's sliding window of "
+                f"{sliding}: lower max_prompt_length or response_length"
+            )
+        self.growth = WINDOW[device.type]
+        slots = _round_up(self.width + self.room, self.growth.whole)
+        self.dtype = model.get_input_embeddings().weight.dtype
+        # Eager attention adds the mask to its scores; the others make such a bias of a mask, in each layer anew.
+        self.eager = model.config._attn_implementation == "eager"
+        self.bias = self.eager or FEW_KERNELS[device.type]
+        rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+        self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
+        self.layers = [_Layer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
+        self.cache = Cache(layers=self.layers)
+        lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
+        self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
+        self.position = lengths[:, None] - 1  # of the newest token
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.tokens = torch.full((rows, self.room), self.pad_id, device=device)
+        self.logprobs, self.seen = torch.zeros(2, rows, self.room, device=device)
+        self.rows = torch.arange(rows, device=device)  # those of the batch that are still decoded
+        self.found = [x.clone() for x in (self.tokens, self.logprobs, self.seen)]  # the whole batch's
+        self._prefill(ids)
+
+    def run(self) -> list[Tensor]:
+        """Tokens (B, R), padding after EOS; their log-probabilities and what was seen (B, R), of no meaning there."""
+        graph: torch.cuda.CUDAGraph | None = None
+        for step in self.steps():
+            if step % LOOK[self.tokens.device.type] == 0:
+                left = int((~self.ended).sum())
+                if left == 0:
+                    break
+                if self._worth_dropping(step, left):
+                    self._drop_ended()
+                    graph = None
+            if self.open_window(step):
+                graph = None
+            if graph is not None:
+                graph.replay()
+                continue
+            self.advance()
+            ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
+            if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above has set up what a capture must not
+                graph = torch.cuda.CUDAGraph()
+                # Each graph has a memory pool of its own. A pool that several share outlives a dropped graph while a
+                # block in it lives, cuBLAS's workspace for one, and torch 2.11 asserts when the next capture enters it.
+                # "thread_local": what other threads do with CUDA meanwhile, loading data for one, is no error.
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    self.advance()
+        self._deliver()
+        return self.found
+
+    def steps(self) -> Iterable[int]:
+        """Slots after the first, which the prefill has filled."""
+        return range(1, self.room)
+
+    def open_window(self, step: int) -> bool:
+        """Let attention read as many cached slots as `step` needs; True if that changed the shapes of a step."""
+        needed = self.width + step
+        if needed <= self.layers[0].window:
+            return False
+        for layer in self.layers:
+            layer.window = min(_round_up(needed + self.growth.ahead, self.growth.multiple), layer.slots)
+        return True
+
+    def _worth_dropping(self, step: int, left: int) -> bool:
+        """Whether to go on with the `left` rows that have not ended: half of them or fewer, and, where steps are
+        captured, if the keys and values that the others need not read any more are worth another capture."""
+        if left > len(self.rows) // 2:
+            return False
+        read = sum(x[0, :, : layer.window].nbytes for layer in self.layers for x in (layer.keys, layer.values))
+        return not self.capture or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
+
+    def _prefill(self, ids: Tensor) -> None:
+        real = self.real[:: self.copies, : self.width]
+        mask = None
+        if not real.all():
+            causal = torch.ones(self.width, self.width, dtype=torch.bool, device=ids.device).tril()
+            own = torch.eye(self.width, dtype=torch.bool, device=ids.device)  # a softmax over nothing would be NaN
+            mask = (causal & (real[:, None, :] | own))[:, None]
+            mask = self._as_bias(mask) if self.eager else mask
+        positions = (real.cumsum(1) - 1).clamp(min=0)
+        self._draw(_repeated(self._forward(ids, positions, mask), self.copies))
+        self.slot = torch.tensor([self.width], device=ids.device)
+        for layer in self.layers:
+            layer.slot = self.slot
+
+    def advance(self) -> None:
+        """Feed the newest token of every row and draw the next one."""
+        newest = self.tokens.index_select(1, self.step)
+        self.step += 1
+        self.position += 1
+        window = self.layers[0].window
+        slots = torch.arange(window, device=newest.device)
+        mask = self.real[:, :window] & (slots < self.width + self.step)
+        mask = self._as_bias(mask) if self.bias else mask
+        self._draw(self._forward(newest, self.position, mask[:, None, None]))
+        self.slot += 1
+
+    def _as_bias(self, mask: Tensor) -> Tensor:
+        """0 where a mask is True and -inf elsewhere, in the model's type."""
+        return torch.zeros_like(mask, dtype=self.dtype).masked_fill_(~mask, -torch.inf)
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """Hidden states (B, H) of the last place."""
+        states = self.decoder(
+            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
+        ).last_hidden_state
+        return states[:, -1]
+
+    def _draw(self, hidden: Tensor) -> None:
+        uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
+        ids, logp = pick(self.head(hidden), uniforms, self.how.temperature, self.how.top_p)
+        ids = ids.where(~self.ended, self.pad_id)
+        self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
+        self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
+        if self.observe is not None:
+            self.seen.index_copy_(1, self.step, self.observe(hidden).float().unsqueeze(1))
+        self.ended |= ids == self.eos_id
+
+    def _drop_ended(self) -> None:
+        self._deliver()
+        keep = (~self.ended).nonzero().squeeze(1)
+        for name in ("rows", "real", "position", "uniforms", "tokens", "logprobs", "seen", "ended"):
+            setattr(self, name, getattr(self, name)[keep])
+        for layer in self.layers:
+            layer.reorder_cache(keep)
+
+    def _deliver(self) -> None:
+        for whole, part in zip(self.found, (self.tokens, self.logprobs, self.seen), strict=True):
+            whole[self.rows] = part
+
+
+def _repeated(x: Tensor, copies: int) -> Tensor:
+    """Each row `copies` times, side by side; x itself where that is once."""
+    return x if copies == 1 else x.repeat_interleave(copies, 0)
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer in buffers that are allocated once; a step reads a view of the first `window`.
+
+    Each prompt has `copies` rows in them.
+    """
+
+    def __init__(self, slots: int, copies: int = 1):
+        super().__init__()
+        self.slots = slots
+        self.copies = copies
+        self.window = 0
+        self.slot: Tensor | None = None  # (1,) where the next token goes; None while the prompts go in
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        prompts, heads, _, size = key_states.shape
+        rows = prompts * self.copies
+        # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
+        self.keys = key_states.new_zeros(rows, heads, self.slots, size)
+        self.values = value_states.new_zeros(rows, heads, self.slots, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if self.slot is None:
+            self.lazy_initialization(key_states, value_states)
+            self.window = key_states.shape[2]
+            self.keys[:, :, : self.window] = _repeated(key_states, self.copies)
+            self.values[:, :, : self.window] = _repeated(value_states, self.copies)
+            return key_states, value_states
+        self.keys.index_copy_(2, self.slot, key_states)
+        self.values.index_copy_(2, self.slot, value_states)
+        return self.keys[:, :, : self.window], self.values[:, :, : self.window]
+
+    def get_seq_length(self) -> int:
+        return self.window
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.window or query_length, 0  # nothing is cached before the prompts go in
+
+    def get_max_length(self) -> int:
+        return self.slots
+
+
+@contextmanager
+def cheaper(model: PreTrainedModel, how: Sampling, whole: bool = True) -> Iterator[None]:
+    """Use the forward passes of rlhf/models/lean.py that device and `how` ask for, if the weights are `whole` here."""
+    with ExitStack() as stack:
+        if whole:
+            stack.enter_context(lean.four_bit_weights(model, how.four_bit))
+            if how.merged:
+                stack.enter_context(lean.merged_adapters(model))
+            elif FEW_KERNELS[model.device.type]:
+                stack.enter_context(lean.lean_adapters(model))
+            if FEW_KERNELS[model.device.type]:
+                stack.enter_context(lean.lean_norms(model))
+        yield
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Another attention implementation for a while."""
+    usual = model.config._attn_implementation
+    if usual in (name, "eager"):
+        yield
+        return
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(usual)

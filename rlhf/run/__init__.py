@@ -1,0 +1,1 @@
+"""Run directories: their layout, records, checkpoints and results."""

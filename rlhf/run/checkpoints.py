@@ -1,0 +1,63 @@
+"""Checkpoints of a run directory: their step, their hashes, and the logs that go with them."""
+
+import json
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from rlhf.errors import UserError
+from rlhf.files import sha256, sync
+from rlhf.run import reader, records
+
+
+def checkpoint_step(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Why a checkpoint cannot be used, or None. A file that it does not name might be loaded instead of one it does."""
+    try:
+        record = reader.read(folder / "checkpoint.json", records.Checkpoint)
+    except UserError as error:
+        return str(error)
+    if record is None:
+        return "checkpoint.json is missing"
+    if record["step"] != checkpoint_step(folder):
+        return f"checkpoint.json is that of step {record['step']}"
+    for name, digest in record["sha256"].items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if sha256(folder / name) != digest:
+            return f"{name} is damaged"
+    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    others = sorted(
+        name for name in there - {*record["sha256"], "checkpoint.json"} if not Path(name).name.startswith(".")
+    )
+    return f"{others[0]} does not belong to it" if others else None
+
+
+def resuming(folder: Path) -> AbstractContextManager[None]:
+    """Around whatever reads a checkpoint to go on from it: a UserError says how to do without it."""
+    return reader.advising(f"move {folder} away, and --resume takes the checkpoint before it")
+
+
+def keep_lines_until(file: Path, kind: type[records.Record], step: int, lines: int | None = None) -> None:
+    """Drop lines after `step`, and all but the first `lines`: the resumed run writes them again."""
+    rows = reader.read_lines(file, kind)[:lines]
+    kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= step]
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, file)
+
+
+def holds_no_work(folder: Path) -> bool:
+    """Whether a stage's folder holds only what is there before the first step: a manifest and unfinished files."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    for path in folder.iterdir():
+        checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
+        unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
+        if path.name != "manifest.json" and not path.name.endswith(".tmp") and not unfinished:
+            return False
+    return True

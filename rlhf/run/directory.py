@@ -1,0 +1,426 @@
+"""Run directories: `<out>/<recipe>/<version>/<stage>/`, the only thing that stages hand on.
+
+manifest.json     what is being run: recipe, settings, parents, data, packages, device, argv
+metrics.jsonl     one object per logged step; a function of recipe, data and seed alone
+telemetry.jsonl   what the step cost (seconds, tokens, bytes); differs from run to run
+samples.jsonl     prompts and responses
+findings.jsonl    what looked wrong, once each, with what to try
+checkpoints/step-000200/   complete or absent: written beside and renamed, with a hash of every file
+adapter/          the result in peft's format (`model/` for pretrain and merge)
+summary.json      written last: its presence means that the stage is done
+"""
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlhf import recipe as recipes
+from rlhf.errors import ParentMissing, UserError
+from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
+from rlhf.recipe import Loaded, published
+from rlhf.run import reader, records
+from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, holds_no_work, keep_lines_until
+from rlhf.run.finished import (
+    REMADE,
+    check_result,
+    data_file,
+    follow_base,
+    read_manifest,
+    read_summary,
+    result_files,
+    result_hash,
+    stage_folder,
+    verified,
+)
+from rlhf.run.provenance import code_version, package_versions
+from rlhf.run.records import SCHEMA
+from rlhf.terminal import say
+
+LARGE = 10**9  # bytes: a larger result is hashed when it is read, not whenever its stage is found to be done
+LOGS: dict[str, type[records.Record]] = {
+    "metrics.jsonl": records.MetricsLine,
+    "telemetry.jsonl": records.TelemetryLine,
+    "samples.jsonl": records.LogLine,
+    "findings.jsonl": records.FindingLine,
+}
+
+
+class Run:
+    """One stage's directory while the stage runs. Use it as a context manager: it holds the directory's lock."""
+
+    leads = True  # whether this process writes
+
+    def __init__(self, out: Path, loaded: Loaded, stage: str, parents: Path | None = None):
+        """`out`: root of the runs. `parents`: another root, whose finished stages are used where `out` has none."""
+        self.loaded, self.stage = loaded, stage
+        self.root = out / loaded.name / loaded.version
+        self.parents_root = parents / loaded.name / loaded.version if parents else None
+        self.path = self.root / stage
+        self.resumed_from: Path | None = None
+        self.resumed_data: dict[str, Any] | None = None  # what the run that is resumed had read
+        self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # also told what log() writes
+        self.readers: list[Callable[[Sequence[str]], None]] = []  # shown what the trained model answers
+        self._manifest: dict[str, Any] = {}
+        self._started = time.monotonic()
+        self._spent = 0.0  # seconds of the run that this one resumes, up to its checkpoint
+
+    # -- before the stage ------------------------------------------------------------------------------------------
+
+    def done(self) -> dict[str, Any] | None:
+        """The summary of this stage if it finished with these settings, None if there is none.
+
+        Raises UserError when the directory holds a finished run of other settings, which is never overwritten, or a
+        result that has changed since.
+        """
+        summary = read_summary(self.path)
+        if summary is None:
+            return None
+        manifest = self._check_same_settings(self.path, self.stage)
+        check_result(self.path, summary, largest=LARGE)
+        follow_base(self.root, self.stage)
+        changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
+        changed += [f["name"] for f in (manifest.get("data") or {}).get("files", []) if self._changed(f)]
+        if changed and self.stage not in REMADE:
+            raise UserError(
+                f"{self.path} was made from another {', '.join(changed)}; "
+                "choose another --out (make: OUT=…), or move that directory away"
+            )
+        return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
+
+    def folder_of(self, stage: str) -> Path:
+        """Directory of an earlier stage: below this run's root, or else below the root given as `parents`."""
+        if self.parents_root is None or (self.root / stage).exists():
+            return stage_folder(self.root, stage)
+        return stage_folder(self.parents_root, stage)
+
+    def parent(self, stage: str) -> Path:
+        """The finished directory of an earlier stage, made with settings that agree with ours and verified."""
+        path = self.folder_of(stage)
+        if not (path / "summary.json").exists():
+            raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
+        manifest = self._check_same_settings(path, stage)
+        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest["parents"]]
+        if unnamed:
+            raise UserError(
+                f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
+            )
+        verified(path.parent, stage)
+        return path
+
+    def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
+        """Make the directory ready; an unfinished run found there is continued (`resume`) or set aside."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+        if os.path.lexists(self.path):
+            if resume and not (self.path / "summary.json").exists() and self._begun():
+                self._manifest = self._check_same_settings(self.path, self.stage)
+                if self._manifest["parents"] != self._parents():
+                    raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
+                self.resumed_from = self.latest_checkpoint()
+            if self.resumed_from is None:
+                self.set_aside()
+                self._manifest = {}
+            else:
+                self.resumed_data = self._manifest.get("data")
+                self._spent = (reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {})[
+                    "wall_seconds"
+                ]
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        self._manifest |= {
+            "schema": SCHEMA,
+            "recipe": self.loaded.name,
+            "version": self.loaded.version,
+            "recipe_sha256": self.loaded.sha256,
+            "overrides": self.loaded.overrides,
+            "stage": self.stage,
+            "seed": self.loaded.recipe.seed,
+            "settings": recipes.settings(self.loaded.recipe, self.stage),
+            "parents": self._parents(),
+            "parents_from": self._parents_from(),
+            "code": code_version(),
+            "packages": package_versions(),
+            "python": platform.python_version(),
+            "device": dict(device),
+            "image": os.environ.get("RLHF_IMAGE"),  # of the container, where it runs in one
+            "argv": argv,
+            "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "resumed_from": self.resumed_from.name if self.resumed_from else None,
+        }
+        self.describe()
+        if self.resumed_from:
+            last = checkpoint_step(self.resumed_from)
+            for step in self.checkpoint_steps():
+                if step > last:  # damaged, or it would have been chosen
+                    remove(self.checkpoint(step))
+            logged = (reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
+            for name, kind in LOGS.items():  # the checkpoint's own step may have logged after it
+                with reader.advising(f"repair it, or run {self.stage} without --resume"):
+                    keep_lines_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
+
+    def describe(self, **facts: Any) -> None:
+        """Add facts to manifest.json, such as the data's fingerprint."""
+        self._manifest.update(facts)
+        write_json(self.path / "manifest.json", self._manifest)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the stage's directory for one process at a time.
+
+        Raises UserError where another process holds it, or where nothing can be written.
+        """
+        lock = self.root / f".{self.stage}.lock"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise UserError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+        with open(number, "w") as handle:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise UserError(f"{lock}: a pipe or a device in place of the lock; remove it")
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path}: another process is running {self.stage} there") from None
+            yield
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one line to metrics.jsonl. Nothing that depends on the clock belongs here."""
+        append(self.path / "metrics.jsonl", [{"step": step, **{key: finite(value) for key, value in values.items()}}])
+        for track in self.trackers:
+            track(step, values)
+
+    def log_telemetry(self, step: int, values: Mapping[str, float]) -> None:
+        append(self.path / "telemetry.jsonl", [{"step": step, **values}])
+
+    def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        written = [{"step": step, **row} for row in rows]
+        append(self.path / "samples.jsonl", written)
+        for read in self.readers:
+            read([row["response"] for row in written if "response" in row])
+
+    def log_finding(self, step: int, values: Mapping[str, Any]) -> None:
+        """Something that looks wrong; rlhf/observe/watch.py says what."""
+        append(self.path / "findings.jsonl", [{"step": step, **values}])
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Call `write(folder)`; when all is on disk, one rename makes the folder `checkpoints/step-<step>`."""
+        partial = self.path / "checkpoints" / f".partial-{step}"
+        remove(partial)
+        partial.mkdir(parents=True)
+        write(partial)
+        return self.seal_checkpoint(step, partial)
+
+    def seal_checkpoint(self, step: int, folder: Path) -> Path:
+        """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
+        self._sync_logs()  # what leads to a checkpoint is on disk before it
+        logged = {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.path / name).exists()}
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
+        record = {"step": step, "wall_seconds": self._wall(), "sha256": hashes, "log_lines": logged}
+        write_json(folder / "checkpoint.json", record)
+        sync_tree(folder)
+        final = self.checkpoint(step)
+        remove(final)
+        folder.rename(final)
+        sync(final.parent)
+        return final
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps whose checkpoints exist, in order; a folder of any other name is left alone."""
+        names = {folder.name for folder in (self.path / "checkpoints").glob("step-*")}
+        steps = {int(found[1]) for name in names if (found := re.fullmatch(r"step-([0-9]{6,18})", name))}
+        return sorted(step for step in steps if self.checkpoint(step).name in names)
+
+    def checkpoint(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def drop_checkpoints(self, keep: int, spare: int | None) -> None:
+        """Delete all but the newest `keep` checkpoints and the one of step `spare`."""
+        for step in self.checkpoint_steps()[:-keep]:
+            if step != spare:
+                remove(self.checkpoint(step))
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest checkpoint whose every file has the hash it was written with; damaged ones are passed over."""
+        for folder in map(self.checkpoint, reversed(self.checkpoint_steps())):
+            problem = checkpoint_problem(folder)
+            if problem is None:
+                return folder
+            say(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before")
+        return None
+
+    def finish(
+        self, metrics: Mapping[str, float], costs: Mapping[str, Any], predicted_peak: int | None = None
+    ) -> dict[str, Any]:
+        """Write summary.json, last. `costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes."""
+        comparable = self._comparable(metrics, costs)
+        summary = {
+            "schema": SCHEMA,
+            "recipe": self.loaded.name,
+            "version": self.loaded.version,
+            "recipe_sha256": self.loaded.sha256,
+            "modified": self.loaded.modified,
+            "stage": self.stage,
+            "status": "done",
+            "seed": self.loaded.recipe.seed,
+            "device": self._manifest["device"]["name"],
+            "processes": self._manifest["device"].get("processes", 1),
+            "wall_seconds": self._wall(),
+            "predicted_peak_vram_bytes": predicted_peak,
+            **costs,
+            "data_sha256": self._manifest.get("data", {}).get("sha256"),
+            "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
+            "metrics": {name: finite(value) for name, value in metrics.items()},
+            "findings": [row["check"] for row in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
+            "targets": [_measured(figure, comparable) for figure in self._figures(self.stage)],
+            "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
+        }
+        for folder in ("adapter", "model"):
+            sync_tree(self.path / folder)
+        self._sync_logs()
+        write_json(self.path / "summary.json", summary)
+        return summary
+
+    def _figures(self, stage: str) -> list[recipes.Figure]:
+        """Figures of a stage; what random weights learn is compared with none, only what it costs."""
+        found = [figure for figure in self.loaded.targets if figure.stage == stage]
+        return [f for f in found if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
+
+    def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
+        """What published figures may name: metrics, costs in their units, sizes, first and last values of the log."""
+        found = {**metrics, "hours": self._wall() / 3600}
+        if costs.get("peak_vram_bytes"):
+            found["peak_vram_gb"] = costs["peak_vram_bytes"] / published.GB
+        for component, size in (costs.get("component_bytes") or {}).items():
+            found[f"component_gb.{component}"] = size / published.GB
+        if "base_bytes" in metrics:
+            found["base_model_gb"] = metrics["base_bytes"] / published.GB
+        for folder, name in (("adapter", "adapter_gb"), ("model", "merged_model_gb")):
+            sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
+            if sizes:
+                found[name] = sum(sizes) / published.GB
+        for row in reader.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
+            for key, value in row.items():
+                if value is not None:
+                    found.setdefault(f"first.{key}", value)
+                    found[f"last.{key}"] = value
+        return found
+
+    def set_aside(self) -> None:
+        """Rename what is there, unless an earlier run stopped before its first step and nothing was added since."""
+        if holds_no_work(self.path):
+            shutil.rmtree(self.path)
+            return
+        aside = free_name(self.path.with_name(f"{self.stage}.before"))
+        self.path.rename(aside)
+        unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
+        way = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
+        say(f"{self.stage}: what was there is now in {aside}{way}")
+
+    # -- details ---------------------------------------------------------------------------------------------------
+
+    def _sync_logs(self) -> None:
+        for log in self.path.glob("*.jsonl"):
+            sync(log)
+
+    def _wall(self) -> float:
+        return round(self._spent + time.monotonic() - self._started, 3)
+
+    def _parents(self) -> dict[str, str]:
+        """Hash of each parent's summary, which names the hash of its weights; for evaluate, of every trained policy."""
+        names = recipes.parents(self.loaded.recipe, self.stage)
+        if self.stage == "evaluate":
+            names += self.trained_policies()
+        summaries = {name: self.folder_of(name) / "summary.json" for name in names}
+        return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
+
+    def _begun(self) -> bool:
+        """Whether the directory holds a manifest that a run can be continued with.
+
+        Without one, or with a part of one, the stage stopped before its first step, or the file was lost later:
+        there is nothing to say that its checkpoints are ours.
+        """
+        try:
+            return reader.read(self.path / "manifest.json", records.Manifest) is not None
+        except UserError as error:
+            say(f"{self.stage}: {error}; starting afresh")
+            return False
+
+    def _changed(self, file: Mapping[str, Any]) -> bool:
+        """Whether a local data file is no longer what the manifest says; a file that is gone is no change."""
+        path = data_file(self.root, file["name"])
+        return path.is_file() and sha256(path) != file["sha256"]
+
+    def _parents_from(self) -> dict[str, str]:
+        """Parents that lie below another root: their directories, relative to this run's root."""
+        folders = {name: self.folder_of(name) for name in self._parents()}
+        root = self.root.resolve()
+        return {
+            name: os.path.relpath(folder.resolve(), root)
+            for name, folder in folders.items()
+            if folder != self.root / name
+        }
+
+    def trained_policies(self) -> list[str]:
+        """The finished stages whose policies an evaluation compares with SFT."""
+        own = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in recipes.POLICIES if stage in own or self.elsewhere(stage)]
+
+    def elsewhere(self, stage: str) -> Path | None:
+        """Directory of a stage that another root has finished with the same settings; None without."""
+        path = self.folder_of(stage)
+        if path == self.root / stage or not (path / "summary.json").exists():
+            return None
+        differing = recipes.differences(read_manifest(path)["settings"], recipes.settings(self.loaded.recipe, stage))
+        return None if differing else path
+
+    def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
+        manifest = read_manifest(path)
+        wanted = recipes.settings(self.loaded.recipe, stage)
+        keys = recipes.differences(manifest["settings"], wanted)
+        if keys:
+            more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
+            way_out = (
+                "choose another --out (make: OUT=…), or move that directory away"
+                if path == self.root / stage
+                else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
+            )
+            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
+        return manifest
+
+
+class Follower(Run):
+    """The directory as every process but the first one sees it: it reads what is there and writes nothing."""
+
+    leads = False
+
+    def _nothing(self, *_: Any, **__: Any) -> Any:
+        pass
+
+    start = describe = log = log_telemetry = log_samples = log_finding = _nothing
+    save_checkpoint = seal_checkpoint = _nothing
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def finish(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+
+def _measured(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:
+    """The record of a figure's comparison with what was measured; NaN and infinity count as not measured."""
+    value = values.get(figure.metric) if figure.metric else None
+    return published.record(figure, None if value is None else finite(value))

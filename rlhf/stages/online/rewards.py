@@ -1,0 +1,255 @@
+"""Rewards that functions give: named ones, written as in a recipe's `reward_funcs`, and functions of the user's own.
+
+    exact_answer                      1 if the response is the answer, but for case, white space and a final mark
+    numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
+    math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
+    regex(pattern='^Yes')             1 if the pattern is found
+    length(most=60)                   0 up to so many words, then falling to -1 at twice as many
+    json_valid(keys=['name'])         1 if it is a JSON object with these keys
+    my_rewards:polite                 the function `polite` of my_rewards.py in the current folder
+
+`exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. A
+function is called with lists, by keyword, of those among `prompts`, `completions` and `answer` that it names (or of all
+of them, with `**`), and returns one finite number for each completion, as TRL's reward functions do.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rlhf.errors import UserError
+
+Function = Callable[..., Sequence[float]]
+ARGUMENTS = ("prompts", "completions", "answer")
+SHOWN = 60  # characters of a prompt or a response in a message
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function and how the recipe names it."""
+
+    name: str
+    function: Function
+    needs_answer: bool
+
+    def __call__(
+        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]
+    ) -> list[float]:
+        """Return one number for each completion.
+
+        Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
+        """
+        try:
+            numbers = self._call(prompts, completions, answers)
+        except Exception as error:
+            if len(completions) > 1:  # find the one that it cannot do
+                for prompt, completion, answer in zip(prompts, completions, answers, strict=True):
+                    self([prompt], [completion], [answer])
+            where = _named(prompts[0], completions[0]) if len(completions) == 1 else f"{len(completions)} responses"
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(f"reward {self.name} failed with {reason}, for {where}") from error
+        if len(numbers) != len(completions):
+            raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
+        for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
+            if not _finite(number):
+                raise UserError(f"reward {self.name} is {number!r}, no finite number, for {_named(prompt, completion)}")
+        return [float(number) for number in numbers]
+
+    def _call(
+        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]
+    ) -> Sequence[float]:
+        given = dict(zip(ARGUMENTS, (list(prompts), list(completions), list(answers)), strict=True))
+        return list(self.function(**{name: given[name] for name in _accepted(self.function)}))
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Return a short name of each reward for metrics: `regex`, `my_rewards.polite`; a second `regex` is `regex_2`."""
+    short = [re.sub(r"[^\w.]+", ".", name.partition("(")[0].strip()) for name in names]
+    return [name if (n := short[:i].count(name)) == 0 else f"{name}_{n + 1}" for i, name in enumerate(short)]
+
+
+def find(name: str, where: str) -> Reward:
+    """Return the reward that a recipe names. Raises UserError, which begins with `where`, when there is none."""
+    if ":" in name and re.fullmatch(r"[\w.]+:\w+", name):
+        function: Function = _imported(name, where)
+    else:
+        function = _registered(name, where)
+    required = inspect.signature(function).parameters.get("answer")
+    return Reward(name, function, required is not None and required.default is inspect.Parameter.empty)
+
+
+# -- named rewards -----------------------------------------------------------------------------------------------------
+
+
+def exact_answer(completions: list[str], answer: list[str], *, extract: str | None = None) -> list[float]:
+    return [float(_plain(_extract(c, extract)) == _plain(a)) for c, a in zip(completions, answer, strict=True)]
+
+
+def numeric_answer(
+    completions: list[str], answer: list[str], *, tolerance: float = 0.0, extract: str | None = None
+) -> list[float]:
+    rewards = []
+    for completion, right in zip(completions, answer, strict=True):
+        wanted = _last_number(right)
+        if wanted is None:
+            raise ValueError(f"the answer {right[:SHOWN]!r} holds no number")
+        found = _last_number(_extract(completion, extract))
+        rewards.append(float(found is not None and abs(found - wanted) <= tolerance * (abs(wanted) or 1.0)))
+    return rewards
+
+
+def math_answer(completions: list[str], answer: list[str]) -> list[float]:
+    try:
+        from math_verify import parse, verify
+    except ImportError:
+        raise RuntimeError("math_answer needs the package math-verify: pip install 'rlhf-one-gpu[math]'") from None
+    rewards = []
+    for completion, right in zip(completions, answer, strict=True):
+        gold = parse(right if "$" in right or "\\" in right else f"${right}$")
+        if not gold:
+            raise ValueError(f"the answer {right[:SHOWN]!r} is no mathematical expression")
+        rewards.append(float(verify(gold, parse(completion))))
+    return rewards
+
+
+def regex(completions: list[str], *, pattern: str) -> list[float]:
+    compiled = re.compile(pattern)
+    return [float(compiled.search(completion) is not None) for completion in completions]
+
+
+def length(completions: list[str], *, most: int) -> list[float]:
+    return [-min(max(len(completion.split()) / most - 1, 0.0), 1.0) for completion in completions]
+
+
+def json_valid(completions: list[str], *, keys: Sequence[str] = ()) -> list[float]:
+    def valid(text: str) -> bool:
+        fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", text, re.DOTALL)
+        try:
+            value = json.loads(fenced[1] if fenced else text, parse_constant=_refused)
+        except (ValueError, RecursionError):
+            return False
+        return not keys or (isinstance(value, dict) and all(key in value for key in keys))
+
+    return [float(valid(completion)) for completion in completions]
+
+
+REGISTRY: dict[str, Function] = {
+    f.__name__: f for f in (exact_answer, numeric_answer, math_answer, regex, length, json_valid)
+}
+
+
+def _registered(name: str, where: str) -> Function:
+    """The function of a named reward with its options: `regex(pattern='^Yes')`. Nothing in it is evaluated."""
+    known = f"known are model, {', '.join(REGISTRY)} and module:function"
+    try:
+        call = ast.parse(name, mode="eval").body
+        if isinstance(call, ast.Name):
+            call = ast.Call(call, [], [])
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f"{where}: {name!r} is no reward, as in regex(pattern='^Yes'); {known}") from None
+    function = REGISTRY.get(call.func.id)
+    if function is None:
+        raise UserError(f"{where}: no reward {call.func.id!r}; {known}")
+    fault = _fault(function, options)
+    if fault:
+        raise UserError(f"{where}: {name}: {fault}")
+    return partial(function, **options)
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "extract": (str,),
+    "pattern": (str,),
+    "tolerance": (int, float),
+    "most": (int,),
+    "keys": (list, tuple),
+}  # types of the options of named rewards
+
+
+def _fault(function: Function, options: dict[str, Any]) -> str | None:
+    """What is wrong with the options of a named reward; None where nothing is."""
+    parameters = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for key, value in options.items():
+        if key not in parameters:
+            return f"no option {key!r}; it has {', '.join(parameters) or 'none'}"
+        if not isinstance(value, KINDS[key]) or isinstance(value, bool):
+            return f"{key} must be {' or '.join(kind.__name__ for kind in KINDS[key])}"
+    for key in ("pattern", "extract"):
+        try:
+            re.compile(options.get(key, ""))
+        except re.error as error:
+            return f"{key} is no regular expression ({error})"
+    if options.get("most", 1) < 1 or not 0 <= options.get("tolerance", 0) < math.inf:
+        return "most must be above 0, and tolerance a finite number of 0 or more"
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
+    return f"option {missing[0]} is missing" if missing else None
+
+
+def _imported(name: str, where: str) -> Function:
+    module, _, attribute = name.partition(":")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+        _accepted(function)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} too") from error
+    return function
+
+
+def _accepted(function: Function) -> list[str]:
+    """Names of the arguments that a function takes; `model`, `trainer_state` and the like of TRL are not given."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return list(ARGUMENTS)
+    return [name for name in ARGUMENTS if name in parameters]
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def _extract(text: str, pattern: str | None) -> str:
+    """The last match's first group, or the whole match; nothing where there is no match."""
+    if pattern is None:
+        return text
+    *_, last = [None, *re.finditer(pattern, text)]
+    return "" if last is None else last[1 if last.re.groups else 0] or ""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".!")
+
+
+def _last_number(text: str) -> float | None:
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
+
+
+def _finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except (TypeError, OverflowError):
+        return False
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _named(prompt: str, completion: str) -> str:
+    short = (text if len(text) <= SHOWN else f"{text[:SHOWN]}…" for text in (prompt, completion))
+    return "the prompt {!r} and the response {!r}".format(*short)

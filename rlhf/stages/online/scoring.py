@@ -1,0 +1,95 @@
+"""Passes of the roles over a batch of rollouts: log-probabilities, values, scores and what is logged about them."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.data.batch import Rollout
+from rlhf.errors import UserError
+from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.masked import masked_mean, zero_pads
+from rlhf.process import distributed
+from rlhf.recipe import OnlineOptions
+
+Head = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r)
+
+
+class ScoreNorm(NamedTuple):
+    """Scores are normalised as (score - mean) / sd."""
+
+    mean: float = 0.0
+    sd: float = 1.0
+
+
+def per_token(shared: SharedBase, role: str, rollout: Rollout, size: int, *heads: Head) -> list[Tensor]:
+    """Run `role` over the rollout, `size` rows at a time. Return one (B, R) float32 tensor per head, 0 in masked slots.
+
+    A head maps some rows and their response hidden states to a tensor with one number per token. Each process works on
+    its share of the rows.
+    """
+    mask = rollout.mask
+    results = [torch.zeros(mask.shape, device=mask.device) for _ in heads]
+    with shared.role(role):
+        for rows in rollout.dealt(size):
+            part = rollout.rows(rows)
+            hidden = shared.response_hidden(part)
+            for result, head in zip(results, heads, strict=True):
+                result[rows, : part.mask.shape[1]] = head(part, hidden)
+    distributed.all_sum(*results)
+    return results
+
+
+def logprob_head(shared: SharedBase, temperature: float) -> Head:
+    """Return the head of `per_token` that gives log-probabilities of the response tokens."""
+    return lambda part, hidden: shared.logprobs(hidden, part, temperature)[0]
+
+
+def value_head(shared: SharedBase) -> Head:
+    """Return the head of `per_token` that gives the critic's values before each response token."""
+    return lambda part, hidden: zero_pads(shared.values(hidden), part.mask)
+
+
+def reward_scores(shared: SharedBase, rollout: Rollout, size: int) -> Tensor:
+    """Return the reward model's raw scores (B,). Each process scores its share of the rows."""
+    scores = torch.zeros(len(rollout.ids), device=shared.device)
+    for rows in rollout.dealt(size):
+        scores[rows] = shared.scores(rollout.rows(rows))
+    distributed.all_sum(scores)
+    return scores
+
+
+def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], options: OnlineOptions) -> ScoreNorm:
+    """Return mean and standard deviation of the reward model's scores of SFT's responses to training prompts.
+
+    At least `norm_responses` responses are scored, in whole batches of rollouts.
+    Raises UserError when the scores do not differ: such a reward model has nothing to teach.
+    """
+    parts = []
+    for step in range(math.ceil(options.norm_responses / options.batch_size)):
+        rollout = sample_step(step)
+        by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
+        parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
+    scores = torch.cat(parts)
+    norm = ScoreNorm(scores.mean().item(), scores.std().item())
+    if not norm.sd > 0:
+        raise UserError(
+            f"the reward model gives every response the same score ({norm.mean:.4g}): look at rm/summary.json"
+        )
+    return norm
+
+
+def sampling_mismatch(rollout: Rollout, logp: Tensor) -> dict[str, Tensor]:
+    """Return how far the log-probabilities of sampling are from those of the training forward pass, `logp` (B, R).
+
+    Nothing where the rollout has none of its own.
+    """
+    if rollout.logprobs is None:
+        return {}
+    mismatch = (zero_pads(rollout.logprobs, rollout.mask) - logp).abs()
+    return {
+        "rollout/logprob_diff_avg": masked_mean(mismatch, rollout.mask),
+        "rollout/logprob_diff_max": mismatch.max(),
+    }

@@ -1,0 +1,178 @@
+"""One run of a stage that learns from its own samples: its data, its models, and what happens around each step."""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from rlhf.data import load
+from rlhf.data.batch import Rollout
+from rlhf.evaluation.policies import Measured, compare, measure, sample_of
+from rlhf.models.loading import load_base, load_codec, save_adapter
+from rlhf.models.shared_base import SharedBase
+from rlhf.observe.console import Bar
+from rlhf.observe.telemetry import Telemetry
+from rlhf.process import distributed
+from rlhf.recipe import Group, OnlineOptions
+from rlhf.rollout import vllm
+from rlhf.rollout.engine import Observer, Sampling, sample
+from rlhf.run.directory import Run
+from rlhf.stages import Result
+from rlhf.stages.online.checkpoints import choose_checkpoints
+from rlhf.stages.online.rewarding import Rewards
+from rlhf.stages.online.train_state import TrainState
+from rlhf.terminal import say
+
+SHOWN = 8  # held-out prompts whose responses are logged
+
+
+class Session:
+    """Data, models, sampling, evaluation and log files of one run.
+
+    Loads the base with the roles `policy` and `reference`, both copies of SFT, and the reward model where the stage
+    needs it.
+    """
+
+    def __init__(self, run: Run, device: torch.device, options: OnlineOptions):
+        recipe = run.loaded.recipe
+        self.run, self.device, self.recipe, self.options = run, device, recipe, options
+        self.telemetry = Telemetry(device)
+
+        corpus = load.load(run)
+        self.codec = load_codec(run)
+        self.rewards = Rewards(run.stage, options, corpus.answers(), self.codec) if isinstance(options, Group) else None
+        self.corpus = corpus.prompts()
+        if self.rewards is not None:
+            self.corpus = self.rewards.usable(self.corpus)
+        self.prompts = self.corpus.train[: options.max_samples]
+        self.encoded, cut = self.codec.encode_prompts(self.prompts, options.max_prompt_length)
+        run.describe(cuts={"prompts_cut": cut})
+        self.validation = self.corpus.validation[: options.max_eval_samples]
+
+        sft, self.rm = run.folder_of("sft"), run.folder_of("rm")
+        self.sampling = sampling(options)
+        self.server = vllm.Server(options.vllm_url) if options.vllm_url else None
+        torch.manual_seed(recipe.seed)
+        with self.phase("load"):
+            self.shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
+            if options.gradient_checkpointing:
+                self.shared.base.activation_checkpointing_enable()
+                self.shared.base.enable_input_require_grads()
+            if options.model_scores:
+                self.shared.add_reward(self.rm)
+        self.telemetry.loaded()
+        self.before = self.evaluate("reference")
+        self.after: Measured | None = None
+
+    def phase(self, name: str) -> AbstractContextManager[Any]:
+        """Measure time and memory of a block under this name."""
+        return self.telemetry.phase(name)
+
+    def step_prompts(self, step: int) -> list[int]:
+        """Return the numbers of the training prompts of a step."""
+        count = self.options.batch_size // self.options.samples_per_prompt
+        return prompt_order(len(self.prompts), step, count, self.recipe.seed)
+
+    def sample_step(self, step: int, value_fn: Observer | None = None) -> Rollout:
+        """Sample the policy's responses to the prompts of a step; `value_fn` is applied to the hidden states."""
+        return self.sample(self.step_prompts(step), value_fn)
+
+    def sample(self, numbers: Sequence[int], value_fn: Observer | None = None) -> Rollout:
+        """Sample the policy's responses to training prompts, those to one prompt side by side."""
+        batch, copies = [self.encoded[i] for i in numbers], self.options.samples_per_prompt
+        if self.server is not None:
+            folder = self.run.path / "sampling"
+            save_adapter(self.shared.peft, self.run, folder, adapter="policy")
+            with self.server.adapter(folder):
+                repeated = [prompt for prompt in batch for _ in range(copies)]
+                return self.server.sample(repeated, self.codec, self.sampling, self.device)
+        with self.shared.role("policy"):
+            return sample(self.shared.base, batch, self.codec, self.sampling, value_fn, self.phase, copies=copies)
+
+    def evaluate(self, role: str, prompts: Sequence[load.Prompt] | None = None) -> Measured:
+        """Measure a role on held-out prompts; those that choose checkpoints where none are given."""
+        prompts = self.validation if prompts is None else prompts
+        truth = self.recipe.data.source == "toy"
+        judge = self.rewards.judge if self.rewards else None
+        seed = self.recipe.seed
+        with self.phase("evaluate"):
+            return measure(self.shared, role, self.codec, prompts, self.sampling, seed=seed, truth=truth, judge=judge)
+
+    def shard(self) -> None:
+        """Divide the frozen layers among processes where the recipe says so."""
+        if self.recipe.hardware.engine == "fsdp" and distributed.world() > 1:
+            self.shared.shard()
+
+    def end_step(self, state: TrainState, rollout: Rollout, metrics: dict[str, float], bar: Bar) -> None:
+        """Evaluate, log and save what is due after a step."""
+        run, options, done = self.run, self.options, state.step
+        last = done == options.steps
+        save = last or done % options.save_steps == 0
+        tokens = int((rollout.prompt_length + rollout.response_length).sum())
+        self.telemetry.count(tokens)
+        if save or done % options.eval_steps == 0:
+            self.after = self.evaluate("policy")
+            metrics |= {f"eval/{name}": value for name, value in compare(self.before, self.after).items()}
+            rows = zip(self.validation[:SHOWN], self.after.texts, strict=False)
+            run.log_samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
+        if last or done % options.logging_steps == 0:
+            run.log(done, metrics)
+            costs = {**self.telemetry.lap(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
+            run.log_telemetry(done, costs)
+        if save:
+            run.save_checkpoint(done, lambda folder: state.save(run, folder))
+            distributed.from_main(lambda: choose_checkpoints(run, options))
+        kl = metrics.get("objective/kl_per_token")
+        bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
+
+    def finish(self, state: TrainState) -> Result:
+        """Write the adapter that is the result, last or best, and measure it on the prompts for reporting."""
+        run, options = self.run, self.options
+        if distributed.world() == 1:
+            self.telemetry.note_components(self.shared.peft, state.optimizer)
+        best = distributed.from_main(lambda: choose_checkpoints(run, options))
+        if options.adapter == "best" and best is None:
+            limit = f"best_kl_limit: {options.best_kl_limit} nats/token"
+            say(f"{run.stage}: no checkpoint is within {limit}; the result is the last")
+        elif options.adapter == "best" and best is not None and best != state.step:
+            state.take_policy(run.checkpoint(best))
+            self.after = None
+        save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
+        test = self.corpus.heldout[: options.max_eval_samples]
+        before, after = self.before, self.after
+        if self.corpus.apart:
+            before, after = self.evaluate("reference", test), self.evaluate("policy", test)
+        elif after is None:  # also when a run that was stopped after its last step is resumed
+            after = self.evaluate("policy")
+        metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
+        return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after))
+
+
+def sampling(options: OnlineOptions) -> Sampling:
+    """Return how the policy's responses are drawn."""
+    return Sampling(
+        max_prompt_length=options.max_prompt_length,
+        response_length=options.response_length,
+        temperature=options.temperature,
+        batch_size=options.rollout_batch_size,
+        merged=options.rollout_weights == "merged",
+        four_bit=options.rollout_4bit,
+    )
+
+
+def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
+    """Return the indices of one step's prompts: epoch after epoch, each in an order of its own.
+
+    A function of seed and step, so that a resumed run goes on with the same prompts.
+    """
+    orders: dict[int, list[int]] = {}
+
+    def at(position: int) -> int:
+        epoch = position // count
+        if epoch not in orders:
+            orders[epoch] = torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        return orders[epoch][position % count]
+
+    return [at(position) for position in range(step * batch_size, (step + 1) * batch_size)]

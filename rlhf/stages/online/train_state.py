@@ -1,0 +1,186 @@
+"""The trainable parameters with their optimizer and schedule: everything that a checkpoint holds."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor, nn
+from transformers import get_scheduler
+
+from rlhf.data.batch import Rollout
+from rlhf.errors import UserError
+from rlhf.models.loading import save_adapter
+from rlhf.models.optimizer import new_optimizer, page_states
+from rlhf.models.random_state import RandomState, random_state, set_random_state
+from rlhf.models.shared_base import SharedBase
+from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
+from rlhf.objectives.kl import adapt
+from rlhf.process import distributed
+from rlhf.recipe import OnlineOptions
+from rlhf.run import reader
+from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
+from rlhf.run.directory import Run
+from rlhf.run.reader import reading
+from rlhf.run.records import Amount, Count, OptimizerState, Record, SchedulerState
+
+RATES = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
+GRAD_NORMS = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # names of the logged gradient norms
+
+# Add one micro-batch's share of a minibatch's gradient; return its share of the statistics. The arguments are rows of
+# the batch: those of the micro-batch and those of the minibatch.
+Backward = Callable[[Tensor, Tensor], dict[str, float]]
+
+
+class SavedState(Record):
+    """What state.pt of every checkpoint holds."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    step: Count
+    kl_coef: Amount
+    policy: list[Tensor]
+    optimizer: OptimizerState
+    schedule: SchedulerState
+    random: RandomState
+
+
+class TrainState:
+    """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
+
+    `groups` maps a role to its parameters; RATES names the recipe key of its learning rate. `facts` are numbers of the
+    stage that a checkpoint holds beside them.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        shared: SharedBase,
+        options: OnlineOptions,
+        groups: Mapping[str, Sequence[nn.Parameter]],
+        facts: dict[str, Any] | None = None,
+    ):
+        self.stage, self.shared, self.options, self.groups, self.facts = stage, shared, options, groups, facts or {}
+        self.optimizer = new_optimizer(
+            options.optim,
+            [{"params": parameters, "lr": getattr(options, RATES[role])} for role, parameters in groups.items()],
+            betas=(options.adam_beta1, options.adam_beta2),
+            eps=options.adam_epsilon,
+            weight_decay=options.weight_decay,
+        )
+        self.schedule = get_scheduler(
+            options.lr_scheduler_type, self.optimizer, options.warmup_steps, num_training_steps=options.steps + 1
+        )
+        # transformers' schedules start at a rate of 0, which would waste the first batch: skip that one. The optimizer
+        # steps first only because torch warns otherwise; there are no gradients yet, so nothing moves.
+        self.optimizer.step()
+        self.schedule.step()
+        self.kl_coef = options.kl_coef
+        self.step = 0
+
+    @property
+    def reward_kl_coef(self) -> float:
+        """Weight of the KL in the rewards; 0 where the recipe puts the KL into the loss instead."""
+        return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
+
+    def update(self, rollout: Rollout, epochs: int, backward: Backward) -> dict[str, float]:
+        """Pass `epochs` times over a batch in minibatches. Return the mean statistics of those that were used.
+
+        Stops before the first minibatch whose approxkl exceeds `max_update_kl`.
+        """
+        limit = self.options.max_update_kl
+        self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
+        self.shared.scatter()
+        used: list[dict[str, float]] = []
+        for rows in self.minibatches(len(rollout.ids), epochs):
+            stats: dict[str, float] = defaultdict(float)
+            for index in rollout.rows(rows).dealt(self.options.per_device_train_batch_size):
+                for name, number in backward(rows[index], rows).items():
+                    stats[name] += number
+            stats = distributed.sum_of(stats, self.shared.device)
+            if limit is not None and used and stats["policy/approxkl_avg"] > limit:
+                self.optimizer.zero_grad()
+                break
+            used.append(stats | self._optimizer_step())
+        self.shared.gather()
+        means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
+        return means | {"update/optimizer_steps": len(used), "lr": self.schedule.get_last_lr()[0]}
+
+    def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
+        """Yield the row indices of each minibatch, epoch after epoch, each epoch in an order of its own."""
+        for _ in range(epochs):
+            yield from torch.randperm(count).to(self.shared.device).chunk(self.options.num_mini_batches)
+
+    def end_step(self, kl: float) -> None:
+        """Advance the schedule, and the KL coefficient towards `kl_target`, given the batch's KL in nats per token."""
+        options = self.options
+        if options.kl_target is not None:
+            self.kl_coef = adapt(self.kl_coef, kl, options.kl_target, options.kl_adapt_rate)
+        self.schedule.step()
+        self.step += 1
+
+    def save(self, run: Run, folder: Path) -> None:
+        """Write everything from which the next step follows; the order of prompts is a function of seed and step."""
+        state: dict[str, Any] = {
+            "step": self.step,
+            **self.facts,
+            "kl_coef": self.kl_coef,
+            **{role: [p.detach().cpu() for p in parameters] for role, parameters in self.groups.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "random": random_state(),
+        }
+        torch.save(state, folder / "state.pt")
+        save_adapter(self.shared.peft, run, folder / "adapter", adapter="policy")
+
+    def restore(self, saved: dict[str, Any], file: Path) -> None:
+        """Continue from what `saved_state` has read from `file`. Raises UserError where it does not fit."""
+        for role, parameters in self.groups.items():
+            _copy(parameters, saved[role], f"{file}: {role}")
+        with reading(file):
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.schedule.load_state_dict(saved["schedule"])
+        check_optimizer(self.optimizer, str(file))
+        page_states(self.optimizer)
+        self.step, self.kl_coef = saved["step"], saved["kl_coef"]
+        with reading(file):
+            set_random_state(saved["random"])
+
+    def take_policy(self, folder: Path) -> None:
+        """Replace the policy by that of another checkpoint of this run. Raises UserError when that is damaged."""
+        if problem := checkpoint_problem(folder):
+            way_out = f"set {self.stage}.adapter=last"
+            raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
+        _copy(self.groups["policy"], saved_state(folder, SavedState)["policy"], f"{folder}/state.pt: policy")
+
+    def _optimizer_step(self) -> dict[str, float]:
+        distributed.reduce_gradients([p for parameters in self.groups.values() for p in parameters])
+        limit = self.options.max_grad_norm
+        norms = {role: nn.utils.clip_grad_norm_(parameters, limit) for role, parameters in self.groups.items()}
+        if not all(norm.isfinite() for norm in norms.values()):
+            rates = " or ".join(f"{self.stage}.{RATES[role]}" for role in norms)
+            raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {GRAD_NORMS[role]: norm.item() for role, norm in norms.items()}
+
+
+def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
+    """Read state.pt of a checkpoint. Raises UserError when it is damaged, or of another version or step."""
+    file = folder / "state.pt"
+    state = reader.check(unpickled(file), kind, str(file))
+    if state["step"] != checkpoint_step(folder):
+        raise UserError(f"{file} is that of step {state['step']}")
+    return state
+
+
+@torch.no_grad()
+def _copy(parameters: Sequence[Tensor], values: Sequence[Tensor], where: str) -> None:
+    """Give parameters their stored values. Raises UserError unless these have the same shapes and are finite."""
+    names = [f"tensor {i}" for i in range(max(len(parameters), len(values)))]
+    stored = dict(zip(names, values, strict=False))
+    check_shapes(stored, dict(zip(names, parameters, strict=False)), where)
+    check_finite(stored, where)
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

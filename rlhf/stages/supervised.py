@@ -1,0 +1,400 @@
+"""Between our run directories and transformers' Trainer, on which pretrain, SFT, the reward model and DPO rest."""
+
+import gc
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from datasets import Dataset
+from peft import PeftModel, set_peft_model_state_dict
+from torch.utils.data import DataLoader, Sampler
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from rlhf.errors import UserError
+from rlhf.files import write_json
+from rlhf.models import weights as stored
+from rlhf.models.optimizer import page_states
+from rlhf.models.weights import ADAPTER_FILE
+from rlhf.observe.console import Bar
+from rlhf.observe.telemetry import Telemetry
+from rlhf.process import distributed
+from rlhf.recipe import Optimization
+from rlhf.run import reader, records
+from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, resuming
+from rlhf.run.directory import Run
+from rlhf.run.reader import reading
+
+ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
+TrainerT = TypeVar("TrainerT", bound=Trainer)
+# Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers would try
+_NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
+
+
+def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: Any) -> ArgumentsT:
+    """Training arguments of one stage; everything that decides the result comes from the recipe."""
+    recipe = run.loaded.recipe
+    rows, accumulated = options.share(recipe.processes(run.stage))
+    return kind(
+        output_dir=str(run.path / "checkpoints" / ".partial"),
+        seed=recipe.seed,
+        use_cpu=recipe.hardware.device == "cpu",
+        bf16=recipe.model.dtype == "bfloat16",
+        learning_rate=options.learning_rate,
+        lr_scheduler_type=options.lr_scheduler_type,
+        warmup_steps=options.warmup_ratio,  # a fraction is a share of all steps
+        weight_decay=options.weight_decay,
+        adam_beta1=options.adam_beta1,
+        adam_beta2=options.adam_beta2,
+        adam_epsilon=options.adam_epsilon,
+        max_grad_norm=options.max_grad_norm,
+        optim=options.optim,
+        num_train_epochs=options.num_train_epochs,
+        max_steps=options.max_steps or -1,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulated,
+        activation_checkpointing=options.gradient_checkpointing,
+        logging_steps=options.logging_steps,
+        save_strategy="steps",
+        save_steps=options.save_steps,
+        dataloader_pin_memory=recipe.hardware.device == "cuda",
+        ddp_find_unused_parameters=False,
+        include_num_input_tokens_seen="non_padding",
+        report_to="none",
+        disable_tqdm=True,
+        **more,
+    )
+
+
+def with_exact_weights(model: PreTrainedModel, build: Callable[[], TrainerT]) -> TrainerT:
+    """Build a trainer and give the trainable weights back the values and type that they had before.
+
+    On a 4-bit base TRL casts them to bfloat16 when it is built, which rounds a warm start away.
+    """
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    trainer = build()
+    for name, parameter in trainer.model.named_parameters():
+        if name in before:
+            parameter.data = before[name].to(parameter.device)
+    return trainer
+
+
+class LengthBuckets(Sampler[int]):
+    """Rows of similar length share an optimizer's batch, and these come in random order: a function of seed and epoch.
+
+    Micro-batches are slices of such a batch, shortest rows first, so that their size changes no result.
+    transformers' own grouping goes through each of its large windows from long rows to short ones, so that training
+    always ends on the shortest.
+    """
+
+    WINDOW = 16  # batches that are sorted together
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(f"{self.seed}:{self.epoch}")
+        rows = list(range(len(self.lengths)))
+        rng.shuffle(rows)
+        batches: list[list[int]] = []
+        for at in range(0, len(rows), self.batch_size * self.WINDOW):
+            window = sorted(rows[at : at + self.batch_size * self.WINDOW], key=lambda row: self.lengths[row])
+            batches += [window[i : i + self.batch_size] for i in range(0, len(window), self.batch_size)]
+        short = [batch for batch in batches if len(batch) < self.batch_size]  # must come last, or it shifts the others
+        full = [batch for batch in batches if len(batch) == self.batch_size]
+        rng.shuffle(full)
+        return (row for batch in (*full, *short) for row in batch)
+
+
+class Dealt(Sampler[list[int]]):
+    """One rank's micro-batches: the rows of each optimizer's batch, dealt out like cards.
+
+    All ranks together make the steps that one process makes. A short last batch gives every rank as many rows as the
+    others; the few that are left over, fewer than there are ranks, sit this epoch out.
+    """
+
+    def __init__(self, order: Sampler[int], rows: int, accumulated: int):
+        self.order, self.rows, self.accumulated = order, rows, accumulated
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order.set_epoch(epoch)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.order) // distributed.world() / self.rows)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, world = list(self.order), distributed.world()
+        size = self.rows * self.accumulated * world
+        for at in range(0, len(order), size):
+            batch = order[at : at + size]
+            mine = distributed.deal(batch[: len(batch) // world * world])
+            yield from (mine[i : i + self.rows] for i in range(0, len(mine), self.rows))
+
+
+def train(
+    trainer: Trainer,
+    run: Run,
+    telemetry: Telemetry,
+    lengths: Sequence[int],
+    evaluate: Callable[[], dict[str, float]] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row.
+
+    `evaluate`, called every `eval_steps` and before the last checkpoint, returns metrics on validation rows; `loss` is
+    one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
+    Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
+    """
+    trainer.remove_callback(PrinterCallback)
+    if getattr(run.loaded.recipe, run.stage).group_by_length:
+        rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+        sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
+        trainer._get_train_sampler = lambda dataset=None: sampler
+    if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds otherwise without the mask
+        hide_right_padding(trainer)
+    if distributed.world() > 1:
+        trainer.get_train_dataloader = lambda: _dealt(trainer)
+    with Bar(run.stage) as bar:  # its length is known when training begins
+        log = _RunCallback(run, bar, telemetry)
+        trainer.add_callback(log)
+        eval_steps = getattr(getattr(run.loaded.recipe, run.stage), "eval_steps", None)
+        if evaluate is not None and eval_steps:
+            trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
+        if run.resumed_from:
+            _check_resumed(trainer, run)
+        with telemetry.phase("train"):
+            trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
+    # an engine that divides the weights would make each rank count its own share
+    if distributed.world() == 1 and trainer.optimizer is not None:
+        telemetry.note_components(trainer.model, trainer.optimizer)
+    if evaluate is not None and eval_steps:
+        _take_best(trainer, run)
+    if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
+        return trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return dict(trainer.model.named_parameters())
+
+
+def _check_resumed(trainer: Trainer, run: Run) -> None:
+    """Check the checkpoint that transformers is about to load. Raises UserError for what it would stumble over, run on
+    with, or unpickle."""
+    folder = run.resumed_from
+    assert folder
+    with resuming(folder):
+        state = reader.read(folder / "trainer_state.json", records.TrainerState)
+        if state is None or state["global_step"] != checkpoint_step(folder):
+            raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
+        if run.loaded.recipe.hardware.engine == "ddp":  # others divide them in ways of their own
+            _check_parts(trainer, folder)
+
+    for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
+        setattr(trainer, name, _reading_from(folder, getattr(trainer, name)))
+
+
+def _check_parts(trainer: Trainer, folder: Path) -> None:
+    """Check weights, the optimizer's groups and the schedule against the model's. Raises UserError."""
+    for name in _PICKLED_WEIGHTS:
+        if (folder / name).exists():
+            raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if isinstance(model, PeftModel):
+        expected = stored.adapter_state(model)
+        for file in (folder / ADAPTER_FILE, *sorted(folder.glob(f"*/{ADAPTER_FILE}"))):  # DPO's reference has a folder
+            stored.adapter_config(file.parent)
+            stored.check_shapes(stored.tensors(file), expected, str(file))
+    else:
+        file = folder / "model.safetensors"
+        stored.check_shapes(stored.tensors(file), dict(model.named_parameters()), str(file))
+    file = folder / "optimizer.pt"
+    optimizer = reader.check(stored.unpickled(file), records.OptimizerState, str(file))
+    count = sum(len(group["params"]) for group in optimizer["param_groups"])
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    if count != trained:
+        raise UserError(f"{file} is of {count} parameters, the model trains {trained}")
+    file = folder / "scheduler.pt"
+    reader.check(stored.unpickled(file), records.SchedulerState, str(file))
+
+
+def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
+    """`load`, with whatever it raises as one line that names the checkpoint."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with resuming(folder), reading(folder):
+            return load(*args, **kwargs)
+
+    return guarded
+
+
+def _dealt(trainer: Trainer) -> DataLoader:
+    """Batches of this rank in the order of one process. transformers would fill a short last batch with other rows."""
+    order = trainer._get_train_sampler()
+    if not isinstance(order, LengthBuckets):
+        order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate makes it for one
+    dealt = Dealt(order, trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
+    loader: Any = DataLoader(
+        trainer._remove_unused_columns(trainer.train_dataset, "training"),
+        batch_sampler=dealt,
+        collate_fn=trainer.data_collator,
+        pin_memory=trainer.args.dataloader_pin_memory,
+    )
+    loader.set_epoch = dealt.set_epoch  # where transformers looks for it; in a resumed epoch it asks the sampler
+    return loader
+
+
+def hide_right_padding(trainer: Trainer) -> None:
+    """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
+
+    Under causal attention a real token never sees the padding behind it, and what padding computes is in no loss. TRL's
+    collators send a mask all the same, and a single padded row would make attention take a slower kernel with a full
+    mask. Only the decoder goes without: token counts and the reward model's pooling are as before. So are forward
+    passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
+
+    Batches are checked where they are made, on the CPU. Raises ValueError for one that is not padded on the right.
+    """
+    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, trainer.model.get_decoder()
+
+    def checked(rows: Any) -> Any:
+        batch = collate(rows)
+        mask = batch["attention_mask"]
+        if (mask[:, 1:] > mask[:, :-1]).any():
+            raise ValueError("a training batch has padding before a token: hide_right_padding cannot be used with it")
+        return batch
+
+    def compute_loss_without_mask(*args: Any, **kwargs: Any) -> Any:
+        hook = decoder.register_forward_pre_hook(_without_mask, with_kwargs=True)
+        try:
+            return compute_loss(*args, **kwargs)
+        finally:
+            hook.remove()
+
+    trainer.data_collator, trainer.compute_loss = checked, compute_loss_without_mask
+
+
+def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "attention_mask": None}
+
+
+class _RunCallback(TrainerCallback):
+    """Logs to the run directory, and turns each checkpoint that transformers has written into a sealed one."""
+
+    def __init__(self, run: Run, bar: Bar, telemetry: Telemetry):
+        self.run, self.bar, self.telemetry = run, bar, telemetry
+        self.note = ""
+        self.tokens = 0
+        self.time, self.cpu = time.monotonic(), time.process_time()
+        self.evaluated = 0.0  # seconds since the last record, which are no part of training
+
+    def leave_out(self, seconds: float, cpu: float) -> None:
+        """Count this time as evaluation, not as training."""
+        self.time, self.cpu, self.evaluated = self.time + seconds, self.cpu + cpu, self.evaluated + seconds
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        if self.run.resumed_from:
+            with resuming(self.run.resumed_from):
+                stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
+        page_states(optimizer)  # a resumed run has just loaded it
+        self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        values = {key: value for key, value in (logs or {}).items() if not key.startswith(_NOT_METRICS)}
+        if not values:  # the closing record holds only times
+            return
+        self.run.log(state.global_step, values)
+        now, cpu = time.monotonic(), time.process_time()
+        seen = state.num_input_tokens_seen - self.tokens
+        self.telemetry.count(seen)
+        spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": seen}
+        if self.evaluated:
+            spent["evaluate"] = round(self.evaluated, 4)
+        self.run.log_telemetry(state.global_step, {**spent, "memory_bytes": self.telemetry.memory()})
+        self.tokens, self.time, self.cpu, self.evaluated = state.num_input_tokens_seen, now, cpu, 0.0
+        self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update(state.global_step, self.note, total=state.max_steps)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step = state.global_step
+        distributed.barrier()  # every rank has written its random state
+        self.run.seal_checkpoint(step, Path(args.output_dir) / f"checkpoint-{step}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.telemetry.count(state.num_input_tokens_seen - self.tokens)
+
+
+class _Evaluation(TrainerCallback):
+    """Logs metrics on validation rows every `every` steps, and before the checkpoint that ends the training."""
+
+    def __init__(
+        self, run: Run, telemetry: Telemetry, evaluate: Callable[[], dict[str, float]], every: int, log: _RunCallback
+    ):
+        self.run, self.telemetry, self.evaluate, self.every, self.log = run, telemetry, evaluate, every, log
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        if state.global_step % self.every == 0 or control.should_save:
+            training, began, cpu = model.training, time.monotonic(), time.process_time()
+            with self.telemetry.phase("evaluate"):
+                values = self.evaluate()
+            self.log.leave_out(time.monotonic() - began, time.process_time() - cpu)
+            model.train(training)  # TRL logs the metrics of training only while the model is in that mode
+            self.run.log(state.global_step, {f"eval/{name}": value for name, value in values.items()})
+
+
+def choose_checkpoint(run: Run) -> int | None:
+    """Name the checkpoint with the lowest validation loss in checkpoints/best.json; of equal ones the earliest.
+
+    Returns its step, None where no checkpoint has a finite loss.
+    """
+    rows = reader.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
+    logged = {row["step"]: row["eval/loss"] for row in rows if "eval/loss" in row}
+    checkpoints = [{"step": step, "loss": logged[step]} for step in run.checkpoint_steps() if step in logged]
+    finite = [found for found in checkpoints if found["loss"] is not None]
+    best = min(finite, key=lambda found: (found["loss"], found["step"]))["step"] if finite else None
+    write_json(run.path / "checkpoints" / "best.json", {"best_step": best, "checkpoints": checkpoints})
+    return best
+
+
+def best_step(run: Run) -> dict[str, float]:
+    """The metric that names the best checkpoint; nothing where checkpoints were not compared."""
+    found = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
+    if found is None:
+        return {}
+    return {"best_step": math.nan if found["best_step"] is None else found["best_step"]}
+
+
+def _take_best(trainer: Trainer, run: Run) -> None:
+    """Choose the best checkpoint and, with `adapter: best`, give the model its adapter."""
+    best = distributed.from_main(lambda: choose_checkpoint(run))
+    if getattr(run.loaded.recipe, run.stage).adapter == "last" or best in (None, trainer.state.global_step):
+        return
+    folder = run.checkpoint(best)
+    if problem := checkpoint_problem(folder):
+        raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {run.stage}.adapter=last")
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    best_weights = stored.tensors(folder / ADAPTER_FILE)
+    stored.check_shapes(best_weights, stored.adapter_state(model), str(folder / ADAPTER_FILE))
+    outcome = set_peft_model_state_dict(model, best_weights)
+    assert not outcome.unexpected_keys
+
+
+def let_go() -> None:
+    """Free a trained model that nothing of ours refers to any more; what holds it would keep it on the device."""
+    bitsandbytes = sys.modules.get("bitsandbytes")
+    if bitsandbytes is not None:  # its 8-bit optimizers note which embeddings want 32 bits, and never forget them
+        bitsandbytes.optim.GlobalOptimManager.get_instance().module_weight_config_triple.clear()
+    gc.collect()  # transformers' Trainer refers to itself
+
+
+def rows_to_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
+    return Dataset.from_list(list(rows))

@@ -1,0 +1,1 @@
+"""Commands that use finished runs: chat, score, serve, fetch, reproduce."""

@@ -1,0 +1,135 @@
+"""Talk with a trained model in the terminal; answers appear as they are written."""
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlhf.data.rows import Message
+from rlhf.errors import ParentMissing, UserError
+from rlhf.observe.console import harmless
+from rlhf.process import cuda
+from rlhf.recipe import POLICIES, Loaded
+from rlhf.run.directory import Run
+
+STAGES = ("base", "sft", *POLICIES, "merge")
+HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
+
+
+class Speaker:
+    """A trained model that continues conversations."""
+
+    def __init__(self, loaded: Loaded, out: Path, stage: str):
+        """Raises UserError when the stage is not done, or was done with other settings."""
+        cuda.set_environment(loaded.recipe)
+        from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
+        from rlhf.models.weights import attach_adapter
+
+        run = Run(out, loaded, "evaluate")  # samples as evaluation does
+        self.options = loaded.recipe.evaluate
+        if loaded.recipe.pretrain:
+            finished(run, "pretrain", "chat")
+        folder = finished(run, stage, "chat") if stage != "base" else None
+        device = set_up_torch(loaded.recipe)
+        self.codec = load_codec(run)
+        if folder is not None and stage == "merge":
+            self.model: Any = load_merged(folder / "model", device)
+        else:
+            self.model = load_base(run, device)
+            if folder is not None:
+                self.model = attach_adapter(self.model, folder)
+        self.model.eval()
+
+    def answer(self, messages: list[Message], temperature: float, tokens: int) -> Iterator[str]:
+        """Pieces of the answer to a conversation, as they are sampled; temperature 0 takes the likeliest token."""
+        from threading import Thread
+
+        import torch
+        from transformers import TextIteratorStreamer
+
+        (prompt,), _ = self.codec.encode_prompts([messages], self.options.max_prompt_length)
+        ids = torch.tensor([prompt], device=self.model.device)
+        streamer = TextIteratorStreamer(self.codec.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        how = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
+        settings = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": tokens,
+            "eos_token_id": self.codec.eos_id,
+            "pad_token_id": self.codec.pad_id,
+            "streamer": streamer,
+            "top_p": None if temperature == 0 else self.options.top_p,
+            **how,
+        }
+        failed: list[Exception] = []
+
+        def generate() -> None:
+            try:
+                self.model.generate(**settings)
+            except Exception as error:  # in a thread of its own it would be lost, and the streamer wait for ever
+                failed.append(error)
+                streamer.end()
+
+        thread = Thread(target=generate, daemon=True)
+        thread.start()
+        for piece in streamer:
+            yield harmless(piece)
+        thread.join()
+        if failed:
+            raise UserError(f"chat: {' '.join(str(failed[0]).split())[:300]}") from failed[0]
+
+
+def finished(run: Run, stage: str, command: str) -> Path:
+    """The directory of a finished stage for a command that is no stage. Raises UserError with what to run first."""
+    try:
+        return run.parent(stage)
+    except ParentMissing as error:
+        raise UserError(
+            f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
+            f"(make: {error.parent})"
+        ) from None
+
+
+def greeting(loaded: Loaded, stage: str, temperature: float) -> str:
+    """What is said before the first line: who answers, how, and the commands."""
+    return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
+
+
+def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:
+    """Answer each line of `lines` on stdout, as one conversation."""
+    said: list[Message] = []
+    for line in lines:
+        text = line.strip()
+        if text == "/quit":
+            return
+        if text == "/new":
+            said = []
+        elif text.startswith("/"):
+            print(HELP if text == "/help" else f"there is no {text.split()[0]}: {HELP}")
+        if not text or text.startswith("/"):
+            continue
+        said.append(Message("user", text))
+        answer = ""
+        for piece in speaker.answer(said, temperature, tokens):
+            print(piece if answer else piece.lstrip(), end="", flush=True)
+            answer += piece if answer else piece.lstrip()  # a transcript puts a space before an answer
+        print()
+        said.append(Message("assistant", answer.strip()))
+
+
+def typed() -> Iterator[str]:
+    """Lines from the keyboard, or from a pipe."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are no text arrive as surrogates
+        return
+    with suppress(ImportError):
+        importlib.import_module("readline")  # arrow keys edit the line and bring earlier ones back
+    while True:
+        try:
+            yield input("you: ")
+        except EOFError:
+            print()
+            return

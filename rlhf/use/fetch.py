@@ -1,0 +1,132 @@
+"""Downloads exactly what a recipe pins into the hub's cache, checks every file, and says how large it is.
+
+Afterwards every stage runs without network (`HF_HUB_OFFLINE=1`).
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.data import formats, hub
+from rlhf.errors import UserError
+from rlhf.observe.console import rows_table, working
+from rlhf.recipe import Recipe
+
+WEIGHTS = ("*.json", "*.model", "*.txt", "*.jinja", "*.safetensors")
+DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
+
+
+class Source(NamedTuple):
+    kind: str  # as the hub calls it: model or dataset
+    name: str
+    revision: str
+    data_dir: str | None = None
+    weights: bool = False  # of a model, not only its tokenizer
+
+
+class Fetched(NamedTuple):
+    source: Source
+    files: int
+    bytes: int
+    licence: str
+    gated: bool
+    rows: int | None  # of a data set
+
+
+def sources(recipe: Recipe) -> list[Source]:
+    """What the recipe takes from the hub."""
+    found = {}
+    weights = True
+    for settings in (recipe.model, recipe.tokenizer):
+        if settings.source == "hub":
+            assert settings.name and settings.revision
+            source = Source("model", settings.name, settings.revision, weights=weights)
+            if source._replace(weights=True) not in found:
+                found[source] = True
+        weights = False
+    if recipe.data.source == "hub":
+        assert recipe.data.name and recipe.data.revision
+        found[Source("dataset", recipe.data.name, recipe.data.revision, recipe.data.data_dir)] = True
+    return list(found)
+
+
+def fetch(recipe: Recipe) -> Iterator[Fetched]:
+    """Download and check each source of a recipe. Raises UserError where one cannot be had, or differs from the hub."""
+    for source in sources(recipe):
+        page = f"https://huggingface.co/{'datasets/' if source.kind == 'dataset' else ''}{source.name}"
+        try:
+            yield _fetch(source, recipe)
+        except UserError:
+            raise
+        except Exception as error:  # the library raises a dozen unrelated types
+            way_out = "is the network up?"
+            raise UserError(f"{source.name}: {hub.reason(error, page, source.revision, way_out)}") from error
+
+
+def _fetch(source: Source, recipe: Recipe) -> Fetched:
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    api = HfApi()
+    what = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
+    with working(f"asking for {source.name}"):
+        info = api.repo_info(**what)
+        wanted = _patterns(source, [sibling.rfilename for sibling in info.siblings])
+        planned = snapshot_download(**what, **wanted, dry_run=True)
+    missing = sum(file.file_size or 0 for file in planned if file.will_download)
+    cache = Path(constants.HF_HUB_CACHE)
+    place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if missing > free:
+        raise UserError(
+            f"{source.name} is {missing / 1e9:.1f} GB to download and {place} has {free / 1e9:.1f} GB free: make room, "
+            "or set HF_HOME to a larger disk"
+        )
+    with working(f"downloading {source.name}, {missing / 1e9:.1f} GB"):
+        snapshot_download(**what, **wanted)
+    with working(f"checking {source.name}"):
+        checked = api.verify_repo_checksums(source.name, repo_type=source.kind, revision=source.revision)
+    if checked.mismatches:
+        damaged = checked.mismatches[0]["path"]
+        raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
+    rows = None
+    if source.kind == "dataset":  # prepared for use without network; a row that cannot be read is found now
+        data = recipe.data
+        read = formats.read_hub(
+            source.name, source.revision, data_dir=data.data_dir, on_bad_row=data.on_bad_row, format=data.format
+        )
+        rows = sum(file.rows for file in read.report.files)
+    card = info.card_data
+    return Fetched(
+        source=source,
+        files=len(planned),
+        bytes=sum(file.file_size or 0 for file in planned),
+        licence=str((card.get("license_name") or card.get("license") if card else None) or "not stated"),
+        gated=bool(getattr(info, "gated", False)),
+        rows=rows,
+    )
+
+
+def _patterns(source: Source, files: list[str]) -> dict[str, list[str]]:
+    """Which files of a repository are taken: of weights one layout, of a data set one folder."""
+    if source.kind == "dataset":
+        return {"allow_patterns": hub.data_patterns(source.data_dir)}
+    if not source.weights:
+        return {"allow_patterns": [pattern for pattern in WEIGHTS if pattern != "*.safetensors"]}
+    safe = any(file.endswith(".safetensors") for file in files)
+    return {"allow_patterns": [*WEIGHTS, *([] if safe else ["*.bin"])], "ignore_patterns": list(DUPLICATES)}
+
+
+def show(found: list[Fetched]) -> None:
+    """Print what was fetched."""
+    rows = [
+        (
+            f.source.kind,
+            f.source.name + (f"/{f.source.data_dir}" if f.source.data_dir else ""),
+            f.source.revision[:12],
+            f"{f.files} files, {f.bytes / 1e9:.2f} GB" + (f", {f.rows:,} rows" if f.rows is not None else ""),
+            f.licence + (", gated" if f.gated else ""),
+        )
+        for f in found
+    ]
+    rows_table("fetched and checked", ("", "name", "revision", "size", "licence"), rows)

@@ -1,0 +1,251 @@
+"""Score answers with the trained reward model of a run: those given on the command line, or files of them."""
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
+
+import click
+
+from rlhf import stats
+from rlhf.data import formats, raw
+from rlhf.data.parsing import parse_prompt
+from rlhf.data.rows import Message
+from rlhf.data.transcripts import parse_hh
+from rlhf.errors import UserError
+from rlhf.files import write_output
+from rlhf.observe import console
+from rlhf.options import refuse_inputs
+from rlhf.process import cuda
+from rlhf.recipe import Loaded
+from rlhf.run.directory import Run
+from rlhf.run.finished import read_summary
+from rlhf.use.chat import finished
+
+PAIR = ("chosen", "rejected")
+ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of a run's samples that hold an answer as plain text
+SHOWN = 20  # rows of the table
+EXCERPT = 60  # characters of a text in it
+
+
+class Item(NamedTuple):
+    """A prompt and its answers by name. `prompt` is text where a run wrote it so; `row` is the row that it stood in."""
+
+    source: str
+    prompt: tuple[Message, ...] | str
+    answers: dict[str, str]
+    row: dict[str, Any]
+
+
+class Scored(NamedTuple):
+    """An item, its prompt as the model read it, and the score of each answer; None where no token of it was left."""
+
+    item: Item
+    prompt: str
+    scores: dict[str, float | None]
+
+    @property
+    def margin(self) -> float | None:
+        """Score of the chosen answer less that of the rejected one, for items that are pairs."""
+        chosen, rejected = (self.scores.get(side) for side in PAIR)
+        return None if chosen is None or rejected is None else chosen - rejected
+
+
+# ---- what is scored ----
+
+
+def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], to: Path | None) -> list[Item]:
+    """What the command line names: files, or one prompt with its responses. Raises UsageError for anything else."""
+    if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
+        raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
+    if to:
+        refuse_inputs(to, files)
+    if prompt is None:
+        return read(files)
+    messages = parse_prompt(prompt, "--prompt")
+    return [Item("", messages, {"response": response}, {}) for response in responses]
+
+
+def read(files: Sequence[Path]) -> list[Item]:
+    """Items of files: preference pairs, instruction rows, rows with `prompt` and `response`, samples of a run.
+
+    Raises UserError for files of no such kind.
+    """
+    return [item for file in files for item in _items(file)]
+
+
+def _items(file: Path) -> Iterator[Item]:
+    rows = raw.rows(file)
+    first = next(rows, None)
+    if first is not None and _answers(first[1]):
+        yield from (_item(source, row) for source, row in itertools.chain([first], rows))
+        return
+    found = formats.read([file])
+    if not found.pairs and not found.examples:
+        raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
+    for pair in found.pairs:
+        yield Item(pair.source, pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
+    for example in found.examples:
+        yield Item(example.source, example.prompt, {"response": example.response}, {})
+
+
+def _answers(row: object) -> dict[str, str]:
+    """The answers in a row of a run's samples, or of `prompt` and `response`, by name; none where it is neither."""
+    if not isinstance(row, dict) or "prompt" not in row:
+        return {}
+    said = {name: value.get("response") for name, value in row.items() if isinstance(value, dict)}
+    said |= {name: row[name] for name in ANSWERS if name in row and name not in said}
+    return {name: text for name, text in said.items() if isinstance(text, str)}
+
+
+def _item(source: str, row: object) -> Item:
+    answers = _answers(row)
+    if not isinstance(row, dict) or not answers:
+        raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
+    written = "step" in row and isinstance(row["prompt"], str)  # by a run, in the model's own template
+    return Item(source, row["prompt"] if written else parse_prompt(row["prompt"], source), answers, row)
+
+
+# ---- scoring ----
+
+
+def run(loaded: Loaded, out: Path, items: Sequence[Item], to: Path | None) -> None:
+    """Score the items, print a table and, with `to`, write the scores there."""
+    with console.working("scoring"):
+        model = RewardModel(loaded, out)
+        scored, cut = model.score(items)
+    show(scored, cut)
+    if to:
+        write(scored, model.digest, to)
+
+
+class RewardModel:
+    """The reward model of a finished run."""
+
+    def __init__(self, loaded: Loaded, out: Path):
+        """Raises UserError when a stage that it needs is not done, or was done with other settings."""
+        cuda.set_environment(loaded.recipe)
+        from rlhf.models.loading import load_base, load_codec, set_up_torch
+        from rlhf.models.shared_base import SharedBase
+
+        run = Run(out, loaded, "evaluate")
+        if loaded.recipe.pretrain:
+            finished(run, "pretrain", "score")
+        sft, rm = (finished(run, stage, "score") for stage in ("sft", "rm"))
+        self.options = loaded.recipe.rm
+        weights = (read_summary(rm) or {})["result_sha256"]["adapter/adapter_model.safetensors"]
+        self.digest = weights[:16]  # names the reward model in what is written
+        device = set_up_torch(loaded.recipe)
+        self.codec = load_codec(run)
+        self.shared = SharedBase(load_base(run, device), {"reference": sft})
+        self.shared.add_reward(rm)
+
+    def score(self, items: Sequence[Item]) -> tuple[list[Scored], dict[str, int]]:
+        """Every answer's raw score, cut and ended with EOS as in training; and how many prompts and responses were cut.
+
+        An answer is scored as if it was finished: one that stopped at a limit of length was scored without EOS by
+        the stage that sampled it, and has another score here.
+        """
+        from rlhf.evaluation.reward_model import scores_of
+
+        limits = self.options.max_prompt_length, self.options.max_length
+        places = [(number, name) for number, item in enumerate(items) for name in item.answers]
+        texts = [self._written(item.prompt) for item in items]
+        encoded: dict[tuple[int, str], Any] = {}
+        cut = {"prompts_cut": 0, "responses_cut": 0}
+        for written in (False, True):
+            chosen = [(n, name) for n, name in places if isinstance(items[n].prompt, str) == written]
+            rows: list[Any] = [(items[n].prompt, items[n].answers[name]) for n, name in chosen]
+            encode = self.codec.encode_written if written else self.codec.encode
+            sides, counts = encode(rows, *limits)
+            encoded |= dict(zip(chosen, sides, strict=True))
+            cut = {key: cut[key] + counts[key] for key in cut}
+        whole = [place for place in places if encoded[place]]
+        batch = 2 * self.options.per_device_train_batch_size
+        values = scores_of([encoded[place] for place in whole], self.shared.score, self.codec.pad_id, batch)
+        scores: dict[tuple[int, str], float | None] = dict(zip(whole, values.tolist(), strict=True))
+        return [
+            Scored(item, text, {name: scores.get((number, name)) for name in item.answers})
+            for number, (item, text) in enumerate(zip(items, texts, strict=True))
+        ], cut
+
+    def _written(self, prompt: tuple[Message, ...] | str) -> str:
+        return prompt if isinstance(prompt, str) else self.codec.prompt_text(prompt)
+
+
+# ---- what is said of it ----
+
+
+def summary(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Of pairs: accuracy (a tie counts half) with its 95 % interval and mean margin; of each name: mean, sd, range."""
+    margins = [row.margin for row in scored if row.margin is not None]
+    right = stats.outcomes(margins)
+    values = defaultdict(list)
+    for row in scored:
+        for name, score in row.scores.items():
+            if score is not None:
+                values[name].append(score)
+    return {
+        "pairs": len(margins),
+        "accuracy": stats.wilson(sum(right), len(right))._asdict() if right else None,
+        "margin": fmean(margins) if margins else None,
+        "scores": {
+            name: {"count": len(v), "mean": fmean(v), "sd": pstdev(v), "low": min(v), "high": max(v)}
+            for name, v in values.items()
+        },
+        "not_scored": sum(score is None for row in scored for score in row.scores.values()),
+    }
+
+
+def show(scored: Sequence[Scored], cut: dict[str, int]) -> None:
+    """The first rows and the summary as tables."""
+    names = list(dict.fromkeys(name for row in scored for name in row.scores))
+    paired = any(row.margin is not None for row in scored)
+    single = names == ["response"]
+    columns = ["prompt", *(["answer"] if single else []), *(["score"] if single else names)]
+    rows = []
+    for row in scored[:SHOWN]:
+        cells = [_excerpt(row.prompt), *([_excerpt(row.item.answers["response"])] if single else [])]
+        cells += [console.number(row.scores.get(name)) for name in names]
+        rows.append([*cells, *([console.number(row.margin)] if paired else [])])
+    title = f"scores of {len(scored):,} rows" + (f", the first {SHOWN}" if len(scored) > SHOWN else "")
+    console.rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
+    found = summary(scored)
+    if len(scored) > 1:
+        table = [(name, *map(console.number, of.values())) for name, of in found["scores"].items()]
+        console.rows_table("all scores", ("", "answers", "mean", "sd", "lowest", "highest"), table, numbers=True)
+    if found["accuracy"]:
+        value, low, high = found["accuracy"].values()
+        console.OUT.print(
+            f"the chosen answer scores higher in {value:.1%} of {found['pairs']:,} pairs (95 %: {100 * low:.1f} to "
+            f"{100 * high:.1f}), by {found['margin']:.4g} on average"
+        )
+    notes = {"prompts were cut": cut["prompts_cut"], "responses were cut": cut["responses_cut"]}
+    notes["answers were cut away whole and have no score"] = found["not_scored"]
+    for what, count in notes.items():
+        if count:
+            console.OUT.print(f"{count:,} {what} (rm.max_prompt_length, rm.max_length)")
+
+
+def write(scored: Sequence[Scored], reward_model: str, file: Path) -> None:
+    """Lines in the layout of a run's samples.jsonl, each with the hash of the reward model's weights."""
+    write_output(file, "".join(json.dumps(_line(row, reward_model), ensure_ascii=False) + "\n" for row in scored))
+
+
+def _line(row: Scored, reward_model: str) -> dict[str, Any]:
+    line: dict[str, Any] = {"step": 0, "source": row.item.source} | row.item.row
+    line |= {"reward_model": reward_model, "prompt": row.prompt}
+    for name, score in row.scores.items():
+        kept = line.get(name)
+        line[name] = (kept if isinstance(kept, dict) else {}) | {"response": row.item.answers[name], "score": score}
+    return line | ({"margin": row.margin} if row.margin is not None else {})
+
+
+def _excerpt(text: str) -> str:
+    """The end of a prompt's last message, or the beginning of an answer, on one line."""
+    said = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
+    line = " ".join(console.harmless(said[-1].content if said else text).split())
+    return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"

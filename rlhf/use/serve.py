@@ -1,0 +1,97 @@
+"""The merged model behind an OpenAI-compatible address, by vLLM or by transformers' own server."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rlhf.errors import UserError
+from rlhf.observe.console import install_command
+from rlhf.process.endings import Stopped
+from rlhf.recipe import Loaded
+from rlhf.run.directory import Run
+from rlhf.terminal import say
+from rlhf.use.chat import finished
+
+ENGINES = ("auto", "transformers", "vllm")
+SECONDS_TO_STOP = 15  # before a server that does not end is killed
+
+
+def command(model: str, engine: str, device: str, host: str, port: int) -> list[str]:
+    """Return a server's command line; `auto`: vLLM where it is installed. Raises UserError without the engine."""
+    vllm = shutil.which("vllm")
+    if engine == "vllm" or (engine == "auto" and vllm):
+        if vllm is None:
+            raise UserError(
+                "serve: vllm is not installed here; install it in an environment of its own, or leave it out"
+            )
+        return [vllm, "serve", model, "--served-model-name", model, "--host", host, "--port", str(port)]
+    missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"serve needs {' and '.join(missing)}: {install_command('serve')}")
+    server = [sys.executable, "-m", "transformers.cli.transformers", "serve", model]
+    return [*server, "--device", device, "--host", host, "--port", str(port)]
+
+
+def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
+    """Serve a run's merged model, whose name is its path below `out`, until Ctrl-C or the server's own end.
+
+    Raises UserError when the model has not been merged, or was merged with other settings, when the port is taken and
+    when the server ends by itself.
+    """
+    evaluated = Run(out, loaded, "evaluate")
+    model = str((finished(evaluated, "merge", "serve") / "model").relative_to(out))
+    words = command(model, engine, loaded.recipe.hardware.device, host, port)
+    here = "127.0.0.1" if host == "0.0.0.0" else host
+    if _listens(here, port):
+        raise UserError(f"port {port} of {here} is in use: choose another --port (make: PORT=)")
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # transformers' list of models looks there and needs it
+    serve(words, out, model, here, port)
+
+
+def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> None:
+    """Run the server `words` in `folder`; say when it listens, and that it has stopped. Raises UserError if it ends."""
+    address = f"http://{host}:{port}/v1"
+    say(f"loading {model}; it will answer at {address}")
+    # In a session of its own: Ctrl-C reaches this process alone, which ends the server in its own way and says so.
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    server = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True)
+    try:
+        while server.poll() is None and not _listens(host, port):
+            time.sleep(0.2)
+        if server.poll() is None:
+            say(f"serving {model} at {address}; Ctrl-C ends it")
+            server.wait()
+        raise UserError(f"serve: the server has ended by itself with exit code {server.returncode}; it says above why")
+    except Stopped:
+        say("stopping the server")
+    finally:
+        _end(server)
+    say(f"stopped serving {model}")
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    """End a server and what it has started; at once if it takes its time. A second signal ends both at once."""
+    try:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(SECONDS_TO_STOP)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
