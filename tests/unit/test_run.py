@@ -7,11 +7,11 @@ import re
 import pytest
 
 from rlhf import recipe
-from rlhf.errors import UserError
+from rlhf.errors import ParentMissing, UserError
 from rlhf.files import read_json, read_lines, write_json
 from rlhf.observe import console
 from rlhf.rating.store import standing
-from rlhf.run import ParentMissing, checkpoint_problem
+from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, rlhf, small
 
