@@ -79,7 +79,7 @@ def run(
     if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
     loaded = choice.load(more_data)
-    if if_needed and getattr(loaded.recipe, stage) is None:
+    if if_needed and loaded.recipe.section(stage) is None:
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 

@@ -139,7 +139,7 @@ def as_yaml(value: Any) -> str:
 
 def with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of parsed YAML in which each dotted key of `overrides` has its value."""
-    changed = json.loads(json.dumps(content))
+    changed: dict[str, Any] = json.loads(json.dumps(content))
     for key, value in overrides.items():
         *path, last = key.split(".")
         node = changed
