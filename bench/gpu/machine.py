@@ -97,7 +97,7 @@ def _same_tokens() -> dict[str, dict[str, float]]:
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=1000, **shape)).eval()
     model.cuda()
-    codec: Any = _Ids()
+    codec = _Ids()
     prompts = [[3 + (7 * row + i) % 900 for i in range(20 + row % 5)] for row in range(12)]
     how = Sampling(max_prompt_length=32, response_length=160, temperature=1.0, batch_size=12)
 

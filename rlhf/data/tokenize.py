@@ -8,7 +8,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
@@ -29,6 +29,16 @@ TURNS = ("\n\nHuman:", "\n\nAssistant:")
 class Encoded(NamedTuple):
     prompt: list[int]
     response: list[int]
+
+
+class SpecialIds(Protocol):
+    """The ids of special tokens that sampling needs of a tokenizer."""
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def eos_id(self) -> int: ...
 
 
 class Codec:

@@ -18,7 +18,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from rlhf.data.batch import Rollout
-from rlhf.data.tokenize import Codec, pad_right
+from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.errors import UserError
 from rlhf.models import lean
 from rlhf.models.lean import FourBit
@@ -116,7 +116,7 @@ Phase = Callable[[str], AbstractContextManager[Any]]
 def sample(
     model: Model,
     prompts: Sequence[list[int]],
-    codec: Codec,
+    codec: SpecialIds,
     how: Sampling,
     observe: Observer | None = None,
     phase: Phase = record_function,
@@ -204,7 +204,7 @@ class _Decoding:
         prompts: Sequence[list[int]],
         uniforms: Tensor,
         how: Sampling,
-        codec: Codec,
+        codec: SpecialIds,
         observe: Observer | None,
     ):
         self.decoder, self.head, self.observe = model.get_decoder(), model.get_output_embeddings(), observe
