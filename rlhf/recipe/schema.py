@@ -364,6 +364,15 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_sources()
+        self._check_model()
+        self._check_supervised()
+        self._check_online()
+        self._check_merge()
+        self._check_lengths()
+        return self
+
+    def _check_sources(self) -> None:
         if (self.model.source == "pretrain") != (self.pretrain is not None):
             raise ValueError("model.source: pretrain and a pretrain section belong together")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
@@ -372,6 +381,8 @@ class Recipe(Section):
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
         if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
             raise ValueError("tokenizer.source: words and data.source: lengths belong together")
+
+    def _check_model(self) -> None:
         shape, words = self.model.architecture, self.tokenizer.vocab_size
         if self.tokenizer.source == "words" and shape and shape.vocab_size and words != shape.vocab_size:
             raise ValueError(
@@ -384,9 +395,9 @@ class Recipe(Section):
                 raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
-        for stage in ("sft", "rm", "dpo"):
-            options = self.section(stage)
-            assert isinstance(options, Dialogues)
+
+    def _check_supervised(self) -> None:
+        for stage, options in (("sft", self.sft), ("rm", self.rm), ("dpo", self.dpo)):
             try:
                 options.share(self.hardware.count)
             except ValueError as error:
@@ -396,6 +407,8 @@ class Recipe(Section):
                     f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
                     f"{self.hardware.engine}, which divides the weights"
                 )
+
+    def _check_online(self) -> None:
         for stage, options in self.online().items():
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
@@ -411,16 +424,19 @@ class Recipe(Section):
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
+
+    def _check_merge(self) -> None:
         if self.merge.stage in GROUPS and self.section(self.merge.stage) is None:
             raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}")
         if self.merge.base == "dequantized" and self.model.quantization == "none":
             raise ValueError("merge.base: dequantized needs model.quantization: nf4")
+
+    def _check_lengths(self) -> None:
         if self.model.architecture is not None:
             room = self.model.architecture.max_position_embeddings
             for stage, need in self.lengths().items():
                 if need > room:
                     raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
-        return self
 
     def section(self, stage: str) -> StageOptions | None:
         """Return the section of a stage, None where the recipe has none. Raises KeyError for what is not a stage."""

@@ -100,7 +100,7 @@ def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
     """Valid keys of the section that `path` leads to."""
     for part in path:
         field = kind.model_fields.get(part)
-        inner = [t for t in _section_types(field.annotation)] if field else []
+        inner = _section_types(field.annotation) if field else []
         if not inner:
             return list(kind.model_fields)
         kind = inner[0]
