@@ -7,24 +7,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
-from peft import PeftModel, set_peft_model_state_dict
+from peft import PeftModel
 from torch.utils.data import DataLoader, Sampler
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.models import weights as stored
+from rlhf.models.model import Model
 from rlhf.models.optimizer import page_states
 from rlhf.models.weights import ADAPTER_FILE
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Optimization
+from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, resuming
 from rlhf.run.directory import Run
@@ -72,17 +73,23 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
     )
 
 
-def with_exact_weights(model: PreTrainedModel, build: Callable[[], TrainerT]) -> TrainerT:
+def with_exact_weights(model: Model, build: Callable[[], TrainerT]) -> TrainerT:
     """Build a trainer and give the trainable weights back the values and type that they had before.
 
     On a 4-bit base TRL casts them to bfloat16 when it is built, which rounds a warm start away.
     """
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     trainer = build()
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in _model(trainer).named_parameters():
         if name in before:
             parameter.data = before[name].to(parameter.device)
     return trainer
+
+
+def _model(trainer: Trainer) -> Any:
+    """The model of a trainer, which was built with one. Any: peft's and torch's classes share no type of ours."""
+    assert trainer.model is not None
+    return trainer.model
 
 
 class LengthBuckets(Sampler[int]):
@@ -119,6 +126,16 @@ class LengthBuckets(Sampler[int]):
         return (row for batch in (*full, *short) for row in batch)
 
 
+class Order(Protocol):
+    """Rows in an order of their own in each epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
 class Dealt(Sampler[list[int]]):
     """One rank's micro-batches: the rows of each optimizer's batch, dealt out like cards.
 
@@ -126,14 +143,14 @@ class Dealt(Sampler[list[int]]):
     others; the few that are left over, fewer than there are ranks, sit this epoch out.
     """
 
-    def __init__(self, order: Sampler[int], rows: int, accumulated: int):
+    def __init__(self, order: Order, rows: int, accumulated: int):
         self.order, self.rows, self.accumulated = order, rows, accumulated
 
     def set_epoch(self, epoch: int) -> None:
-        self.order.set_epoch(epoch)  # type: ignore[attr-defined]
+        self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return math.ceil(len(self.order) // distributed.world() / self.rows)  # type: ignore[arg-type]
+        return math.ceil(len(self.order) // distributed.world() / self.rows)
 
     def __iter__(self) -> Iterator[list[int]]:
         order, world = list(self.order), distributed.world()
@@ -157,19 +174,22 @@ def train(
     one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
     Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
     """
+    options = run.loaded.recipe.section(run.stage)
+    assert isinstance(options, Optimization)
     trainer.remove_callback(PrinterCallback)
-    if getattr(run.loaded.recipe, run.stage).group_by_length:
+    methods: Any = trainer  # some of which are replaced
+    if options.group_by_length:
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
-        trainer._get_train_sampler = lambda dataset=None: sampler
+        methods._get_train_sampler = lambda dataset=None: sampler
     if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds otherwise without the mask
         hide_right_padding(trainer)
     if distributed.world() > 1:
-        trainer.get_train_dataloader = lambda: _dealt(trainer)
+        methods.get_train_dataloader = lambda: _dealt(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
-        eval_steps = getattr(getattr(run.loaded.recipe, run.stage), "eval_steps", None)
+        eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
         if evaluate is not None and eval_steps:
             trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
         if run.resumed_from:
@@ -178,12 +198,13 @@ def train(
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     # an engine that divides the weights would make each rank count its own share
     if distributed.world() == 1 and trainer.optimizer is not None:
-        telemetry.note_components(trainer.model, trainer.optimizer)
+        telemetry.note_components(_model(trainer), trainer.optimizer)
     if evaluate is not None and eval_steps:
         _take_best(trainer, run)
     if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
-        return trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    return dict(trainer.model.named_parameters())
+        weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        return weights
+    return dict(_model(trainer).named_parameters())
 
 
 def _check_resumed(trainer: Trainer, run: Run) -> None:
@@ -236,9 +257,9 @@ def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _dealt(trainer: Trainer) -> DataLoader:
+def _dealt(trainer: Trainer) -> DataLoader[Any]:
     """Batches of this rank in the order of one process. transformers would fill a short last batch with other rows."""
-    order = trainer._get_train_sampler()
+    order: Any = trainer._get_train_sampler()
     if not isinstance(order, LengthBuckets):
         order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate makes it for one
     dealt = Dealt(order, trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
@@ -249,7 +270,8 @@ def _dealt(trainer: Trainer) -> DataLoader:
         pin_memory=trainer.args.dataloader_pin_memory,
     )
     loader.set_epoch = dealt.set_epoch  # where transformers looks for it; in a resumed epoch it asks the sampler
-    return loader
+    result: DataLoader[Any] = loader
+    return result
 
 
 def hide_right_padding(trainer: Trainer) -> None:
@@ -262,7 +284,7 @@ def hide_right_padding(trainer: Trainer) -> None:
 
     Batches are checked where they are made, on the CPU. Raises ValueError for one that is not padded on the right.
     """
-    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, trainer.model.get_decoder()
+    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, _model(trainer).get_decoder()
 
     def checked(rows: Any) -> Any:
         batch = collate(rows)
@@ -278,7 +300,8 @@ def hide_right_padding(trainer: Trainer) -> None:
         finally:
             hook.remove()
 
-    trainer.data_collator, trainer.compute_loss = checked, compute_loss_without_mask
+    methods: Any = trainer
+    methods.data_collator, methods.compute_loss = checked, compute_loss_without_mask
 
 
 def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -341,7 +364,7 @@ class _Evaluation(TrainerCallback):
     ):
         self.run, self.telemetry, self.evaluate, self.every, self.log = run, telemetry, evaluate, every, log
 
-    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
         if state.global_step % self.every == 0 or control.should_save:
             training, began, cpu = model.training, time.monotonic(), time.process_time()
             with self.telemetry.phase("evaluate"):
@@ -376,7 +399,9 @@ def best_step(run: Run) -> dict[str, float]:
 def _take_best(trainer: Trainer, run: Run) -> None:
     """Choose the best checkpoint and, with `adapter: best`, give the model its adapter."""
     best = distributed.from_main(lambda: choose_checkpoint(run))
-    if getattr(run.loaded.recipe, run.stage).adapter == "last" or best in (None, trainer.state.global_step):
+    options = run.loaded.recipe.section(run.stage)
+    assert isinstance(options, Dialogues)
+    if options.adapter == "last" or best is None or best == trainer.state.global_step:
         return
     folder = run.checkpoint(best)
     if problem := checkpoint_problem(folder):
@@ -384,8 +409,7 @@ def _take_best(trainer: Trainer, run: Run) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
     best_weights = stored.tensors(folder / ADAPTER_FILE)
     stored.check_shapes(best_weights, stored.adapter_state(model), str(folder / ADAPTER_FILE))
-    outcome = set_peft_model_state_dict(model, best_weights)
-    assert not outcome.unexpected_keys
+    stored.set_adapter_state(model, best_weights)
 
 
 def let_go() -> None:
