@@ -422,7 +422,7 @@ def _memory(runs: Sequence[Recorded], charts: _Charts) -> str:
     folder = default_root() / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
     unchanged = same and not any(m["overrides"] for m in manifests)
-    pinned = reader.read(folder / "predicted.json", records.Predicted) if unchanged else None
+    pinned = reader.read(folder / "predicted.json", records.Prediction) if unchanged else None
     notes, drawn = "", ""
     if pinned and recipes.load(folder).sha256 == manifest["recipe_sha256"]:
         phases = {

@@ -82,7 +82,7 @@ def show(found: dict[str, Any], out: Path) -> None:
 
 def table_of(file: Path) -> str:
     """The Markdown table of a record that `record` wrote. Raises UserError where the file is none."""
-    found = reader.read(file, records.Reproduced)
+    found = reader.read(file, records.Reproduction)
     if found is None or not found["seeds"]:
         raise UserError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
     return markdown(found)

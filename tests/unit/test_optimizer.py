@@ -93,7 +93,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
 
     shared = SimpleNamespace(peft=None)
     state = TrainState("ppo", shared, small().recipe.ppo, {"policy": parameters()})
-    state.save(SimpleNamespace(leads=False), tmp_path)
+    state.save(SimpleNamespace(is_main=False), tmp_path)
     load = state.optimizer.load_state_dict
     monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: (asked.append("loaded"), load(saved)))
     monkeypatch.setattr("rlhf.stages.online.train_state.page_states", asked.append)
