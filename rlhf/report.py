@@ -159,7 +159,7 @@ def _compared(figure: Figure, value: float | None, verdict: Verdict, predicted: 
     expected = f"{predicted / published.GB:.2f}" if predicted else ""
     kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
     said = f'<span class="{kind.get(verdict.word, "")}">{_text(str(verdict))}</span>'
-    return (figure.title, console.asked(figure, in_full=True), expected, console.number(value), said)
+    return (figure.title, console.figure_text(figure, in_full=True), expected, console.number(value), said)
 
 
 def _findings(runs: Sequence[Recorded], charts: _Charts) -> str:
