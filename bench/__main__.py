@@ -226,7 +226,7 @@ def costs(row: Mapping[str, Any]) -> dict[str, float]:
 def figure_rows(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
     """A table row for each comparison: stage, figure with its heading, published, here, verdict."""
     return [
-        (figure.stage, figure.title, console.asked(figure), console.number(value), str(verdict))
+        (figure.stage, figure.title, console.figure_text(figure), console.number(value), str(verdict))
         for figure, value, verdict in compared
     ]
 
@@ -241,7 +241,9 @@ def worse(compared: Sequence[Compared]) -> Iterator[str]:
         by_cost.setdefault((row[0].stage, row[0].metric), []).append(row)
     for (stage, metric), rows in by_cost.items():
         if published.best(verdict.word for *_, verdict in rows) in published.BAD:
-            than = "; ".join(f"{verdict} than {figure.title}, {console.asked(figure)}" for figure, _, verdict in rows)
+            than = "; ".join(
+                f"{verdict} than {figure.title}, {console.figure_text(figure)}" for figure, _, verdict in rows
+            )
             yield f"{stage}: {metric} {rows[0][1]:.3g} is {than}"
 
 

@@ -15,7 +15,7 @@ from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
 from rlhf.run.reader import check, reading
-from rlhf.run.records import Reproduced
+from rlhf.run.records import Reproduction
 
 HEAD = """# Results
 
@@ -50,7 +50,7 @@ def _line(file: Path, root: Path) -> str:
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
-    seeds = check(record, Reproduced, "a record of seeds")["seeds"]
+    seeds = check(record, Reproduction, "a record of seeds")["seeds"]
     entries = [entry for stages in seeds.values() for summary in stages.values() for entry in summary["targets"]]
     verdicts = [verdict_of(entry) for entry in entries]
     verdicts += [found for stages in seeds.values() for *_, found in totals(stages, record.get("price_per_hour"))]

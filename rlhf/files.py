@@ -1,4 +1,4 @@
-"""Files: JSON and JSON lines, hashes, writes that a crash leaves whole or undone."""
+"""JSON files, JSONL files, hashes, and writes that a crash leaves either complete or undone."""
 
 import hashlib
 import json
@@ -10,16 +10,16 @@ from typing import Any
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """The file's object, or None where there is none that can be read."""
+    """Return the object that a JSON file holds, or None if the file is absent, unreadable or holds no object."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write beside and rename, so that a reader sees the old file or the new one."""
+    """Write a file beside `file` and rename it, so that a reader sees either the old content or the new."""
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     sync(temporary)
@@ -28,14 +28,14 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file that this module wrote; a last line cut by a crash is left out."""
+    """Return the objects of a JSONL file that `append` wrote, up to the first line that a crash cut off."""
     if not file.exists():
         return []
     rows = []
-    for line in file.read_bytes().split(b"\n"):  # text knows other ends of lines, which samples may hold
+    for line in file.read_bytes().split(b"\n"):  # str.splitlines also splits at characters of samples
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # a character that was cut in two is a ValueError too
+        except (ValueError, RecursionError):  # half of a character raises a ValueError too
             break
         if not isinstance(row, dict):
             break
@@ -44,13 +44,14 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def append(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Append one line of JSON for each row."""
     with open(file, "a", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def write_output(file: Path, text: str) -> None:
-    """Write beside and rename, so that an earlier output is replaced as a whole or stays as it is."""
-    target = file.resolve()  # a symbolic link stays one
+    """Write a file beside `file` and rename it, so that an earlier output is replaced as a whole or not at all."""
+    target = file.resolve()  # write to what a symbolic link points to, and keep the link
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{os.getpid()}.tmp")
     try:
@@ -61,6 +62,7 @@ def write_output(file: Path, text: str) -> None:
 
 
 def sha256(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     with open(file, "rb") as handle:
         while block := handle.read(1 << 20):
@@ -69,6 +71,7 @@ def sha256(file: Path) -> str:
 
 
 def sync(path: Path) -> None:
+    """Flush a file or a folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -77,13 +80,14 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
+    """Flush a folder and everything in it to disk."""
     for path in (*folder.rglob("*"), folder):
         if path.exists():
             sync(path)
 
 
 def remove(path: Path) -> None:
-    """Delete a folder, or what is there in place of one; of a symbolic link the link alone."""
+    """Delete a folder, a file or a symbolic link; what the link points to stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -91,6 +95,7 @@ def remove(path: Path) -> None:
 
 
 def free_name(path: Path) -> Path:
+    """Return `path` with the first number appended that makes a name not yet in use."""
     number = 1
     while os.path.lexists(candidate := path.with_name(f"{path.name}-{number}")):
         number += 1
@@ -98,5 +103,5 @@ def free_name(path: Path) -> Path:
 
 
 def finite(value: float) -> float | None:
-    """The number, or None for NaN and infinity, which JSON does not know."""
+    """Return the number, or None for NaN and infinity, which JSON cannot express."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Types of command-line options that several commands share: what they cannot use, they refuse before any work."""
+"""Types of command-line options that several commands share. They refuse unusable values before any work begins."""
 
 import math
 import os
@@ -11,12 +11,12 @@ import click
 
 LARGEST_SEED = 2**32 - 1  # as in a recipe
 SEED = click.IntRange(0, LARGEST_SEED)
-_RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder with one of them belongs to a run
+_RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder that holds one of them belongs to a run
 _RESULTS = ("adapter", "model", "checkpoints")  # folders of a stage
 
 
 class OutputFile(click.Path):
-    """A file that will be written: not a directory, a pipe or a device, and not inside the folder of a stage."""
+    """An option for a file to write. It refuses a directory, a pipe, a device and a place inside a stage's folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -45,7 +45,7 @@ OUTPUT = OutputFile()
 
 
 class RunsFolder(click.Path):
-    """The root of runs, by its name: an empty one, as of a shell's unset variable, would be the current folder."""
+    """An option for the root of runs. It refuses an empty name, as from an unset shell variable."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.fspath(value):
@@ -54,7 +54,7 @@ class RunsFolder(click.Path):
 
 
 def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse a price that is no number. Raises BadParameter."""
+    """Return the price. Raises BadParameter if it is not finite."""
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
     return value
@@ -77,7 +77,7 @@ def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
 
 
 def _stage_folder(path: Path) -> Path | None:
-    """The stage's folder whose records or results `path` would be among; None if it is elsewhere."""
+    """Return the folder of the stage whose records or results `path` would be among, or None."""
     for place in (path.absolute(), path.resolve()):
         for folder in place.parents:
             inside = place.relative_to(folder).parts

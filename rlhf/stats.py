@@ -1,4 +1,4 @@
-"""Small statistics of comparisons, answers and scores; plain Python numbers in, plain numbers out.
+"""Statistics of comparisons, answers and scores. Plain Python numbers go in and come out.
 
 Each is a few lines. Libraries would be three more dependencies: statsmodels, krippendorff and torchmetrics.
 """
@@ -21,20 +21,20 @@ class Estimate(NamedTuple):
 
 
 def wilson(count: float, total: int) -> Estimate:
-    """A share with its Wilson interval (Wilson 1927): (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
+    """Return a share with its Wilson interval (Wilson 1927): (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
 
     Half counts (ties) are allowed; the interval is then too wide rather than too narrow. Raises ValueError for total 0.
     """
     if total < 1:
         raise ValueError("a share of nothing")
-    p, spread = count / total, Z95**2 / total
-    middle = (p + spread / 2) / (1 + spread)
-    half = Z95 * math.sqrt(p * (1 - p) / total + spread / (4 * total)) / (1 + spread)
+    p, z2_n = count / total, Z95**2 / total
+    middle = (p + z2_n / 2) / (1 + z2_n)
+    half = Z95 * math.sqrt(p * (1 - p) / total + z2_n / (4 * total)) / (1 + z2_n)
     return Estimate(p, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def mean_interval(values: Sequence[float]) -> Estimate | None:
-    """The mean of independent values with its normal interval, mean ± z·sd/√n; None for fewer than two values."""
+    """Return the mean of independent values with its normal interval, mean ± z·sd/√n; None for fewer than two."""
     if len(values) < 2:
         return None
     middle, half = fmean(values), Z95 * stdev(values) / math.sqrt(len(values))
@@ -42,20 +42,24 @@ def mean_interval(values: Sequence[float]) -> Estimate | None:
 
 
 def outcomes(differences: Sequence[float]) -> list[float]:
-    """1 for a win, 0 for a loss, 0.5 for a tie, from what one side has more than the other."""
+    """Return 1 (win), 0 (loss) or 0.5 (tie) for each difference between the first side and the second."""
     return [1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in differences]
 
 
 def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float]) -> Estimate | None:
-    """The win rate that is left when both answers are equally long, after AlpacaEval 2 (arXiv 2404.04475).
+    """Return the win rate that remains when both answers are equally long, after AlpacaEval 2 (arXiv 2404.04475).
 
-    P(win) = σ(a + b·tanh(d/s)), fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by maximum likelihood, d the answer's
-    length less its rival's (`longer`, any unit), s the standard deviation of d; the rate is σ(a). Its interval is a's,
-    from H⁻¹MH⁻¹: H is the Hessian and M the sum of squared residuals: of wins and losses as fitted, p(1 − p), which
-    stays honest where one side wins everything; of ties and of means of several outcomes as they are, (p − y)². Of that
-    paper's regression the term for the difficulty of a prompt is left out: with two answers to each it cannot be told
-    from noise. A penalty of 0.01·(a² + b²) keeps the fit finite where length decides every outcome. None without
-    outcomes.
+    The model is P(win) = σ(a + b·tanh(d/s)), where d is the answer's length minus its rival's (`longer`, in any unit)
+    and s is the standard deviation of d. It is fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by maximum likelihood, and
+    the rate is σ(a). The term of that paper's regression for the difficulty of a prompt is left out: with two answers
+    to each prompt it cannot be separated from noise. A penalty of 0.01·(a² + b²) keeps the fit finite where length
+    decides every outcome.
+
+    The interval is that of a, from the sandwich H⁻¹MH⁻¹, where H is the Hessian and M a sum of squared residuals. A win
+    or a loss contributes its fitted variance p(1 − p), so that the interval stays honest where one side wins
+    everything. A tie or a mean of several outcomes contributes its squared residual (p − y)².
+
+    Returns None without outcomes.
     """
     if not outcomes:
         return None
@@ -63,7 +67,7 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
     rows = [(math.tanh(d / scale), y) for d, y in zip(longer, outcomes, strict=True)]
     ridge = 0.02
     a = b = 0.0
-    for _ in range(100):  # Newton's method on a strictly convex function; a few steps are enough
+    for _ in range(100):  # Newton's method on a strictly convex function converges in a few steps
         ga, gb, haa, hab, hbb = ridge * a, ridge * b, ridge, 0.0, ridge
         for x, y in rows:
             p = sigmoid(a + b * x)
@@ -72,7 +76,7 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
             haa, hab, hbb = haa + weight, hab + weight * x, hbb + weight * x * x
         determinant = haa * hbb - hab * hab
         step_a, step_b = (hbb * ga - hab * gb) / determinant, (haa * gb - hab * ga) / determinant
-        shrink = min(1.0, 4.0 / max(abs(step_a), abs(step_b), 1e-300))  # far from the answer a step overshoots
+        shrink = min(1.0, 4.0 / max(abs(step_a), abs(step_b), 1e-300))  # far from the optimum a step overshoots
         a, b = a - shrink * step_a, b - shrink * step_b
         if max(abs(step_a), abs(step_b)) < 1e-10:
             break
@@ -86,10 +90,11 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
 
 
 def krippendorff_alpha(units: Sequence[Sequence[Hashable]]) -> float | None:
-    """Agreement of raters beyond chance: 1 is perfect, 0 what chance gives (Krippendorff 2011, nominal data).
+    """Return the agreement of raters beyond chance: 1 is perfect, 0 is chance (Krippendorff 2011, nominal data).
 
-    `units` holds, for each rated thing, the ratings it got; things rated once say nothing. α = 1 − D_o/D_e with D_o the
-    observed and D_e the expected disagreement. None where nothing was rated twice or all ratings are the same value.
+    `units` holds the ratings of each rated thing; a thing with one rating does not count. α = 1 − D_o/D_e, with D_o the
+    observed and D_e the expected disagreement. Returns None if nothing was rated twice or all ratings have the same
+    value.
     """
     pairable = [list(unit) for unit in units if len(unit) > 1]
     totals = Counter(value for unit in pairable for value in unit)
@@ -102,7 +107,7 @@ def krippendorff_alpha(units: Sequence[Sequence[Hashable]]) -> float | None:
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Distinct n-grams of words over all n-grams of all texts (arXiv 1510.03055); 0 where there are none."""
+    """Return the share of distinct n-grams among the word n-grams of all texts (arXiv 1510.03055); 0 without any."""
     grams = Counter(
         tuple(words[i : i + n]) for words in (text.split() for text in texts) for i in range(len(words) - n + 1)
     )
@@ -110,7 +115,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
 
 class Bin(NamedTuple):
-    """Pairs whose confidence lies in one range: how sure the reward model was, and how often it was right."""
+    """The pairs whose confidence lies in one range: the reward model's mean confidence and its accuracy on them."""
 
     low: float
     high: float
@@ -120,20 +125,21 @@ class Bin(NamedTuple):
 
 
 def calibration(margins: Sequence[float], bins: int = 10) -> tuple[list[Bin], float]:
-    """How far a reward model's confidence can be believed, and the expected calibration error (arXiv 1706.04599).
+    """Return a reward model's calibration curve and its expected calibration error (arXiv 1706.04599).
 
-    `margins` are score differences, chosen less rejected. The model prefers the higher score, with confidence
-    σ(|margin|) from 0.5 to 1, which is cut into equal `bins`; it is right where the margin is positive, half
-    right where it is 0. The error is Σ pairs·|accuracy − confidence| / all pairs. Bins without pairs are left out.
+    `margins` are score differences, chosen minus rejected. The model prefers the higher score, with confidence
+    σ(|margin|). Confidence runs from 0.5 to 1, a range that is cut into `bins` of equal width. The model is right where
+    the margin is positive, and half right where it is 0. The error is Σ pairs·|accuracy − confidence| / all pairs. Bins
+    without pairs are left out.
     """
     width = 0.5 / bins
-    held: list[list[tuple[float, float]]] = [[] for _ in range(bins)]
+    binned: list[list[tuple[float, float]]] = [[] for _ in range(bins)]
     for margin, right in zip(margins, outcomes(margins), strict=True):
-        sure = sigmoid(abs(margin))
-        held[min(bins - 1, int((sure - 0.5) / width))].append((sure, right))
+        confidence = sigmoid(abs(margin))
+        binned[min(bins - 1, int((confidence - 0.5) / width))].append((confidence, right))
     curve = [
         Bin(0.5 + i * width, 0.5 + (i + 1) * width, len(rows), fmean(c for c, _ in rows), fmean(r for _, r in rows))
-        for i, rows in enumerate(held)
+        for i, rows in enumerate(binned)
         if rows
     ]
     error = sum(b.pairs * abs(b.accuracy - b.confidence) for b in curve) / max(1, len(margins))
@@ -141,7 +147,7 @@ def calibration(margins: Sequence[float], bins: int = 10) -> tuple[list[Bin], fl
 
 
 def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:
-    """Values in each range [edges[i], edges[i+1]); what lies outside counts in the first or last."""
+    """Count the values in each range [edges[i], edges[i+1]); values outside count in the first or last range."""
     counts = [0] * (len(edges) - 1)
     width = (edges[-1] - edges[0]) / len(counts)
     for value in values:
@@ -150,5 +156,5 @@ def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:
 
 
 def sigmoid(x: float) -> float:
-    """1 / (1 + e^−x), for any x."""
+    """Return 1 / (1 + e^−x) without overflow for any x."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -1,4 +1,4 @@
-"""What may reach a terminal: no control character of a file, an option, a recipe, a server or a model, and no flood."""
+"""Text for the terminal: of limited length, and without control characters from files, options, servers or models."""
 
 import sys
 from contextlib import suppress
@@ -12,7 +12,7 @@ def harmless(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with such characters written as escapes: `\\x1b`, `\\u202e`."""
+    """Return the text with the characters that `harmless` removes written as escapes: `\\x1b`, `\\u202e`."""
     return "".join(c if _prints(c) else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -20,7 +20,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     """Return the text, or its beginning and end with the number of characters between them."""
     if len(text) <= longest:
         return text
-    half = longest // 2 - 20  # room for the words in the middle
+    half = longest // 2 - 20  # leaves room for the words in the middle
     return f"{text[:half]} … ({len(text) - 2 * half:,} more) … {text[-half:]}"
 
 
@@ -31,10 +31,10 @@ def one_line(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Write one line to stderr. One that is gone, such as that of a closed terminal, is no error."""
+    """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is no error."""
     with suppress(OSError, ValueError):
         print(one_line(text), file=sys.stderr, flush=True)
 
 
 def _prints(character: str) -> bool:
-    return character in "\n\t" or character.isprintable() or character == "\u200d"  # the last joins emoji
+    return character in "\n\t" or character.isprintable() or character == "\u200d"  # the last one joins emoji

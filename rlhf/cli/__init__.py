@@ -1,4 +1,4 @@
-"""`rlhf`: parses the command line, reads the recipe that it names, and calls what the command is for."""
+"""The command `rlhf`: its groups and its entry point."""
 
 import click
 
@@ -25,5 +25,5 @@ for command in (
 
 
 def main() -> None:
-    """Entry point of `rlhf`."""
+    """Run `rlhf`."""
     guarded(cli)

@@ -1,4 +1,4 @@
-"""Which recipe a command line names, with its changes: the options, and the recipe that they lead to."""
+"""The options that name a recipe and change it, and the recipe that they lead to."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -16,9 +16,9 @@ from rlhf.options import SEED, RunsFolder
 from rlhf.process import distributed
 from rlhf.terminal import say
 
-KEY = "rlhf.recipes"  # where a command's --recipes is kept, in click's context
-RANDOM_PAIRS = 4000  # stand-in dialogues that go with random weights
-NAMES_RECIPE = ("hw", "directory", "changes")  # options, as a command's parameters
+KEY = "rlhf.recipes"  # key of a command's --recipes in click's context
+RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
+NAMES_RECIPE = ("hw", "directory", "changes")  # parameters of a command
 
 Command = Callable[..., Any]
 
@@ -35,31 +35,32 @@ class Choice:
     seed: int | None = None
 
     def load(self, more_data: Sequence[str] = ()) -> recipe.Loaded:
-        """Return the recipe with its changes; `more_data`: further files to train on.
+        """Return the recipe with its changes; `more_data` are further files to train on.
 
-        Raises UserError where the options name no recipe or no files, UsageError where they exclude each other.
+        Raises UserError if the options name no recipe or missing files, UsageError if they exclude each other.
         """
         directory, data = self._directory(), (*self.data, *more_data)
-        given = recipe.parse_overrides(self.changes)
+        changes = recipe.parse_overrides(self.changes)
         overrides: dict[str, Any] = {}
         if self.weights == "random":
             if data:
                 raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
-            overrides |= recipe.with_random_weights(recipe.load(directory, given).recipe, RANDOM_PAIRS, "hh")
+            overrides |= recipe.with_random_weights(recipe.load(directory, changes).recipe, RANDOM_PAIRS, "hh")
         elif self.weights is not None:
             folder = str(Path(self.weights).resolve())
             if not Path(folder, "config.json").is_file():
                 raise UserError(f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random")
             overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
             overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
-        if absent := [file for file in data if not Path(file).exists()]:
-            raise UserError(f"--data {absent[0]}: there is no such file{hub_hint(absent[0])}")
+        if missing := [file for file in data if not Path(file).exists()]:
+            raise UserError(f"--data {missing[0]}: there is no such file{hub_hint(missing[0])}")
         if data:
             files = [str(Path(file).resolve()) for file in data]
             overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
-        return recipe.load(directory, overrides | given, self.seed)
+        return recipe.load(directory, overrides | changes, self.seed)
 
     def _directory(self) -> Path:
+        """Return the recipe's folder, from --recipe or --hw. Raises UserError or UsageError."""
         if self.directory is not None:
             if self.hw is not None:
                 raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
@@ -78,7 +79,7 @@ def _keep(context: click.Context, parameter: click.Parameter, folder: Path | Non
 
 
 def _hardware_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Names that a shell may complete after --hw."""
+    """Return the names with which a shell may complete --hw."""
     names = {recipe.load(directory).recipe.hardware.name for directory in recipe.available(recipes_root())}
     return sorted(name for name in names if name.startswith(typed))
 
@@ -109,8 +110,8 @@ def chooses_recipe(
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds the options naming a recipe; the command gets them as one argument, `choice`.
 
-    The arguments are the help texts of --data, --weights, --set and --seed; an option without a text is left out.
-    `out`: also add --out, which the command gets as an argument of its own.
+    The arguments are the help texts of --data, --weights, --set and --seed; an option without a text is left out. `out`
+    adds --out, which the command gets as an argument of its own.
     """
     options: list[Callable[[Command], Command]] = [
         click.option(
@@ -140,12 +141,12 @@ def chooses_recipe(
     if seed:
         options.append(click.option("--seed", type=SEED, help=seed))
     texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
-    ours = [field.name for field in fields(Choice) if texts.get(field.name, True)]
+    names = [field.name for field in fields(Choice) if texts.get(field.name, True)]
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def with_choice(**values: Any) -> Any:
-            return command(choice=Choice(**{name: values.pop(name) for name in ours}), **values)
+            return command(choice=Choice(**{name: values.pop(name) for name in names}), **values)
 
         decorated: Command = with_choice
         for option in reversed(options):
@@ -185,7 +186,7 @@ def pair_options(command: Command) -> Command:
 def typed_options(leave_out: Collection[str] = (), only: Collection[str] | None = None) -> list[str]:
     """Return the options of the running command as they were typed, for another command line.
 
-    Those in `leave_out` are left out; `only`: all but these are.
+    Options in `leave_out` are left out; with `only`, all but these are.
     """
     words, context = recipes_given(), click.get_current_context()
     for option in context.command.params:
@@ -198,26 +199,27 @@ def typed_options(leave_out: Collection[str] = (), only: Collection[str] | None 
         if option.is_flag:
             words.append((option.opts if value else option.secondary_opts)[-1])
         else:
-            words += [word for one in (value if option.multiple else [value]) for word in (option.opts[0], str(one))]
+            words += [word for part in (value if option.multiple else [value]) for word in (option.opts[0], str(part))]
     return words
 
 
 def recipes_root() -> Path:
-    """The folder in which --hw looks: --recipes, or the default."""
+    """Return the folder in which --hw looks: --recipes, or the default."""
     context = click.get_current_context(silent=True)
     return (context.meta.get(KEY) if context else None) or recipe.default_root()
 
 
 def recipes_given() -> list[str]:
-    """--recipes as it was given, as words of a command line."""
+    """Return --recipes as it was given, as words of a command line."""
     context = click.get_current_context(silent=True)
     return ["--recipes", str(context.meta[KEY])] if context and KEY in context.meta else []
 
 
 def announce_version(hw: str, directory: Path) -> None:
-    """Say on stderr, in one line, which of a recipe's versions `--hw` takes and what the first one is.
+    """Print one line on stderr: the version of a recipe that `--hw` takes, and the description of the first version.
 
-    Silent where there is only one version, and in a process that a launcher has started: its parent has said it.
+    Nothing is printed if there is only one version, or in a process that a launcher started, whose parent has printed
+    it.
     """
     versions = [d for d in recipe.available(recipes_root()) if d.parent == directory.parent]
     if len(versions) == 1 or distributed.launched():

@@ -1,4 +1,4 @@
-"""`rlhf data …`: check data files and read some of their rows. Nothing here imports torch."""
+"""`rlhf data …`: commands that check, show and convert data files. Nothing here imports torch."""
 
 import json
 import math
@@ -86,19 +86,21 @@ def check_data(
 
 
 def verdict(report: quality.QualityReport) -> str:
-    """One line on what was found, the worst first, and the key that leaves such rows out."""
-    found = report.verdicts()
-    counts = {severity: [line.name for line in found if line.severity == severity] for severity in quality.SEVERITIES}
-    said = [
+    """Return one line about the flaws, the worst first, and the key that leaves such rows out."""
+    verdicts = report.verdicts()
+    counts = {
+        severity: [line.name for line in verdicts if line.severity == severity] for severity in quality.SEVERITIES
+    }
+    parts = [
         f"{len(names)} {severity}{'s' if len(names) > 1 else ''} ({', '.join(names)})"
         for severity, names in reversed(counts.items())
         if severity and names
     ]
-    if not said:
+    if not parts:
         return "nothing wrong was found"
     droppable = [name.replace(" ", "_") for name in counts["error"] + counts["warning"]]
     reasons = ",".join(name for name in droppable if name in (*flaws.FLAWS, "leaked"))
-    return "; ".join(said) + (f"; SET=data.drop=[{reasons}] leaves such rows out of training" if reasons else "")
+    return "; ".join(parts) + (f"; SET=data.drop=[{reasons}] leaves such rows out of training" if reasons else "")
 
 
 @data_group.command("show")

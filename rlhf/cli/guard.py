@@ -1,4 +1,4 @@
-"""How a command ends: known failures in one line, anything else as a bug with its traceback."""
+"""The end of a command: one line for a known failure, a traceback for a bug."""
 
 import io
 import os
@@ -12,15 +12,15 @@ from rlhf.errors import UserError
 from rlhf.process import distributed, endings
 from rlhf.terminal import one_line, say, shortened, visible
 
-BUG = 70  # exit code of a bug, as sysexits.h has it
+BUG = 70  # exit code of a bug, as in sysexits.h
 LONGEST_TRACEBACK = 20_000  # characters
 
 
 def guarded(command: click.Command) -> None:
-    """Run a command and end the process: what can go wrong becomes one line and a non-zero exit code."""
+    """Run a command and end the process. A known failure becomes one line and a non-zero exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character ends nothing
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show is no error
     try:
         with endings.listening(_tell):
             _check_arguments(sys.argv[1:])
@@ -28,14 +28,14 @@ def guarded(command: click.Command) -> None:
             print(end="", flush=True)
     except click.ClickException as error:
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
-            error.show()  # a group of commands without one
+            error.show()  # a group without a command shows its help
         else:
             say(_in_one_line(error))
         sys.exit(error.exit_code)
     except (endings.Stopped, KeyboardInterrupt, click.Abort) as error:
-        ended = error.__cause__  # click takes the end of a file for Ctrl-D
-        sys.exit(_failed(ended) if isinstance(ended, EOFError) else _stopped(error))
-    except BrokenPipeError:  # who reads has had enough: `rlhf plan … | head`; a run goes on in its own processes
+        cause = error.__cause__  # click turns an EOFError into Abort, as for Ctrl-D
+        sys.exit(_failed(cause) if isinstance(cause, EOFError) else _stopped(error))
+    except BrokenPipeError:  # the reader has left, as in `rlhf plan … | head`; a run's own processes continue
         say(f"{command.name}: nobody reads the output any more")
         _abandon_stdout()
         sys.exit(1)
@@ -44,7 +44,7 @@ def guarded(command: click.Command) -> None:
 
 
 def fail(message: str, *advice: str) -> int:
-    """Say why the command ends, on stderr or to the process that started this one. Returns the exit code.
+    """Print why the command ends, on stderr or to the process that started this one. Returns the exit code.
 
     The message becomes one line, and so does each piece of advice.
     """
@@ -56,11 +56,11 @@ def fail(message: str, *advice: str) -> int:
 
 
 def _tell(line: str) -> None:
-    """Say that a signal ended the command; of several processes one does."""
+    """Print that a signal ended the command. Of several processes one prints it."""
     if distributed.report(one_line(line)) or distributed.rank():
         return
     if sys.stderr is not None and sys.stderr.isatty():
-        say("")  # the terminal has written ^C
+        say("")  # ends the line on which the terminal wrote ^C
     say(line)
 
 
@@ -73,7 +73,7 @@ def _failed(error: Exception) -> int:
         return fail(f"out of memory{endings.limit_in_words()}: free some, or allow more ({reason})")
     if isinstance(error, OSError):
         if error.filename is None:
-            _abandon_stdout()  # it may be what cannot be written, and the interpreter would try again
+            _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
         return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
     if distributed.lost(error):
         if not distributed.report("another rank has ended"):
@@ -86,7 +86,7 @@ def _failed(error: Exception) -> int:
 
 
 def _stopped(error: BaseException) -> int:
-    """Say that a signal ended the command. Returns the exit code, as a shell gives it: 128 and the signal's number."""
+    """Print that a signal ended the command. Returns the exit code of a shell: 128 plus the signal's number."""
     line = str(error) if isinstance(error, endings.Stopped) else "stopped"
     if sys.argv[1:2] == ["reproduce"]:
         line += "; the same command goes on: what is done is kept, what was interrupted is resumed"
@@ -95,7 +95,7 @@ def _stopped(error: BaseException) -> int:
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    """Return click's message, with the command that lists what may be typed."""
+    """Return click's message, with the command that prints the help."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"error: {error.format_message()}" + (f" (`{context.command_path} --help`)" if context else "")
 
@@ -108,7 +108,7 @@ def _check_arguments(words: Sequence[str]) -> None:
 
 
 def _abandon_stdout() -> None:
-    """Send what is still buffered nowhere, if it cannot be written."""
+    """Discard the output that is still buffered, if it cannot be written."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""`rlhf plan`: memory, time and cost before anything is started."""
+"""`rlhf plan`: memory, time and cost of a recipe before anything is started."""
 
 import shlex
 
@@ -40,8 +40,8 @@ def plan(
 
     Nothing is started. The exit code is 1 if the recipe does not fit its card.
     """
-    ways = {"--fit": fit is not None, "--fastest": fastest, "--strategies": strategies, "--published": published}
-    chosen = [name for name, given in ways.items() if given]
+    modes = {"--fit": fit is not None, "--fastest": fastest, "--strategies": strategies, "--published": published}
+    chosen = [name for name, given in modes.items() if given]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
     if price is not None and chosen and not published:
@@ -49,20 +49,20 @@ def plan(
     loaded = choice.load()
     if warning := shape.check(loaded):
         terminal.say(warning)
-    known = predicted_stages(loaded.recipe)
-    if stage and stage not in known:
+    stages = predicted_stages(loaded.recipe)
+    if stage and stage not in stages:
         raise UserError(f"{stage}: {loaded.directory} has no such stage")
-    asked = [stage] if stage else known
+    planned = [stage] if stage else stages
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
-        on_card = [s for s in asked if s not in planning.ON_HOST]
+        on_card = [s for s in planned if s not in planning.ON_HOST]
         if not on_card:
             raise click.UsageError(f"{stage} uses the host's memory and none of the card's: there is nothing to fit")
         with Predictor() as predict, console.working("looking for settings that fit") as say:
-            found = fitting(predict, loaded, on_card, limit, say)
-        planning.show_fits(loaded, found, limit, as_json)
+            fits = fitting(predict, loaded, on_card, limit, say)
+        planning.show_fits(loaded, fits, limit, as_json)
     elif strategies:
-        learning = [s for s in asked if s in LEARNING]
+        learning = [s for s in planned if s in LEARNING]
         if not learning:
             raise click.UsageError(f"--strategies compares what training needs; {stage} does not train")
         with Predictor() as predict, console.working("rehearsing each strategy"):
@@ -70,16 +70,16 @@ def plan(
         planning.show_ablation(loaded, ablation, as_json)
     elif published:
         with Predictor() as predict, console.working("rehearsing the stages") as say:
-            made = planning.make(predict, loaded, known, price, say)
+            prediction = planning.make(predict, loaded, stages, price, say)
             say("rehearsing each strategy")
             effects = planning.ablation(predict, loaded, "sft")
-        rows = planning.published(loaded, made, effects)
+        rows = planning.published(loaded, prediction, effects)
         planning.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
     else:
         with Predictor() as predict, console.working("rehearsing the stages") as say:
-            made = planning.make(predict, loaded, asked, price, say)
-        planning.show(made, as_json)
-        if any(s["fits"] is False for s in made["stages"].values()):
+            prediction = planning.make(predict, loaded, planned, price, say)
+        planning.show(prediction, as_json)
+        if any(s["fits"] is False for s in prediction["stages"].values()):
             options = shlex.join(typed_options(only=NAMES_RECIPE))
             raise UserError(
                 f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do"

@@ -1,4 +1,4 @@
-"""`rlhf ab` and `judge`: people and models rate two policies' answers."""
+"""`rlhf ab` and `rlhf judge`: commands with which people and models rate two policies' answers."""
 
 import json
 import os
@@ -46,13 +46,13 @@ def rate(
     if rater and not rating.RATER.fullmatch(rater):
         raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
     loaded = choice.load()
-    found = compare(out / loaded.name / loaded.version, a, b)
+    comparison = compare(out / loaded.name / loaded.version, a, b)
     if as_json:
-        click.echo(json.dumps(summarize(found), indent=2))
+        click.echo(json.dumps(summarize(comparison), indent=2))
     elif summary:
-        show(summarize(found), found.file)
+        show(summarize(comparison), comparison.file)
     else:
-        rating.serve(rating.Server(found, port, rater=rater, seed=seed, limit=limit))
+        rating.serve(rating.Server(comparison, port, rater=rater, seed=seed, limit=limit))
 
 
 @click.command()
@@ -79,7 +79,7 @@ def judge(
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     loaded = choice.load()
-    found = compare(out / loaded.name / loaded.version, a, b)
-    asked = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
-    judging.run(asked, found, limit=limit, at_once=parallel)
-    show(summarize(found), found.file)
+    comparison = compare(out / loaded.name / loaded.version, a, b)
+    endpoint = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
+    judging.run(endpoint, comparison, limit=limit, at_once=parallel)
+    show(summarize(comparison), comparison.file)

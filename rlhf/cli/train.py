@@ -1,4 +1,4 @@
-"""`rlhf run`, `reproduce`, `results`, `recipes`, `fetch`: what makes runs, and what they are made from."""
+"""`rlhf run`, `reproduce`, `results`, `recipes`, `fetch`: commands that make runs and list or fetch their inputs."""
 
 import shlex
 import sys
@@ -31,7 +31,7 @@ from rlhf.run.finished import read_summary
 from rlhf.use import fetch as fetching
 from rlhf.use import reproduce as reproducing
 
-OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents are not run with
+OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents do not get
 REHEARSAL = (
     "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
     "recipes with a pretrained base make one (`rlhf recipes`)"
@@ -40,7 +40,7 @@ REHEARSAL = (
 
 @click.command()
 @click.argument("stage", type=click.Choice(recipe.STAGES))
-@click.argument("more_data", nargs=-1, metavar="")  # so that `--data a.jsonl b.jsonl` means what it says
+@click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING, seed="Seed to use instead of the recipe's.", out=True)
 @PARENTS
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
@@ -86,11 +86,11 @@ def run(
 
     if with_parents:
         _run_parents(loaded, stage, out, parents, more_data)
-    started = Run(out, loaded, stage, parents)
-    if if_needed and _report_done(started):
+    this_run = Run(out, loaded, stage, parents)
+    if if_needed and _report_done(this_run):
         return
-    if distributed.to_launch(loaded.recipe, stage) and started.done() is None:
-        with endings.keeping(lambda: stages.kept(started)):
+    if distributed.to_launch(loaded.recipe, stage) and this_run.done() is None:
+        with endings.keeping(lambda: stages.kept(this_run)):
             distributed.launch(loaded, stage)
         return
     try:
@@ -196,10 +196,9 @@ def list_recipes() -> None:
     if not recipe.available(root):
         raise UserError(recipe.no_recipes(root))
     for directory in recipe.available(root):
-        loaded = recipe.load(directory)
-        found = loaded.recipe
-        default = "default" if found.default and recipe.resolve(found.hardware.name, root) == directory else ""
-        rows.append((str(directory), found.hardware.name, found.status, default, found.description))
+        keys = recipe.load(directory).recipe
+        default = "default" if keys.default and recipe.resolve(keys.hardware.name, root) == directory else ""
+        rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
 

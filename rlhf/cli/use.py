@@ -1,4 +1,4 @@
-"""`rlhf chat`, `score`, `serve`, `compare`, `report`: what uses finished runs."""
+"""`rlhf chat`, `score`, `serve`, `compare`, `report`: commands that use finished runs."""
 
 import json
 import sys
@@ -126,8 +126,8 @@ def compare_runs(a: Path, b: Path, stage: str, stage_b: str | None, scored: tupl
     if len(scored) not in (0, 2):
         raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
     files = scored or (None, None)
-    found = comparison.compare(comparison.load(a, stage, files[0]), comparison.load(b, stage_b or stage, files[1]))
+    result = comparison.compare(comparison.load(a, stage, files[0]), comparison.load(b, stage_b or stage, files[1]))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(result, indent=2))
     else:
-        comparison.show(found)
+        comparison.show(result)

@@ -59,7 +59,7 @@ class Rollout:
 
     def dealt(self, size: int) -> list[Tensor]:
         """The same for the rows that this rank works on: every rank has some of every length."""
-        return list(distributed.deal((self.prompt_length + self.response_length).argsort(stable=True)).split(size))
+        return list(distributed.own_rows((self.prompt_length + self.response_length).argsort(stable=True)).split(size))
 
     def _positions(self) -> Tensor:
         slots = torch.arange(int(self.response_length.max()), device=self.ids.device)

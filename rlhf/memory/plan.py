@@ -428,7 +428,7 @@ def show_published(loaded: Loaded, rows: Sequence[Mapping[str, Any]], as_json: b
         verdict = Verdict(row["verdict"], row["detail"])
         value = "" if row["predicted"] is None else console.number(float(f"{row['predicted']:.3g}"))
         said = f"{row['basis']}: {verdict}" if row["basis"] else str(verdict)
-        cells.append((row["stage"], figure.title, console.asked(figure, in_full=True), value, said))
+        cells.append((row["stage"], figure.title, console.figure_text(figure, in_full=True), value, said))
     columns = ("stage", "figure", "published", "predicted", "verdict")
     console.rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)
 

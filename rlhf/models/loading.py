@@ -421,7 +421,7 @@ def save_adapter(
 
     `weights`: the model's by name, where it does not hold them whole itself.
     """
-    if not run.leads:
+    if not run.is_main:
         return
     base, revision = base_name(run), run.loaded.recipe.model.revision
     weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks

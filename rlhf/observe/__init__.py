@@ -1,1 +1,1 @@
-"""What a run shows while it runs: the console, telemetry, trackers, live checks."""
+"""Observation of a run while it runs: the console, telemetry, trackers, live checks."""

@@ -1,4 +1,4 @@
-"""What a person sees: progress with the time left, tables, and no flood of library warnings."""
+"""Output for people: progress with the time left, tables, and silenced library warnings."""
 
 import datetime
 import importlib.metadata
@@ -23,25 +23,26 @@ from rlhf.recipe import POLICIES, Recipe, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.terminal import harmless as harmless
 
-WIDTH = 140  # of tables where there is no terminal
+WIDTH = 140  # of tables without a terminal
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 
 
 class Screen(Console):
-    """A console on which only rich's own control codes reach the terminal, none of what is printed."""
+    """A console that passes rich's own control codes to the terminal, but none of the printed text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of `renderable`, with control characters removed from their text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
 OUT = Screen(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
 ERR = Screen(stderr=True, highlight=False)
-_PLAIN_SECONDS = 20  # between two lines of progress where there is no terminal
+_PLAIN_SECONDS = 20  # between two lines of progress without a terminal
 
 
 class Bar:
-    """Progress of one loop: on a terminal a bar with the time left, elsewhere a line now and then."""
+    """Progress of a loop: on a terminal a bar with the time left, elsewhere an occasional line."""
 
     def __init__(self, title: str, total: int | None = None):
         self.title, self.total = title, total
@@ -57,10 +58,11 @@ class Bar:
         self._task = self._progress.add_task(title, total=total, note="")
         self._live = ERR.is_terminal
         self._start = self._printed = self._updated = time.monotonic()
-        self._begun: int | None = None  # what was done before: a run that is resumed does not begin at 0
+        self._begun: int | None = None  # steps done before: a resumed run does not begin at 0
         self._done = 0
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
+        """Show that `done` steps are done. `note` is shown beside them; `total` replaces the number of all steps."""
         self.total = total or self.total
         now = self._updated = time.monotonic()
         self._begun = max(done - 1, 0) if self._begun is None else self._begun
@@ -72,7 +74,7 @@ class Bar:
             self._printed = now
 
     def left(self) -> float | None:
-        """Seconds that are left at the mean pace since the bar began, however long a step takes; None before one."""
+        """Return the seconds left at the mean pace since the bar began; None before the first step."""
         if self._begun is None or self._done == self._begun or not self.total:
             return None
         pace = (self._updated - self._start) / (self._done - self._begun)
@@ -89,31 +91,33 @@ class Bar:
 
 
 class _Times(ProgressColumn):
-    """How long a loop has taken, and about how long it will still take."""
+    """A column with the time that a loop has taken and about how long it will still take."""
 
     def __init__(self, bar: Bar):
         super().__init__()
         self.bar = bar
 
     def render(self, task: Task) -> Text:
+        """Return the time so far and the time left as text."""
         passed, left = datetime.timedelta(seconds=int(task.elapsed or 0)), self.bar.left()
         rest = "" if left is None else f", about {datetime.timedelta(seconds=int(left))} left"
         return Text(f"{passed} so far{rest}")
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an optional part: of the checkout, or by its packages where there is none."""
+    """Return the command that installs an optional part: from the checkout, or by its packages without one."""
     if (Path(__file__).parents[2] / "pyproject.toml").is_file():
         return f"pip install '.[{extra}]'"
     try:
-        known = importlib.metadata.requires("rlhf-one-gpu") or []
+        requirements = importlib.metadata.requires("rlhf-one-gpu") or []
     except importlib.metadata.PackageNotFoundError:
-        known = []
-    needed = [line.partition(";")[0].strip() for line in known if re.search(rf"extra == .{extra}\b", line)]
+        requirements = []
+    needed = [line.partition(";")[0].strip() for line in requirements if re.search(rf"extra == .{extra}\b", line)]
     return f"pip install {shlex.join(needed)}" if needed else f"pip install 'rlhf-one-gpu[{extra}]'"
 
 
 def number(value: Any) -> str:
+    """Return a value as text: 4 significant digits, whole numbers with separators, - for None."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -124,7 +128,7 @@ def number(value: Any) -> str:
 
 
 def span(low: float | None, high: float | None) -> str:
-    """A target's range in words: `≤ 5`, `≥ 0.6`, `0.05 – 0.3`."""
+    """Return a range in words: `≤ 5`, `≥ 0.6`, `0.05 – 0.3`."""
     if low is not None and low == high:
         return number(low)
     if low is not None and high is not None:
@@ -132,25 +136,25 @@ def span(low: float | None, high: float | None) -> str:
     return f"≥ {number(low)}" if low is not None else f"≤ {number(high)}" if high is not None else "-"
 
 
-def asked(figure: Figure, in_full: bool = False) -> str:
-    """What a figure says, in words: `about 61 GB`, `≤ 5`, `18 – 24 GB`; `in_full`: with every unit."""
+def figure_text(figure: Figure, in_full: bool = False) -> str:
+    """Return a figure's range in words: `about 61 GB`, `≤ 5`, `18 – 24 GB`; `in_full` adds every unit."""
     text = ("about " if figure.about else "") + span(*figure.printed)
     return f"{text} {figure.unit}" if in_full or figure.unit in ("GB", "hours", "USD") else text
 
 
-def verdict(found: Verdict) -> str:
-    """A verdict with its colour on a terminal."""
-    colour = "green" if found.word in published.GOOD else "red" if found.word in published.BAD else ""
-    return f"[{colour}]{escape(str(found))}[/]" if colour else escape(str(found))
+def verdict(outcome: Verdict) -> str:
+    """Return a verdict as markup, with its colour."""
+    colour = "green" if outcome.word in published.GOOD else "red" if outcome.word in published.BAD else ""
+    return f"[{colour}]{escape(str(outcome))}[/]" if colour else escape(str(outcome))
 
 
 def summary_table(summary: Mapping[str, Any], where: Any) -> None:
-    """Figures and targets first, then every other metric of a finished stage."""
+    """Print the table of a finished stage: figures and targets first, then all other metrics and costs."""
     title = f"{summary['recipe']} {summary['version']}: {summary['stage']}, seed {summary['seed']}"
     table = Table(title=title + (", modified recipe" if summary["modified"] else ""), title_justify="left")
     columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("metric", "left"),
-        (_asking(summary["targets"]), "left"),
+        (_figures_heading(summary["targets"]), "left"),
         ("measured", "right"),
         ("verdict", "left"),
     )
@@ -158,10 +162,10 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
         table.add_column(column, justify=side)
     for entry in summary["targets"]:
         figure = published.recorded(entry)
-        found = verdict(published.verdict_of(entry))
-        table.add_row(escape(figure.title), asked(figure, in_full=True), number(entry["measured"]), found)
+        outcome = verdict(published.verdict_of(entry))
+        table.add_row(escape(figure.title), figure_text(figure, in_full=True), number(entry["measured"]), outcome)
     shown = {key for entry in summary["targets"] for key in (entry["name"], entry.get("metric"))}
-    compared = summary["stage"] == "evaluate"  # several policies, and the reward model: a table of their own
+    compared = summary["stage"] == "evaluate"  # policies and reward model have tables of their own
     for name, value in summary["metrics"].items():
         if name not in shown and not compared:
             table.add_row(escape(name.replace("_", " ")), "", number(value), _better(name))
@@ -180,7 +184,7 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
 
 
 def next_step(stage: str, stages: Iterable[str]) -> str:
-    """What may follow a stage, as make's targets; `stages`: those that the recipe has."""
+    """Return advice on what may follow a stage, as make's targets; `stages` are those that the recipe has."""
     if stage in POLICIES:
         return f"next: make chat STAGE={stage} (talk with it), make eval (compare the policies), make report (one page)"
     if stage == "evaluate":
@@ -188,8 +192,8 @@ def next_step(stage: str, stages: Iterable[str]) -> str:
     if stage == "merge":
         return "next: make serve (an OpenAI-compatible address), make chat STAGE=merge"
     following = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ("ppo", "rloo", "grpo")}.get(stage, ())
-    known = [f"make {name}" for name in following if name in stages]
-    return f"next: {' or '.join(known)}, make report" if known else ""
+    commands = [f"make {name}" for name in following if name in stages]
+    return f"next: {' or '.join(commands)}, make report" if commands else ""
 
 
 def say_next(stage: str, recipe: Recipe) -> None:
@@ -200,18 +204,21 @@ def say_next(stage: str, recipe: Recipe) -> None:
 
 
 def _better(metric: str) -> str:
-    """Which way a metric is better, where one is; empty otherwise."""
+    """Return which way a metric is better, as markup; "" if neither is."""
     if metric in published.LESS or metric.startswith("heldout_loss"):
         return "[dim]less is better[/]"
     return "[dim]more is better[/]" if metric in published.MORE else ""
 
 
 def _side_by_side(metrics: Mapping[str, Any]) -> None:
-    """Metrics named `<who>/<what>`, a column for each who and a row for each what; the reward model's by themselves."""
+    """Print metrics named `<policy>/<metric>`: a column for each policy and a row for each metric.
+
+    Those of the reward model get a table of their own.
+    """
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
-    whats = list(dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/")))
+    measures = list(dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/")))
     policies = [column for column in columns if column != "rm"]
-    rows = [(what, *(number(metrics.get(f"{who}/{what}")) for who in policies)) for what in whats]
+    rows = [(measure, *(number(metrics.get(f"{policy}/{measure}")) for policy in policies)) for measure in measures]
     rows_table("on held-out prompts", ("", *policies), rows, numbers=True)
     rows_table(
         "reward model on held-out pairs",
@@ -221,36 +228,39 @@ def _side_by_side(metrics: Mapping[str, Any]) -> None:
     )
 
 
-def _asking(entries: Iterable[Mapping[str, Any]]) -> str:
-    """Heading of the column that says what is asked for."""
+def _figures_heading(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Return the heading of the column of figures: published, or target."""
     return "published" if any(entry.get("guide") for entry in entries) else "target"
 
 
 def targets_table(summaries: Sequence[Mapping[str, Any]], price: float | None = None) -> None:
-    """What a recipe's finished stages reached, one line per figure; then the figures of all stages together.
+    """Print a line for each figure of a recipe's finished stages, then the figures of all stages together.
 
-    `price`: dollars for an hour of one card.
+    `price` is in dollars per hour of one card.
     """
     of_all = published.totals({summary["stage"]: summary for summary in summaries}, price)
     entries = [entry for summary in summaries for entry in summary["targets"]]
-    asking = "published" if of_all else _asking(entries)
+    heading = "published" if of_all else _figures_heading(entries)
     table = Table(title="the chain so far", title_justify="left")
-    for column in ("stage", "metric", asking, "measured", "verdict", "wall"):
+    for column in ("stage", "metric", heading, "measured", "verdict", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
     for summary in summaries:
         cells = [
-            (escape(figure.title), asked(figure), number(entry["measured"]), verdict(published.verdict_of(entry)))
+            (escape(figure.title), figure_text(figure), number(entry["measured"]), verdict(published.verdict_of(entry)))
             for entry in summary["targets"]
             for figure in [published.recorded(entry)]
         ]
-        for at, row in enumerate(cells or [("", "", "", "")]):
-            table.add_row("" if at else summary["stage"], *row, "" if at else f"{summary['wall_seconds']:.0f} s")
-    for at, (figure, value, found) in enumerate(of_all):
-        table.add_row("" if at else "all", escape(figure.title), asked(figure), number(value), verdict(found), "")
+        for index, row in enumerate(cells or [("", "", "", "")]):
+            table.add_row("" if index else summary["stage"], *row, "" if index else f"{summary['wall_seconds']:.0f} s")
+    for index, (figure, value, outcome) in enumerate(of_all):
+        table.add_row(
+            "" if index else "all", escape(figure.title), figure_text(figure), number(value), verdict(outcome), ""
+        )
     OUT.print(table)
 
 
 def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
+    """Print a prompt and each policy's answer to it."""
     OUT.print(f"\n[bold]{title}[/bold]")
     OUT.print(prompt.strip(), style="dim", markup=False)
     for name, answer in answers.items():
@@ -258,7 +268,7 @@ def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
 
 
 def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> None:
-    """`numbers`: all columns but the first hold some and are aligned at the right."""
+    """Print a table. With `numbers`, all columns but the first are aligned at the right."""
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")
@@ -269,9 +279,9 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Say what is being done, for work whose length is not known beforehand; yields what changes that.
+    """Show what is being done, for work of unknown length. Yields a function that changes the text.
 
-    Without a terminal, what has changed is said in a line of its own, now and then.
+    Without a terminal a new text is printed as a line of its own, now and then.
     """
     if ERR.is_terminal:
         with ERR.status(what) as status:
@@ -290,7 +300,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Enter before transformers is imported: its bars, notices and telemetry are switched off, errors are not."""
+    """Switch off the libraries' bars, notices and telemetry, but not errors. Enter before importing transformers."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -1,4 +1,4 @@
-"""What a stage costs: seconds per phase, real tokens per second, peak memory."""
+"""The cost of a stage: seconds per phase, real tokens per second, peak memory."""
 
 import os
 import platform
@@ -21,26 +21,26 @@ UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
 
 
 class PeakWatcher(Protocol):
-    """Something that wants to know the memory peaks of this process on CUDA."""
+    """A receiver of the memory peaks of this process on CUDA."""
 
     def credit(self, allocated: int, reserved: int) -> None:
-        """Take note of a peak, in bytes, that was reached since the last call."""
+        """Note a peak, in bytes, that was reached since the last call."""
 
 
 _watchers: "weakref.WeakSet[PeakWatcher]" = weakref.WeakSet()
 
 
 def watch_peaks(watcher: PeakWatcher, device: torch.device) -> None:
-    """Call `watcher.credit` with every peak that is taken from now on, until the watcher is deleted."""
-    take_peak(device)  # what came before belongs to the others
+    """Call `watcher.credit` with every peak from now on, until the watcher is deleted."""
+    take_peak(device)  # earlier peaks belong to the other watchers
     _watchers.add(watcher)
 
 
 def take_peak(device: torch.device) -> None:
-    """Read the peaks of torch's CUDA allocator, credit them to every watcher, and start them anew.
+    """Read the peaks of torch's CUDA allocator, credit them to every watcher, and reset them.
 
-    Torch keeps one peak of each kind for the whole process, so whoever resets it takes it from everyone else. This is
-    the only place that does.
+    Torch keeps one peak of each kind for the whole process, so whoever resets it takes it from everyone else. Only this
+    function does.
     """
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -49,7 +49,7 @@ def take_peak(device: torch.device) -> None:
 
 
 class Telemetry:
-    """Sums wall and CPU seconds per named phase, the tokens that went through the model, and watches memory.
+    """Wall and CPU seconds of each named phase, tokens that went through the model, and memory.
 
     A phase inside another one is named `outer/inner` and counts towards both.
     """
@@ -64,9 +64,9 @@ class Telemetry:
         self._lap = {"total": time.monotonic(), "cpu/total": time.process_time()}
         self._open: list[str] = []
         self._loaded: int | None = None
-        self._peaks: dict[str, int] = {"": 0}  # bytes, per phase on CUDA; "" is all of the time
+        self._peaks: dict[str, int] = {"": 0}  # bytes, per phase on CUDA; "" is the whole stage
         self._peak_since_loaded = 0
-        self._peak_since_asked = 0
+        self._peak_since_read = 0
         self._reserved = 0
         self._components: dict[str, int] | None = None
         if device.type == "cuda":
@@ -74,25 +74,25 @@ class Telemetry:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a block; work queued on a GPU is waited for at both ends, so that it counts where it was asked for."""
+        """Time a block. Both ends wait for work queued on a GPU, so that it counts in the phase that queued it."""
         self._wait()
         self._note_peak()
         self._open.append(name)
-        full = "/".join(self._open)
+        path = "/".join(self._open)
         wall, cpu, energy = time.monotonic(), time.process_time(), self._board.joules()
         try:
-            with torch.profiler.record_function(name):  # in profiles, and for the prediction of memory
+            with torch.profiler.record_function(name):  # for profiles and for the prediction of memory
                 yield
         finally:
             self._wait()
-            self.seconds[full] += time.monotonic() - wall
-            self.cpu_seconds[full] += time.process_time() - cpu
-            self.joules[full] += self._board.joules() - energy
+            self.seconds[path] += time.monotonic() - wall
+            self.cpu_seconds[path] += time.process_time() - cpu
+            self.joules[path] += self._board.joules() - energy
             self._note_peak()
             self._open.pop()
 
     def loaded(self) -> None:
-        """From here on memory is watched for what the stage adds to the loaded models."""
+        """Mark the end of loading: memory that the stage adds to the loaded models is measured from here."""
         self._note_peak()
         self._peak_since_loaded = 0
         if self.device.type == "cuda":
@@ -101,7 +101,10 @@ class Telemetry:
             self._loaded = _forget_peak_rss()
 
     def lap(self) -> dict[str, float]:
-        """Wall seconds per phase since the last call, CPU seconds as `cpu/<phase>`; `total` is all that has passed."""
+        """Return the wall seconds of each phase since the last call, and its CPU seconds as `cpu/<phase>`.
+
+        `total` is all time that has passed.
+        """
         cpu = {**self.cpu_seconds, "total": time.process_time()}
         totals = {**self.seconds, "total": time.monotonic(), **{f"cpu/{name}": value for name, value in cpu.items()}}
         spent = {name: round(total - self._lap.get(name, 0.0), 4) for name, total in totals.items()}
@@ -109,11 +112,11 @@ class Telemetry:
         return spent
 
     def memory(self) -> int:
-        """Bytes: on CUDA the peak since the last call, elsewhere what the process holds now."""
+        """Return bytes: on CUDA the peak since the last call, elsewhere what the process holds now."""
         if self.device.type != "cuda":
             return resident_bytes()
         self._note_peak()
-        peak, self._peak_since_asked = self._peak_since_asked, 0
+        peak, self._peak_since_read = self._peak_since_read, 0
         return peak
 
     def note_components(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -121,11 +124,11 @@ class Telemetry:
         self._components = component_bytes(model, optimizer)
 
     def count(self, tokens: int) -> None:
-        """Real tokens, padding left out."""
+        """Add real tokens; padding does not count."""
         self.tokens += tokens
 
     def costs(self) -> dict[str, Any]:
-        """The cost keys of summary.json; tokens per second over the phases that count tokens."""
+        """Return the cost keys of summary.json. Tokens per second are over the phases that count tokens."""
         parts = {name: name.split("/") for name in self.seconds}
         counted = sum(self.seconds[name] for name, part in parts.items() if len(part) == 1 and name not in UNCOUNTED)
         inside = [name for name, part in parts.items() if len(part) == 2 and part[1] in UNCOUNTED]
@@ -146,7 +149,7 @@ class Telemetry:
         }
 
     def _note_peak(self) -> None:
-        """Take note of the peak since the last call: of the process, or on CUDA of the allocator."""
+        """Note the peak since the last call: of the allocator on CUDA, of the process elsewhere."""
         if self.device.type == "cuda":
             take_peak(self.device)
             return
@@ -155,21 +158,22 @@ class Telemetry:
         self._peak_since_loaded = peak
 
     def credit(self, allocated: int, reserved: int) -> None:
-        """Credit a peak on CUDA, in bytes, to the phases that are open."""
+        """Credit a peak on CUDA, in bytes, to the open phases."""
         for depth in range(len(self._open) + 1):
             name = "/".join(self._open[:depth])
             self._peaks[name] = max(self._peaks.get(name, 0), allocated)
         self._peak_since_loaded = max(self._peak_since_loaded, allocated)
-        self._peak_since_asked = max(self._peak_since_asked, allocated)
+        self._peak_since_read = max(self._peak_since_read, allocated)
         self._reserved = max(self._reserved, reserved)
 
     def _wait(self) -> None:
+        """Wait for work queued on a GPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 class Board:
-    """What NVIDIA's management library says about a GPU; nothing where there is none, or no `nvidia-ml-py`."""
+    """A GPU as NVIDIA's management library reports it; all zero or None without GPU or `nvidia-ml-py`."""
 
     def __init__(self, device: torch.device):
         self.handle: Any = None
@@ -180,35 +184,36 @@ class Board:
 
             pynvml.nvmlInit()
             self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)  # not every card counts it
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)  # raises on cards that do not count energy
             self.library = pynvml
-        except Exception:  # costs are told as far as they are known; the library raises a type for each reason
+        except Exception:  # missing costs are no error; the library has many error types
             self.handle = None
 
     def joules(self) -> float:
-        """Energy that the whole board has used since its driver was loaded; 0 where it is not counted."""
+        """Return the energy in J that the board has used since its driver was loaded; 0 if it is not counted."""
         return self.library.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000 if self.handle else 0.0
 
     def used_bytes(self) -> int | None:
-        """Memory that is taken on the card now: by every process, with what the driver holds."""
+        """Return the memory in use on the card by all processes and the driver; None if not known."""
         return self.library.nvmlDeviceGetMemoryInfo(self.handle).used if self.handle else None
 
 
 def component_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of a model's base, of its adapters and of the optimizer's states, on this device, each tensor once.
+    """Return the bytes of a model's base, its adapters and the optimizer's states on this device, each tensor once.
 
-    The scalar heads and the scales beside 4-bit weights belong to none of the three, as in the prediction.
+    The scalar heads and the scales of 4-bit weights belong to none of the three, as in the prediction.
     """
-    found = {"base": 0, "adapters": 0, "optimizer": 0}
+    sizes = {"base": 0, "adapters": 0, "optimizer": 0}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not {"score", "value_head"} & {*name.split(".")}:
-            found["adapters" if "lora_" in name else "base"] += _bytes(tensor)
+            sizes["adapters" if "lora_" in name else "base"] += _bytes(tensor)
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    found["optimizer"] = sum(map(_bytes, {id(state): state for state in states}.values()))  # 8-bit states share tables
-    return found
+    sizes["optimizer"] = sum(map(_bytes, {id(state): state for state in states}.values()))  # 8-bit states share tables
+    return sizes
 
 
 def _bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -221,7 +226,7 @@ def peak_rss_bytes() -> int:
         with open("/proc/self/status", encoding="ascii") as handle:
             line = next(line for line in handle if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):  # ru_maxrss on Linux may be the peak of the process that started this one
+    except (OSError, StopIteration):  # ru_maxrss (KiB on Linux, bytes on macOS) may be the parent's peak
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
@@ -245,7 +250,7 @@ def resident_bytes() -> int:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Name, memory and driver of the device, for manifest.json."""
+    """Return name, memory and driver of the device, for manifest.json."""
     if device.type != "cuda":
         return {"type": "cpu", "name": "cpu", "model": cpu_model(), "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
@@ -260,16 +265,17 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """What the processor calls itself, with its architecture where the system does not say."""
+    """Return the processor's name, or its architecture if the system does not name it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def _driver() -> str | None:
+    """Return the version line of NVIDIA's driver, or None."""
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as handle:
             return handle.readline().strip()

@@ -1,4 +1,4 @@
-"""Metrics sent to TensorBoard, Trackio or W&B as well, when asked."""
+"""Metrics sent to TensorBoard, Trackio or W&B on request."""
 
 import importlib
 import importlib.util
@@ -17,7 +17,7 @@ Log = Callable[[int, Mapping[str, float]], None]
 
 
 def check(report_to: Sequence[str]) -> None:
-    """Raise UserError, before any work is done, for a tracker that is not installed."""
+    """Raise UserError for a tracker that is not installed, before any work is done."""
     for name in report_to:
         if importlib.util.find_spec(name) is None:
             extra = "tracking" if name == "tensorboard" else name
@@ -26,10 +26,10 @@ def check(report_to: Sequence[str]) -> None:
 
 @contextmanager
 def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, Any]) -> Iterator[list[Log]]:
-    """Open each tracker for one stage; yields functions (step, values).
+    """Open each tracker for one stage. Yields functions (step, values).
 
-    TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises UserError when
-    one does not start, for example W&B without a key.
+    TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises UserError if a
+    tracker does not start, for example W&B without a key.
     """
     logs: list[Log] = []
     closing: list[Callable[[], Any]] = []
@@ -46,7 +46,7 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             place = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
             try:
                 tracker.init(project=project, name=folder.name, config=dict(config), **place)
-            except Exception as error:  # each service has errors of its own
+            except Exception as error:  # each service has its own errors
                 raise UserError(f"--report-to {name}: {' '.join(str(error).split())[:300]}") from error
             logs.append(partial(_record, tracker))
             closing.append(tracker.finish)
@@ -58,9 +58,11 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
 
 
 def _record(tracker: Any, step: int, values: Mapping[str, float]) -> None:
+    """Send a row to Trackio or W&B."""
     tracker.log(dict(values), step=step)
 
 
 def _scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
+    """Send a row to TensorBoard."""
     for key, value in values.items():
         writer.add_scalar(key, value, step)

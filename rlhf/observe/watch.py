@@ -1,7 +1,7 @@
-"""The usual ways in which training goes wrong, recognised in what a stage logs, each with what to try.
+"""Checks for the usual ways in which training goes wrong, on what a stage logs, each with remedies.
 
-The published H100 guide's troubleshooting list, and what practice has added. A check looks at the logged values so far
-and says what it has seen, or nothing; thresholds are ours unless a source stands beside them.
+They come from the troubleshooting list of the published H100 guide and from practice. A check looks at the values
+logged so far and returns what it sees, or None. Thresholds are ours unless a source stands beside them.
 """
 
 import itertools
@@ -19,17 +19,19 @@ from rlhf.stats import sigmoid
 from rlhf.terminal import say
 
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
-FEW = 5  # logged rows whose mean is looked at, and that a check waits for
+FEW = 5  # logged rows that a mean is taken over, and that a check waits for
 MANY = 20  # rows before a trend is judged
 KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
 
 
 class Finding(NamedTuple):
+    """A sign of trouble: the check, the step, what was seen, its usual cause and remedies."""
+
     check: str
     step: int
     seen: str
     cause: str
-    remedies: dict[str, Any]  # recipe keys and the values to try, the first one first
+    remedies: dict[str, Any]  # recipe keys and values to try, in the order to try them
 
     def __str__(self) -> str:
         tries = " or ".join(f"{key}={as_yaml(value)}" for key, value in self.remedies.items())
@@ -37,7 +39,7 @@ class Finding(NamedTuple):
 
 
 class History:
-    """What a stage has logged, by key, oldest first; and responses that it has sampled last."""
+    """The values that a stage has logged, by key, oldest first, and the responses sampled last."""
 
     def __init__(self, recipe: Recipe, stage: str):
         self.recipe, self.stage = recipe, stage
@@ -46,39 +48,42 @@ class History:
 
     @property
     def options(self) -> Optimization | OnlineOptions:
-        """The recipe's section of the stage."""
-        found = self.recipe.section(self.stage)
-        assert isinstance(found, Optimization | OnPolicy)
-        return found
+        """Return the stage's section of the recipe."""
+        section = self.recipe.section(self.stage)
+        assert isinstance(section, Optimization | OnPolicy)
+        return section
 
     @property
     def supervised(self) -> Optimization:
-        """The section of a stage that learns from given rows."""
+        """Return the section of a stage that learns from given rows."""
         assert isinstance(self.options, Optimization)
         return self.options
 
     @property
     def online(self) -> OnlineOptions:
-        """The section of a stage that learns from its own samples."""
+        """Return the section of a stage that learns from its own samples."""
         assert not isinstance(self.options, Optimization)
         return self.options
 
     def values(self, key: str) -> list[float]:
-        found = (row.get(key) for row in self.rows)
-        return [value for value in found if value is not None and math.isfinite(value)]
+        """Return the finite values logged under a key, oldest first."""
+        logged = (row.get(key) for row in self.rows)
+        return [value for value in logged if value is not None and math.isfinite(value)]
 
     def last(self, key: str, count: int = FEW) -> float | None:
-        """Mean of the newest `count` values; None while there are fewer."""
-        found = self.values(key)[-count:]
-        return statistics.fmean(found) if len(found) == count else None
+        """Return the mean of the newest `count` values; None while there are fewer."""
+        newest = self.values(key)[-count:]
+        return statistics.fmean(newest) if len(newest) == count else None
 
     def first(self, key: str, count: int = FEW) -> float | None:
-        """Mean of the oldest `count` values; None while there are fewer than twice as many."""
-        found = self.values(key)
-        return statistics.fmean(found[:count]) if len(found) >= 2 * count else None
+        """Return the mean of the oldest `count` values; None while there are fewer than twice as many."""
+        values = self.values(key)
+        return statistics.fmean(values[:count]) if len(values) >= 2 * count else None
 
 
 class Check(NamedTuple):
+    """A check: its name, the stages it applies to, what it sees, the usual cause and remedies."""
+
     name: str
     stages: tuple[str, ...]
     seen: Callable[[History], str | None]
@@ -87,26 +92,28 @@ class Check(NamedTuple):
 
 
 def see_nan(h: History) -> str | None:
+    """Return the first key of the newest row that is not finite."""
     wrong = [key for key, value in h.rows[-1].items() if value is None or not math.isfinite(value)]
-    wrong = [key for key in wrong if not key.startswith("eval/")]  # where nothing varies there is no gain to tell
+    wrong = [key for key in wrong if not key.startswith("eval/")]  # a gain is undefined where scores do not vary
     return f"{wrong[0]} is not a number" if wrong else None
 
 
 def see_flat_loss(h: History) -> str | None:
-    found = h.values("loss")
-    if len(found) < MANY:
+    """Return how far the loss has fallen, if its noise explains the fall."""
+    losses = h.values("loss")
+    if len(losses) < MANY:
         return None
-    quarter = len(found) // 4
-    first, last = found[:quarter], found[-quarter:]
+    quarter = len(losses) // 4
+    first, last = losses[:quarter], losses[-quarter:]
     noise = noise_of_difference(last, quarter)
-    fallen = statistics.fmean(first) - statistics.fmean(last)
-    if fallen > 2 * noise:
+    fall = statistics.fmean(first) - statistics.fmean(last)
+    if fall > 2 * noise:
         return None
-    return f"the loss has fallen by {fallen:.3g}, which its noise of {noise:.2g} explains"
+    return f"the loss has fallen by {fall:.3g}, which its noise of {noise:.2g} explains"
 
 
 def noise_of_difference(values: Sequence[float], count: int) -> float:
-    """Standard error of the difference of two means of `count` values each, that vary from step to step as `values` do.
+    """Return the standard error of the difference of two means of `count` values that are as noisy as `values`.
 
     Half of the mean square of their steps is the variance of one value, whatever slow trend they have.
     """
@@ -115,19 +122,26 @@ def noise_of_difference(values: Sequence[float], count: int) -> float:
 
 
 def see_rising_loss(h: History) -> str | None:
-    last, found = h.last("loss"), h.values("loss")
-    if last is None or len(found) < 2 * FEW:
+    """Return how far the loss has risen above its best, beyond 20 %."""
+    last, losses = h.last("loss"), h.values("loss")
+    if last is None or len(losses) < 2 * FEW:
         return None
-    best = min(found[0], *(statistics.fmean(found[at : at + FEW]) for at in range(len(found) - 2 * FEW + 1)))
+    best = min(
+        losses[0], *(statistics.fmean(losses[start : start + FEW]) for start in range(len(losses) - 2 * FEW + 1))
+    )
     return f"the loss has risen from {best:.3g} to {last:.3g}" if last > 1.2 * best else None
 
 
 def see_large_updates(h: History) -> str | None:
-    moved = h.last("policy/approxkl_avg")
-    return f"an update moves the policy by {moved:.2g} (approxkl)" if moved is not None and moved > 0.1 else None
+    """Return how far an update moves the policy, above 0.1 of approxkl."""
+    distance = h.last("policy/approxkl_avg")
+    return (
+        f"an update moves the policy by {distance:.2g} (approxkl)" if distance is not None and distance > 0.1 else None
+    )
 
 
 def see_same_scores(h: History) -> str | None:
+    """Return how close together the scores of a batch lie, within 0.01."""
     low, high = h.last("min_reward"), h.last("max_reward")
     if low is None or high is None or high - low > 0.01:
         return None
@@ -135,10 +149,11 @@ def see_same_scores(h: History) -> str | None:
 
 
 def see_chance(h: History) -> str | None:
-    found = h.values("accuracy")
-    if len(found) < MANY:
+    """Return the accuracy of the later half of the rows, if it is no better than a guess."""
+    accuracies = h.values("accuracy")
+    if len(accuracies) < MANY:
         return None
-    late = found[len(found) // 2 :]
+    late = accuracies[len(accuracies) // 2 :]
     pairs = len(late) * h.options.logging_steps * h.supervised.per_device_train_batch_size
     pairs *= h.supervised.gradient_accumulation_steps
     accuracy, noise = statistics.fmean(late), math.sqrt(0.25 / pairs)
@@ -146,7 +161,7 @@ def see_chance(h: History) -> str | None:
 
 
 def see_overconfident(h: History) -> str | None:
-    """The guide: scores between 0.3 and 0.7 after a sigmoid, not at 0 and 1."""
+    """Return the range of scores after a sigmoid if it reaches 0 and 1; the guide has 0.3 to 0.7."""
     low, high = h.last("min_reward"), h.last("max_reward")
     if low is None or high is None or not (sigmoid(low) < 0.01 and sigmoid(high) > 0.99):
         return None
@@ -154,21 +169,24 @@ def see_overconfident(h: History) -> str | None:
 
 
 def see_high_kl(h: History) -> str | None:
+    """Return the KL to the reference, above the recipe's limit or the guide's."""
     limit = min(h.online.best_kl_limit or KL_LIMIT, KL_LIMIT)
-    found = h.last("objective/kl_per_token", 3)
-    if found is None or found <= limit:
+    kl = h.last("objective/kl_per_token", 3)
+    if kl is None or kl <= limit:
         return None
-    return f"KL to the reference is {found:.3g} nats per token, above {limit:.3g}"
+    return f"KL to the reference is {kl:.3g} nats per token, above {limit:.3g}"
 
 
 def see_negative_kl(h: History) -> str | None:
-    found = h.last("objective/kl_per_token", 3)
-    if found is None or found >= -0.01 or h.online.kl_estimator != "k1":
+    """Return the KL to the reference if k1 estimates it below -0.01."""
+    kl = h.last("objective/kl_per_token", 3)
+    if kl is None or kl >= -0.01 or h.online.kl_estimator != "k1":
         return None
-    return f"KL to the reference is negative, {found:.3g} nats per token"
+    return f"KL to the reference is negative, {kl:.3g} nats per token"
 
 
 def see_longer(h: History) -> str | None:
+    """Return the growth of responses by half or more while the score rose."""
     first, last = h.first("response/length"), h.last("response/length")
     worse, better = h.first("objective/scores"), h.last("objective/scores")
     if first is None or last is None or worse is None or better is None:
@@ -179,6 +197,7 @@ def see_longer(h: History) -> str | None:
 
 
 def see_fewer_ends(h: History) -> str | None:
+    """Return the fall of the share of responses that end, from 20 points."""
     first, last = h.first("response/eos_rate"), h.last("response/eos_rate")
     if first is None or last is None or last > first - 0.2:
         return None
@@ -186,6 +205,7 @@ def see_fewer_ends(h: History) -> str | None:
 
 
 def see_repetition(h: History) -> str | None:
+    """Return the share of repeated text in the responses sampled last, from one half."""
     shares = [share for text in h.responses if (share := repeated(text)) is not None]
     if not shares or (mean := statistics.fmean(shares)) < 0.5:
         return None
@@ -193,6 +213,7 @@ def see_repetition(h: History) -> str | None:
 
 
 def see_entropy_collapse(h: History) -> str | None:
+    """Return the fall of the entropy to less than a third of its first values."""
     first, last = h.first("policy/entropy_avg"), h.last("policy/entropy_avg")
     if first is None or last is None or last > 0.3 * first:
         return None
@@ -200,69 +221,76 @@ def see_entropy_collapse(h: History) -> str | None:
 
 
 def see_no_signal(h: History) -> str | None:
-    found = h.last("groups/no_signal")
+    """Return the share of groups with equal rewards, above 70 %."""
+    share = h.last("groups/no_signal")
     return (
-        f"{found:.0%} of the groups have equal rewards and teach nothing" if found is not None and found > 0.7 else None
+        f"{share:.0%} of the groups have equal rewards and teach nothing" if share is not None and share > 0.7 else None
     )
 
 
 def see_clipping(h: History) -> str | None:
-    found = h.last("policy/clipfrac_avg")
-    return f"{found:.0%} of the tokens are clipped" if found is not None and found > 0.3 else None
+    """Return the share of clipped tokens, above 30 %."""
+    share = h.last("policy/clipfrac_avg")
+    return f"{share:.0%} of the tokens are clipped" if share is not None and share > 0.3 else None
 
 
 def see_value_explosion(h: History) -> str | None:
-    found = h.values("loss/value_avg")
-    if len(found) < 2 * FEW:
+    """Return the growth of the value loss to ten times its first values, or to more than 1000."""
+    losses = h.values("loss/value_avg")
+    if len(losses) < 2 * FEW:
         return None
-    usual, last = min(found[0], statistics.median(found[:FEW])), statistics.fmean(found[-FEW:])
-    grown = last > max(1.0, 10 * usual) or last > 1000  # some explode in the first step
-    return f"the value loss has gone from {usual:.3g} to {last:.3g}" if grown else None
+    usual, last = min(losses[0], statistics.median(losses[:FEW])), statistics.fmean(losses[-FEW:])
+    exploded = last > max(1.0, 10 * usual) or last > 1000  # some explode in the first step
+    return f"the value loss has gone from {usual:.3g} to {last:.3g}" if exploded else None
 
 
 def see_flat_reward(h: History) -> str | None:
-    """From the first to the last quarter of the rows so far, once they are a quarter of the run. The score is compared
-    before KL and penalties; steps in which only the critic learns are left out."""
+    """Return the change of the score from the first to the last quarter of the rows, if it is no rise beyond the noise.
+
+    The check waits for a quarter of the run. The score is the one before KL and penalties. Steps in which only the
+    critic learns do not count.
+    """
     only_critic = h.recipe.ppo.value_warmup_steps if h.stage == "ppo" else 0
-    found = h.values("objective/scores")[only_critic // h.options.logging_steps :]
-    if len(found) < max(MANY, h.online.steps // h.options.logging_steps // 4):
+    scores = h.values("objective/scores")[only_critic // h.options.logging_steps :]
+    if len(scores) < max(MANY, h.online.steps // h.options.logging_steps // 4):
         return None
-    quarter = len(found) // 4
-    first, last = statistics.fmean(found[:quarter]), statistics.fmean(found[-quarter:])
-    noise = noise_of_difference(found, quarter)
+    quarter = len(scores) // 4
+    first, last = statistics.fmean(scores[:quarter]), statistics.fmean(scores[-quarter:])
+    noise = noise_of_difference(scores, quarter)
     if last - first > 2 * noise:
         return None
-    return f"the score went from {first:.3g} to {last:.3g} in {len(found)} rows: no rise beyond the noise, {noise:.2g}"
+    return f"the score went from {first:.3g} to {last:.3g} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
 
 
 def slower(h: History) -> dict[str, Any]:
-    """Half the learning rate, as the guide has it for divergence."""
+    """Return half the learning rate, the guide's remedy for divergence."""
     return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
 
 
 def faster(h: History) -> dict[str, Any]:
+    """Return twice the learning rate and twice the epochs."""
     epochs = {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs}
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
 
 
 def bolder(h: History) -> dict[str, Any]:
-    """The guide: twice the learning rate (2e-5 instead of 1e-5) where PPO does not converge."""
+    """Return twice the learning rate, the guide's remedy (2e-5 instead of 1e-5) where PPO does not converge."""
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate}
 
 
 def calmer(h: History) -> dict[str, Any]:
-    """The guide's remedies for divergence during PPO, those that are left."""
-    found = slower(h)
+    """Return the guide's remedies for divergence during PPO that the recipe does not use yet."""
+    remedies = slower(h)
     epochs = "num_ppo_epochs" if h.stage == "ppo" else "num_iterations"
     if h.online.passes > 2:
-        found[f"{h.stage}.{epochs}"] = 2
+        remedies[f"{h.stage}.{epochs}"] = 2
     if h.online.num_mini_batches > 1:
-        found[f"{h.stage}.num_mini_batches"] = h.online.num_mini_batches // 2
-    return found
+        remedies[f"{h.stage}.num_mini_batches"] = h.online.num_mini_batches // 2
+    return remedies
 
 
 def tighter(h: History) -> dict[str, Any]:
-    """More weight on the divergence; where the coefficient follows a target, a smaller target."""
+    """Return twice the weight of the KL, or half the target where the weight follows one."""
     if h.online.kl_target is not None:
         return {f"{h.stage}.kl_target": h.online.kl_target / 2}
     key = "kl_coef" if h.stage == "ppo" else "beta"
@@ -270,26 +298,32 @@ def tighter(h: History) -> dict[str, Any]:
 
 
 def closer(h: History) -> dict[str, Any]:
+    """Return remedies that keep the policy close to the reference: more KL penalty, smaller updates."""
     return tighter(h) | calmer(h)
 
 
 def ending(h: History) -> dict[str, Any]:
+    """Return remedies for responses that do not end."""
     return {f"{h.stage}.missing_eos_penalty": 2 * (h.online.missing_eos_penalty or 0.5)} | tighter(h)
 
 
 def better_rewards(h: History) -> dict[str, Any]:
+    """Return remedies for a reward model that has learned too little."""
     return {"rm.num_train_epochs": 2 * h.recipe.rm.num_train_epochs, "rm.learning_rate": 2 * h.recipe.rm.learning_rate}
 
 
 def humbler(h: History) -> dict[str, Any]:
+    """Return remedies for a reward model that has learned its pairs by heart."""
     return {"rm.num_train_epochs": h.recipe.rm.num_train_epochs / 2, "rm.center_rewards_coefficient": 0.01}
 
 
 def lively(h: History) -> dict[str, Any]:
+    """Return remedies for a policy of low entropy."""
     return tighter(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
 
 
 def livelier_groups(h: History) -> dict[str, Any]:
+    """Return remedies for groups whose responses all get the same reward."""
     assert isinstance(h.online, Group)
     return {f"{h.stage}.num_generations": 2 * h.online.num_generations, f"{h.stage}.resample_groups": 4}
 
@@ -347,20 +381,23 @@ NAMES = tuple(check.name for check in CHECKS)
 
 
 class Watch:
-    """Looks at each row that a run logs; says each finding once, keeps it in findings.jsonl, and stops when told to."""
+    """Live checks of a run. Each finding is printed once and kept in findings.jsonl.
+
+    Findings named in `stop_on` end the run.
+    """
 
     def __init__(self, run: Run, stop_on: Iterable[str] = ()):
         self.run, self.stop_on = run, set(NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
-        self.history.rows += read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that this one resumes
-        self.told = {row["check"] for row in read_lines(run.path / "findings.jsonl", FindingLine)}
+        self.history.rows += read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that is resumed
+        self.reported = {row["check"] for row in read_lines(run.path / "findings.jsonl", FindingLine)}
 
     def see(self, step: int, values: Mapping[str, float]) -> None:
-        """Take a logged row. Raises UserError for a finding on which the run is to stop."""
+        """Check a logged row. Raises UserError for a finding on which the run shall stop."""
         self.history.rows.append(values)
         for finding in findings(self.history, step):
-            if finding.check not in self.told:
-                self.told.add(finding.check)
+            if finding.check not in self.reported:
+                self.reported.add(finding.check)
                 self.run.log_finding(step, finding._asdict())
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
@@ -370,20 +407,20 @@ class Watch:
                 )
 
     def read(self, responses: Sequence[str]) -> None:
-        """Take responses that were sampled last."""
+        """Keep the responses that were sampled last, for the checks."""
         self.history.responses = list(responses)
 
 
 def findings(history: History, step: int) -> list[Finding]:
-    """What is wrong after the newest row."""
-    found = []
+    """Return what is wrong after the newest row."""
+    signs = []
     for check in CHECKS:
         if history.stage in check.stages and (seen := check.seen(history)) is not None:
-            found.append(Finding(check.name, step, seen, check.cause, check.remedies(history)))
-    return found
+            signs.append(Finding(check.name, step, seen, check.cause, check.remedies(history)))
+    return signs
 
 
 def repeated(text: str) -> float | None:
-    """Share of a text's runs of six characters that have stood in it before; None for a text of fewer than twenty."""
+    """Return the share of a text's six-character runs that occurred in it before; None below 20 characters."""
     runs = [text[at : at + 6] for at in range(len(text) - 5)]
     return 1 - len(set(runs)) / len(runs) if len(text) >= 20 else None

@@ -1,1 +1,1 @@
-"""What holds for a whole process: its rank among others, signals that end it, settings of CUDA."""
+"""Properties of a whole process: its rank among others, the signals that end it, its CUDA settings."""

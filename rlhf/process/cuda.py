@@ -1,6 +1,6 @@
-"""Settings of CUDA that hold for a whole process: environment variables before torch starts, switches afterwards.
+"""CUDA settings of a whole process: environment variables before torch starts, switches afterwards.
 
-Nothing here imports torch until it has to, so that the variables can be set first.
+torch is imported only inside functions, so that the variables can be set before it.
 """
 
 import os
@@ -12,41 +12,42 @@ from rlhf.recipe import Recipe
 if TYPE_CHECKING:
     import torch
 
-# Bytes of a card that the driver's context and the kernels' code take, outside of torch's allocator: a guess that no
-# measurement supports yet. `nvidia-smi` shows it as what a process uses above `torch.cuda.memory_reserved`.
+# Bytes of a card that the driver's context and the kernels' code take outside of torch's allocator. This is a guess
+# that no measurement supports yet. `nvidia-smi` shows it as a process's use above `torch.cuda.memory_reserved`.
 CONTEXT_BYTES = 600_000_000
 
 
 def set_environment(recipe: Recipe) -> None:
     """Set the variables that torch, cuBLAS and the allocator read when they start. Call it before torch is imported.
 
-    Child processes inherit them. A value that the user has set is never changed. Does nothing for a CPU recipe.
+    Child processes inherit them. A value that the user has set is kept. Nothing is set for a CPU recipe.
     """
     if recipe.hardware.device != "cuda":
         return
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same variable
-        # Batches of many lengths leave gaps between segments of fixed size; a segment that can grow has none.
+        # Batches of many lengths leave gaps between segments of fixed size; segments that can grow leave none.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if recipe.hardware.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def expandable_segments() -> bool:
-    """Whether torch's allocator uses expandable segments in a process that `set_environment` has prepared."""
-    chosen = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
-    return "expandable_segments:true" in chosen.replace(" ", "").lower()
+    """Return whether torch's allocator uses expandable segments in a process prepared by `set_environment`."""
+    config = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
+    return "expandable_segments:true" in config.replace(" ", "").lower()
 
 
 def configure(deterministic: bool = False) -> None:
-    """Choose CUDA kernels for this process. Every program that runs a model on CUDA calls this once, before the model.
+    """Choose the CUDA kernels of this process. A program that runs a model on CUDA calls this once, before the model.
 
-    cuDNN's attention is switched off. On compute capability 9.0 torch would prefer it to flash attention, and it has
-    two faults here: it builds an execution plan for each new shape, tens of milliseconds forward and backward, and
-    batches by length have hundreds of shapes; and its workspace is not in the memory predictions. Flash attention, or
-    the memory-efficient kernel where there is a mask, does the same work with the same rounding to bfloat16.
+    cuDNN's attention is switched off. On compute capability 9.0 torch would prefer it to flash attention, and here it
+    has two faults. It builds an execution plan for each new shape, which takes tens of milliseconds forward and
+    backward, and batches sorted by length have hundreds of shapes. Its workspace is also missing from the memory
+    predictions. Flash attention, or the memory-efficient kernel where there is a mask, does the same work with the same
+    rounding to bfloat16.
 
-    `deterministic`: use torch's deterministic kernels where there are some, and warn once about each operation without
-    one (docs/reproducibility.md).
+    With `deterministic`, torch's deterministic kernels are used where they exist, and torch warns once about each
+    operation that has none (docs/reproducibility.md).
     """
     import torch
 
@@ -59,8 +60,8 @@ def configure(deterministic: bool = False) -> None:
 def cap_memory(device: "torch.device") -> None:
     """Let this process use no more of the card than RLHF_VRAM_CAP (`24GB`), to try what fits a smaller card.
 
-    torch caps its own allocator only, so the cap is less `CONTEXT_BYTES`. Without the variable there is no cap.
-    Raises UserError when the variable is not a size, or leaves nothing beside the context.
+    torch caps only its own allocator, so its cap is the variable's size minus `CONTEXT_BYTES`. Without the variable
+    there is no cap. Raises UserError if the variable is not a size, or leaves no room beside the context.
     """
     import torch
 
@@ -73,7 +74,7 @@ def cap_memory(device: "torch.device") -> None:
         raise UserError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
     if not size > CONTEXT_BYTES:
         raise UserError(f"RLHF_VRAM_CAP={cap}: the CUDA context alone takes about {CONTEXT_BYTES / 1e9:.1f} GB")
-    # torch refuses a device without an index here. The recipe's device stays without one: transformers compares it.
+    # torch needs an index here. The recipe's device has none, because transformers compares it.
     index = torch.cuda.current_device() if device.index is None else device.index
     total = torch.cuda.get_device_properties(index).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, (size - CONTEXT_BYTES) / total), index)

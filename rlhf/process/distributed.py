@@ -1,8 +1,8 @@
-"""Several processes, one for each device, that train one model: who is who, what they share, how they are started.
+"""Several processes that train one model, one for each device: their ranks, their communication and their start.
 
-Every rank holds the same weights of the adapters, the same random state and the same numbers of a whole batch; what is
-dealt out is the work on its rows. Rank 0 writes and talks. Without a launcher there is one rank, and nothing here does
-anything. The rest of PPO knows only these functions; TRL's trainers bring accelerate themselves.
+All ranks hold the same adapter weights, the same random state and the same full batch; only the work on its rows is
+split. Rank 0 alone writes files and prints. Without a launcher there is one rank and the functions that communicate do
+nothing. The rest of PPO uses only these functions; TRL's trainers use accelerate themselves.
 """
 
 import os
@@ -30,49 +30,50 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RowsT = TypeVar("RowsT", bound="Sequence[Any] | Tensor")
-RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # what every launcher sets: torchrun, accelerate, Ray Train
-TIMEOUT = timedelta(minutes=10)  # of ranks that wait for each other: only for one that hangs; a dead one is noticed
-LOST = 75  # exit code of a rank that ended because another one had: not the reason for anything
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher: torchrun, accelerate, Ray Train
+TIMEOUT = timedelta(minutes=10)  # ranks wait this long for one that hangs; a dead one is noticed at once
+LOST = 75  # exit code of a rank that ended because another one did
 KINDS = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}  # engine -> accelerate's distributed_type
 _STARTED_HERE = "RLHF_LAUNCHED"
 
 
 class Disagreement(UserError):
-    """Ranks do not have the same recipe, code or data; each of them knows."""
+    """Ranks differ in recipe, code or data. Every rank raises it."""
 
 
-# -- who is who ------------------------------------------------------------------------------------------------------
+# -- ranks ------------------------------------------------------------------------------------------------------------
 
 
 def launched() -> bool:
-    """Whether a launcher has started this process as one of several, or of one."""
+    """Return whether a launcher started this process as one of one or more ranks."""
     return all(name in os.environ for name in RANKS)
 
 
 def rank() -> int:
+    """Return the number of this process among all ranks; 0 without a launcher."""
     return int(os.environ["RANK"]) if launched() else 0
 
 
 def world() -> int:
-    """How many processes there are."""
+    """Return the number of ranks; 1 without a launcher."""
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def local_rank() -> int:
-    """Which of its machine's devices this process has."""
+    """Return the index of this process's device on its machine."""
     return int(os.environ["LOCAL_RANK"]) if launched() else 0
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that is started by a rank and is none itself."""
+    """Return `environment` without a launcher's variables, for a child process that is not a rank."""
     return {name: value for name, value in environment.items() if name not in RANKS}
 
 
 def child_environment(**changes: str) -> dict[str, str]:
     """Return the environment of a child process that imports this checkout and every package this process can import.
 
-    PYTHONPATH is extended and never replaced: on a machine without an installation it is what leads to the packages.
-    `changes` are set on top.
+    PYTHONPATH is extended and never replaced: without an installation it is the path to the packages. `changes` are set
+    on top.
     """
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **changes}
@@ -80,10 +81,10 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 @contextmanager
 def joined(loaded: Loaded, stage: str) -> Iterator[None]:
-    """Be one of the recipe's processes: meet the others, compare notes, and leave talking to rank 0.
+    """Join the recipe's processes: wait for the other ranks, compare recipe and code, and silence all ranks but 0.
 
-    Raises UserError when the launcher started another number of processes than the recipe has, when they do not meet,
-    or when one has another recipe or other code.
+    Raises UserError if the launcher started another number of processes than the recipe has, if they do not meet, or if
+    one has another recipe or other code.
     """
     check_world(loaded.recipe, stage)
     if not launched():
@@ -93,25 +94,25 @@ def joined(loaded: Loaded, stage: str) -> Iterator[None]:
 
     with ExitStack() as quiet:
         if rank():
-            nowhere = quiet.enter_context(open(os.devnull, "w"))
-            quiet.enter_context(redirect_stdout(nowhere))
-            quiet.enter_context(redirect_stderr(nowhere))
+            null_device = quiet.enter_context(open(os.devnull, "w"))
+            quiet.enter_context(redirect_stdout(null_device))
+            quiet.enter_context(redirect_stderr(null_device))
         try:
             PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
-        except RuntimeError as error:  # torch's DistError and its kinds
+        except RuntimeError as error:  # torch's DistError and its subclasses
             raise UserError(f"rank {rank()} did not meet the others: {explained(str(error))}") from error
         try:
             agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine])
             agree("code", code_version()["commit"])
             yield
-        except Disagreement:  # every rank has it
-            _part()
+        except Disagreement:  # every rank raises it, so all can leave
+            _leave()
             raise
-        _part()
+        _leave()
 
 
-def _part() -> None:
-    """Leave the group when all are ready to: one that goes earlier looks like one that died."""
+def _leave() -> None:
+    """Leave the group once all ranks are ready to: a rank that leaves earlier looks like one that died."""
     from accelerate import PartialState
 
     barrier()
@@ -119,7 +120,7 @@ def _part() -> None:
 
 
 def check_world(recipe: recipes.Recipe, stage: str) -> None:
-    """Raise UserError unless as many processes were started as the recipe has for a stage."""
+    """Raise UserError unless the number of ranks is the number that the recipe has for a stage."""
     wanted = recipe.processes(stage)
     if world() == wanted:
         _check_engine(recipe, stage)
@@ -133,6 +134,7 @@ def check_world(recipe: recipes.Recipe, stage: str) -> None:
 
 
 def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
+    """Raise UserError if a stage cannot run under the recipe's engine, or was not started for it."""
     engine = recipe.hardware.engine
     if recipe.processes(stage) == 1 or engine == "ddp":
         return
@@ -150,16 +152,22 @@ def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
         )
 
 
-# -- what they share -------------------------------------------------------------------------------------------------
+# -- communication ---------------------------------------------------------------------------------------------------
 
 
-def deal(rows: RowsT) -> RowsT:
-    """This rank's rows of a sequence: every world-th. Of rows by length every rank gets about the same work."""
+def own_rows(rows: RowsT) -> RowsT:
+    """Return this rank's rows of a sequence, every world-th.
+
+    If the rows are sorted by length, every rank gets about the same work.
+    """
     return cast(RowsT, rows[rank() :: world()])  # a slice is of the sequence's own type
 
 
 def all_sum(*tensors: "Tensor") -> None:
-    """Add the ranks' tensors, in place. Where each rank has filled its own rows of zeros, the sum is the whole."""
+    """Add the tensors of all ranks, in place.
+
+    If each rank has filled only its own rows and left zeros elsewhere, the sum is the whole.
+    """
     if world() > 1:
         from torch import distributed
 
@@ -168,7 +176,7 @@ def all_sum(*tensors: "Tensor") -> None:
 
 
 def sum_of(numbers: Mapping[str, float], device: Any) -> dict[str, float]:
-    """The sum over ranks of each of some numbers, which every rank names in the same order."""
+    """Return the sum over ranks of each number. Every rank gives the same names in the same order."""
     if world() == 1:
         return dict(numbers)
     import torch
@@ -179,7 +187,7 @@ def sum_of(numbers: Mapping[str, float], device: Any) -> dict[str, float]:
 
 
 def reduce_gradients(parameters: "Sequence[nn.Parameter]") -> None:
-    """Add the ranks' gradients, in one message: adapters are small."""
+    """Add the gradients of all ranks in one message; adapters are small."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if world() == 1 or not gradients:
         return
@@ -201,7 +209,7 @@ def barrier() -> None:
 
 @contextmanager
 def main_first() -> Iterator[None]:
-    """Rank 0 goes through a block before the others: what it writes there, they find."""
+    """Let rank 0 run a block before the other ranks, so that they can read what it writes."""
     if rank():
         barrier()
     yield
@@ -210,48 +218,48 @@ def main_first() -> Iterator[None]:
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """What rank 0 makes, on every rank."""
+    """Return on every rank what `make` returns on rank 0."""
     if world() == 1:
         return make()
     from torch import distributed
 
-    found: list[Any] = [make() if rank() == 0 else None]
-    distributed.broadcast_object_list(found)
-    made: T = found[0]
-    return made
+    box: list[Any] = [make() if rank() == 0 else None]
+    distributed.broadcast_object_list(box)
+    value: T = box[0]
+    return value
 
 
 def agree(what: str, value: Any) -> None:
-    """Raise Disagreement, on every rank, when a rank's value is not that of rank 0."""
+    """Raise Disagreement on every rank if the value of any rank is not that of rank 0."""
     if world() == 1:
         return
     from torch import distributed
 
-    found: list[Any] = [None] * world()
-    distributed.all_gather_object(found, (socket.gethostname(), recipes.content_hash(value)))
-    for number, (host, digest) in enumerate(found):
-        if digest != found[0][1]:
+    digests: list[Any] = [None] * world()
+    distributed.all_gather_object(digests, (socket.gethostname(), recipes.content_hash(value)))
+    for number, (host, digest) in enumerate(digests):
+        if digest != digests[0][1]:
             raise Disagreement(
-                f"rank {number} (on {host}) has another {what} than rank 0 (on {found[0][0]}): {digest[:12]}, not "
-                f"{found[0][1][:12]}; every machine needs the same checkout, command line and files"
+                f"rank {number} (on {host}) has another {what} than rank 0 (on {digests[0][0]}): {digest[:12]}, not "
+                f"{digests[0][1][:12]}; every machine needs the same checkout, command line and files"
             )
 
 
 def shard(decoder: "nn.Module", whole: "set[nn.Parameter]") -> None:
-    """Give each rank its part of a decoder's frozen layers (FSDP2); adapters and `whole` stay as they are everywhere.
+    """Shard a decoder's frozen layers over the ranks (FSDP2); every rank keeps adapters and `whole` complete.
 
-    Nothing that is sharded has a gradient, so that what is trained is reduced as without sharding.
+    No sharded weight has a gradient, so gradients are reduced as without sharding.
     """
     from torch.distributed.fsdp import fully_shard
 
     layers: Any = decoder.layers
     for layer in layers:
         fully_shard(layer, ignored_params=whole)
-    fully_shard(decoder, ignored_params=set(decoder.parameters()))  # nothing more; it lets layers be fetched ahead
+    fully_shard(decoder, ignored_params=set(decoder.parameters()))  # shards nothing more; layers are fetched ahead
 
 
 def gather(model: "nn.Module", whole: bool) -> None:
-    """Fetch all parts of the layers and keep them (`whole`), or give them back and fetch them layer by layer."""
+    """Fetch all shards of the layers and keep them (`whole`), or free them and fetch layer by layer again."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -263,18 +271,19 @@ def gather(model: "nn.Module", whole: bool) -> None:
                 module.reshard()
 
 
-# -- how they are started --------------------------------------------------------------------------------------------
+# -- start -----------------------------------------------------------------------------------------------------------
 
 
 def to_launch(recipe: recipes.Recipe, stage: str) -> bool:
-    """Whether a stage is for several processes and nobody has started them yet."""
+    """Return whether a stage needs several processes that no launcher has started yet."""
     return recipe.processes(stage) > 1 and not launched()
 
 
 def launch(loaded: Loaded, stage: str) -> None:
     """Run this command line again in as many processes as the recipe has, with accelerate's launcher.
 
-    Raises UserError that names the rank that ended first and says why; the launcher has ended the others then.
+    If one ends with an error, the launcher ends the others. Raises UserError that names the rank that failed first and
+    the reason.
     """
     import logging
 
@@ -286,7 +295,7 @@ def launch(loaded: Loaded, stage: str) -> None:
     count = loaded.recipe.hardware.count
     flags = [*_engine_flags(loaded), "--num_processes", str(count), "--main_process_port", "0"]
     arguments = launch_command_parser().parse_args([*flags, "--module", "rlhf.cli", *sys.argv[1:]])
-    logging.disable(logging.CRITICAL)  # what the launcher would say is said below
+    logging.disable(logging.CRITICAL)  # the errors below replace the launcher's messages
     os.environ[_STARTED_HERE] = "1"
     try:
         launch_command(arguments)
@@ -304,11 +313,11 @@ def launch(loaded: Loaded, stage: str) -> None:
 
 
 def _engine_flags(loaded: Loaded) -> list[str]:
-    """How accelerate is told the engine: by the recipe's file for it; ddp needs none."""
+    """Return the options that choose accelerate's engine: the recipe's file for it, which ddp does not need."""
     engine = loaded.recipe.hardware.engine
     file = loaded.directory / f"accelerate-{engine}.yaml"
     if not file.exists() and engine == "ddp":
-        return ["--multi_gpu"]  # its name for several processes on anything
+        return ["--multi_gpu"]  # accelerate's name for several processes on any device
     if not file.exists():
         raise UserError(f"hardware.engine: {engine} needs {file}")
     kind = read_yaml(file).get("distributed_type")
@@ -318,24 +327,25 @@ def _engine_flags(loaded: Loaded) -> list[str]:
 
 
 def _why(failures: Mapping[int, Any], stage: str) -> str:
-    """One line about the rank whose end ended the others."""
-    followed = (LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # what the launcher ends has not ended the run
-    reasons = [f for f in failures.values() if f.exitcode not in followed] or list(failures.values())
-    told = [failure for failure in reasons if os.path.isfile(failure.error_file)]
-    first = min(told or reasons, key=lambda f: (f.exitcode > 0, f.timestamp))  # who was killed did not follow others
-    if told:
+    """Return one line about the rank whose end ended the others."""
+    ended_by_launcher = (LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # not the cause
+    reasons = [f for f in failures.values() if f.exitcode not in ended_by_launcher] or list(failures.values())
+    with_message = [failure for failure in reasons if os.path.isfile(failure.error_file)]
+    # a rank that was killed comes first: it did not follow the others
+    first = min(with_message or reasons, key=lambda f: (f.exitcode > 0, f.timestamp))
+    if with_message:
         return str(first.message)
     number = next(number for number, failure in failures.items() if failure is first)
-    how = f"ended with exit code {first.exitcode}"
+    ending = f"ended with exit code {first.exitcode}"
     if first.exitcode < 0:
-        how = f"was killed by {signal.Signals(-first.exitcode).name}"
+        ending = f"was killed by {signal.Signals(-first.exitcode).name}"
     hint = " (the system does that when memory is short)" if first.exitcode == -signal.SIGKILL else ""
-    return f"{stage}: rank {number} {how}{hint}, which ended the run; `--resume` (make: RESUME=1) continues it"
+    return f"{stage}: rank {number} {ending}{hint}, which ended the run; `--resume` (make: RESUME=1) continues it"
 
 
 def explained(reason: str) -> str:
-    """What torch says about processes that do not meet, with the way out."""
-    known = {
+    """Return torch's message about processes that do not meet, with the way out."""
+    advice = {
         r"in use|EADDRINUSE": "the port is taken: give the launcher another one (--master-port, MASTER_PORT)",
         r"tim(ed )?e?-?out": "not all of them came in time: every machine starts the same command, with the same "
         "rendezvous endpoint, whose port no firewall closes",
@@ -343,11 +353,11 @@ def explained(reason: str) -> str:
         "rank 0, which must have started",
     }
     first = " ".join(reason.split())[:200]
-    return next((f"{way_out} ({first})" for text, way_out in known.items() if re.search(text, reason, re.I)), first)
+    return next((f"{way_out} ({first})" for text, way_out in advice.items() if re.search(text, reason, re.I)), first)
 
 
 def report(message: str) -> bool:
-    """Tell the process that started this one why it ends. Returns whether there is one."""
+    """Pass a rank's last message to the process that launched it. Returns whether there is such a process."""
     if _STARTED_HERE not in os.environ or not launched():
         return False
     write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": message, "timestamp": int(time.time())})
@@ -355,6 +365,6 @@ def report(message: str) -> bool:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether an error only means that another rank has ended."""
+    """Return whether an error only means that another rank has ended."""
     gone = r"Connection (closed|reset) by|Broken pipe|remote process exited"
     return world() > 1 and bool(re.search(gone, str(error)))

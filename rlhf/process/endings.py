@@ -1,10 +1,10 @@
-"""What ends a command from outside: a signal, or memory that runs out.
+"""The ends of a command from outside: a signal, or memory that runs out.
 
-A first signal raises `Stopped` in the main thread, so that files are closed and one line says what is kept. A second
-one ends the process at once, and what it started with it. So does the first after `PATIENCE` seconds in which the main
-thread did not come back to Python: a collective operation whose other ranks are gone never does; and `GOODBYE` seconds
-after `Stopped` was raised, if something has swallowed it. Nothing is lost in any way, since whatever a stage writes is
-complete or absent.
+A first signal raises `Stopped` in the main thread, so that files are closed and one line says what is kept. In three
+cases the process and its children end at once: at a second signal; if the main thread does not return to Python within
+`PATIENCE` seconds, as in a collective operation whose other ranks are gone; and `GOODBYE` seconds after `Stopped` was
+raised, in case something swallowed it. Nothing is lost in any of them, because whatever a stage writes is complete or
+absent.
 """
 
 import errno
@@ -25,11 +25,11 @@ from typing import Any
 
 from rlhf.terminal import say
 
-# What a terminal, `kill`, docker, Slurm (also its --signal=USR1) and a closing terminal send.
+# Signals that a terminal, its closing, `kill`, docker and Slurm (also with --signal=USR1) send.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal sends them to child processes, too
+TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal also sends them to child processes
 PATIENCE = 5.0  # seconds; `docker stop` kills after 10
-GOODBYE = 30.0  # seconds from `Stopped` to the end: an exception that is raised in a destructor is lost
+GOODBYE = 30.0  # seconds from `Stopped` to the end; an exception raised in a destructor is lost
 LONGEST_COMMAND = 500  # characters of a command that is printed again
 
 _OUT_OF_MEMORY = re.compile(
@@ -38,13 +38,13 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
-_UNDER_A_LIMIT = re.compile("failed to map segment|without exception set")  # has other causes where there is none
+_UNDER_A_LIMIT = re.compile("failed to map segment|without exception set")  # without a limit these have other causes
 
 
 class Stopped(BaseException):
-    """A signal asked this process to end; `kept` says what is left of its work and how to go on.
+    """A signal asked this process to end. `kept` says what remains of its work and how to continue.
 
-    Not a KeyboardInterrupt: click answers one with a line of its own.
+    It is no KeyboardInterrupt, because click answers one with a line of its own.
     """
 
     def __init__(self, number: int, kept: str = ""):
@@ -57,16 +57,17 @@ class Stopped(BaseException):
 
 
 class _Listener:
-    """The state of `listening`: at most one at a time, in the main thread."""
+    """The state of `listening`. At most one exists at a time, in the main thread."""
 
     def __init__(self, tell: Callable[[str], None]):
         self.tell = tell
         self.kept: Callable[[], str] = str
-        self.raised = False  # whether the main thread has seen a signal
-        self.watched = True  # whether another thread ends the process at the second one
+        self.raised = False  # whether the main thread has received a signal
+        self.watched = True  # whether another thread ends the process at a second signal
         self.installed: dict[int, Any] = {}  # by signal: the handler that was there before
 
     def handle(self, number: int, _: FrameType | None) -> None:
+        """Raise `Stopped` at the first signal. End the process at a later one if no thread watches for it."""
         if self.raised:
             if not self.watched:
                 self.end(number)
@@ -75,7 +76,7 @@ class _Listener:
         raise Stopped(number, self.kept())
 
     def end(self, number: int) -> None:
-        """End the process, from any thread, and all that it started."""
+        """End the process and all its descendants, from any thread."""
         self.tell(str(Stopped(number, self.kept())))
         for process in _descendants(os.getpid()):
             with suppress(OSError):
@@ -83,7 +84,7 @@ class _Listener:
         os._exit(128 + number)
 
     def watch(self, pipe: int) -> None:
-        """Read the numbers of signals as they arrive, until the pipe is closed."""
+        """Read the numbers of signals as they arrive, until the pipe is closed, and end the process when it is time."""
         first = None
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
@@ -105,15 +106,15 @@ class _Listener:
 
 
 def _descendants(process: int) -> list[int]:
-    """The ids of the processes that a process started, and that these started, as Linux lists them."""
+    """Return the ids of a process's children and of their descendants, from Linux's /proc."""
     parents: dict[int, int] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):  # it may be gone by now
+        with suppress(OSError, ValueError, IndexError):  # the process may be gone by now
             parents[int(file.parent.name)] = int(file.read_text(errors="replace").rpartition(")")[2].split()[1])
-    found = [process]
-    for parent in found:
-        found += [child for child, its_parent in parents.items() if its_parent == parent]
-    return found[1:]
+    family = [process]
+    for parent in family:
+        family += [child for child, parent_of_child in parents.items() if parent_of_child == parent]
+    return family[1:]
 
 
 _listener: _Listener | None = None
@@ -121,9 +122,9 @@ _listener: _Listener | None = None
 
 @contextmanager
 def listening(tell: Callable[[str], None] = say) -> Iterator[None]:
-    """End the block by `Stopped` when a signal arrives. Signals that are ignored (nohup) or handled stay so.
+    """End the block with `Stopped` when a signal arrives. Signals that are ignored (nohup) or handled already stay so.
 
-    `tell` gets the last line where the process ends without it.
+    `tell` receives the last line of a process that is ended at once.
     """
     global _listener
     if _listener is not None or threading.current_thread() is not threading.main_thread():
@@ -141,7 +142,7 @@ def listening(tell: Callable[[str], None] = say) -> Iterator[None]:
     try:
         try:
             threading.Thread(target=listener.watch, args=(reader,), daemon=True).start()
-        except RuntimeError:  # no memory for a thread: signals are still handled, one by one
+        except RuntimeError:  # no memory for a thread: `handle` alone answers signals
             os.close(reader)
             listener.watched = False
         yield
@@ -155,7 +156,7 @@ def listening(tell: Callable[[str], None] = say) -> Iterator[None]:
 
 
 def _forked() -> None:
-    """A forked worker answers signals as any program does; its parent must not hear of them."""
+    """Restore the default signals in a forked worker, and keep its signals from waking the parent."""
     global _listener
     if _listener is not None:
         signal.set_wakeup_fd(-1)
@@ -169,7 +170,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @contextmanager
 def keeping(kept: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, `kept()` says what a signal leaves."""
+    """Make `kept()` the message about what a signal leaves, while the block runs."""
     listener = _listener
     if listener is None:
         yield
@@ -182,12 +183,12 @@ def keeping(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def stopped(number: int) -> Stopped:
-    """What to raise for a signal that a library has caught."""
+    """Return the exception to raise for a signal that a library has caught."""
     return Stopped(number, _listener.kept() if _listener else "")
 
 
 def resume_command() -> str:
-    """The command line that was given, with --resume."""
+    """Return this command line with --resume; a description of it if it is long or not `rlhf run`."""
     words = shlex.join(["rlhf", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
     if sys.argv[1:2] != ["run"] or len(words) > LONGEST_COMMAND:
         return "the same command with --resume"
@@ -195,7 +196,7 @@ def resume_command() -> str:
 
 
 def run_child(command: Sequence[str]) -> int:
-    """Run a command and return its exit code. A signal ends it, too, and it has time to say what it keeps."""
+    """Run a command and return its exit code. A signal ends the command too, which may then report what it keeps."""
     with subprocess.Popen(command) as child:
         try:
             return child.wait()
@@ -210,33 +211,36 @@ def run_child(command: Sequence[str]) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, means that memory ran out: Python's, torch's, CUDA's or the system's."""
+    """Return whether an error, or one that led to it, means that memory ran out.
+
+    It recognises errors of Python, torch, CUDA and the operating system.
+    """
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         if (
-            isinstance(found, MemoryError) or type(found).__name__ == "OutOfMemoryError"
+            isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError"
         ):  # torch's, without importing it
             return True
-        if isinstance(found, OSError) and found.errno == errno.ENOMEM:
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
             return True
-        ours = type(found).__module__.partition(".")[0] == "rlhf"  # says what it means, and may quote others
-        if not ours and not isinstance(found, ValueError | OSError) and _OUT_OF_MEMORY.search(str(found)):
+        ours = type(cause).__module__.partition(".")[0] == "rlhf"  # our errors are explicit and may quote others
+        if not ours and not isinstance(cause, ValueError | OSError) and _OUT_OF_MEMORY.search(str(cause)):
             return True
-        if memory_limit() and isinstance(found, ImportError | SystemError) and _UNDER_A_LIMIT.search(str(found)):
+        if memory_limit() and isinstance(cause, ImportError | SystemError) and _UNDER_A_LIMIT.search(str(cause)):
             return True
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
 def memory_limit() -> int | None:
-    """Bytes of address space that this process may have (`ulimit -v`), None where there is no limit."""
+    """Return the bytes of address space that this process may have (`ulimit -v`); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def limit_in_words() -> str:
-    """The limit in brackets, or nothing."""
+    """Return the limit of memory in brackets; "" without a limit."""
     limit = memory_limit()
     return f" (this process may have {limit / 1e9:.1f} GB of addresses: ulimit -v)" if limit else ""

@@ -54,15 +54,15 @@ _PARENTS: dict[str, tuple[str, ...]] = {
     "pretrain": (),
     "sft": ("pretrain",),
     "rm": ("pretrain", "sft"),
-    **dict.fromkeys(ONLINE, ("pretrain", "sft", "rm")),  # but the reward model where nothing is scored by it
+    **dict.fromkeys(ONLINE, ("pretrain", "sft", "rm")),  # without the reward model where it scores nothing
     "dpo": ("pretrain", "sft"),
-    "evaluate": ("pretrain", "sft", "rm"),  # and every trained policy that is there
+    "evaluate": ("pretrain", "sft", "rm"),  # and every trained policy that exists
     "merge": ("pretrain", "sft"),  # and the stage whose adapter is merged
 }
 
 
 class Loaded(NamedTuple):
-    """A recipe together with where it came from."""
+    """A recipe with its folder, its hash, the overrides applied to it and the figures it is compared with."""
 
     recipe: Recipe
     directory: Path
@@ -72,27 +72,29 @@ class Loaded(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Return the recipe's name, the folder above its version."""
         return Path(os.path.abspath(self.directory)).parent.name
 
     @property
     def version(self) -> str:
+        """Return the recipe's version, such as v1."""
         return Path(os.path.abspath(self.directory)).name
 
     @property
     def modified(self) -> bool:
+        """Return whether overrides changed the recipe."""
         return bool(self.overrides)
 
 
 def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
-    The file may be named instead of its directory.
-
-    Another `seed` is no modification: a released recipe is meant to be run with several.
-    Raises UserError, one line, for anything that is wrong with the file, a key or a combination of values.
+    `directory` may also name the file itself. Another `seed` is no modification: a released recipe is meant to be run
+    with several. Raises UserError, one line, for anything that is wrong with the file, a key or a combination of
+    values.
     """
     directory = directory.parent if directory.name == "recipe.yaml" else directory
-    place = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` have a name and a version, too
+    place = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` also have a name and a version
     file = directory / "recipe.yaml"
     if not (re.fullmatch(r"v[0-9]+", place.name) and place.parent.name):
         raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
@@ -105,8 +107,11 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
 
 
 def _figures(file: Path) -> tuple[Figure, ...]:
-    """The rows of a published.yaml; `guide` stands once above them, and not at all over targets of our own."""
-    if not (file.exists() or file.is_symlink()):  # a link to nowhere is no recipe without figures
+    """Return the figures of a published.yaml; () if there is no such file. Raises UserError.
+
+    The file names its `guide` once for all figures. Targets of our own have no guide.
+    """
+    if not (file.exists() or file.is_symlink()):  # a broken link is an error, not a recipe without figures
         return ()
     content = read_yaml(file)
     rows, guide = content.pop("targets", None), content.pop("guide", None)
@@ -118,12 +123,16 @@ def _figures(file: Path) -> tuple[Figure, ...]:
 
 
 def content_hash(content: Any) -> str:
-    """sha256 of parsed YAML: comments and layout do not count, every value does."""
+    """Return the sha256 of parsed YAML: every value counts, comments and layout do not."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def default_root() -> Path:
-    """The folder of recipes: RLHF_RECIPES, or recipes/ here, of the checkout that this file is in, or of the wheel."""
+    """Return the folder of recipes.
+
+    It is RLHF_RECIPES if that is set, or else the first that holds recipes: recipes/ in the current folder, that of the
+    checkout that this file belongs to, or that of the installed wheel.
+    """
     if named := os.environ.get("RLHF_RECIPES"):
         return Path(named)
     package = Path(__file__).parents[1]
@@ -132,15 +141,15 @@ def default_root() -> Path:
 
 
 def available(root: Path) -> list[Path]:
-    """Every recipe directory below `root`, by name, oldest version first."""
-    found = [file.parent for file in root.glob("*/v*/recipe.yaml") if re.fullmatch(r"v[0-9]+", file.parent.name)]
-    return sorted(found, key=lambda d: (d.parent.name, int(d.name[1:])))
+    """Return every recipe directory below `root`, ordered by name, then version."""
+    folders = [file.parent for file in root.glob("*/v*/recipe.yaml") if re.fullmatch(r"v[0-9]+", file.parent.name)]
+    return sorted(folders, key=lambda d: (d.parent.name, int(d.name[1:])))
 
 
 def resolve(hardware: str, root: Path) -> Path:
-    """The newest released version of the default recipe of `hardware`, or the newest draft where none is released.
+    """Return the newest released version of the default recipe of `hardware`; its newest draft if none is released.
 
-    Raises UserError when there is no default recipe, or more than one.
+    Raises UserError if there is no default recipe, or more than one.
     """
     names: set[str] = set()
     defaults: set[str] = set()
@@ -162,19 +171,21 @@ def resolve(hardware: str, root: Path) -> Path:
 
 
 def no_recipes(root: Path) -> str:
-    """What to say about a folder without recipes."""
+    """Return the message for a folder without recipes."""
     return f"{root}: no recipes there; --recipes or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
 
 
 def longest(recipe: Recipe) -> int:
-    """Tokens of the longest sequence that any stage admits."""
+    """Return the length in tokens of the longest sequence that any stage admits."""
     return max(recipe.lengths().values())
 
 
 def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any]:
-    """The overrides by which a recipe needs nothing from anywhere: its architecture, stand-in tokenizer and dialogues.
+    """Return overrides with which a recipe needs no download and no files.
 
-    Memory and speed are as with the real ones; what is learned means nothing. `shape` as in `data.lengths`.
+    The model has its own architecture and random weights; tokenizer and dialogues are stand-ins. Memory and speed are
+    those of the real ones; the results mean nothing. `shape` is as in `data.lengths`. Raises UserError for a recipe
+    without `model.architecture`.
     """
     architecture = recipe.model.architecture
     if architecture is None:
@@ -192,7 +203,7 @@ def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any
 
 
 def parents(recipe: Recipe, stage: str) -> list[str]:
-    """The stages that must be finished before `stage`, in order."""
+    """Return the stages that must be finished before `stage`, in order."""
     needed = {*_PARENTS[stage]}
     if stage == "merge":
         needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
@@ -203,30 +214,36 @@ def parents(recipe: Recipe, stage: str) -> list[str]:
 
 
 def stages_before(recipe: Recipe, stage: str) -> list[str]:
-    """The stages to run before `stage`, in order: its parents, and one policy to evaluate, PPO's where there is one."""
+    """Return the stages to run before `stage`, in order.
+
+    These are its parents; before an evaluation also one policy: PPO's, or the first that the recipe has.
+    """
     policies = [name for name in POLICIES if recipe.section(name) is not None] if stage == "evaluate" else []
     return [*parents(recipe, stage), *policies[:1]]
 
 
 def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
-    """The part of a recipe that decides what `stage` and its parents produce: runs are joined only where it agrees."""
+    """Return the part of a recipe that decides what `stage` and its parents produce.
+
+    A run continues, or builds on another, only if these settings agree.
+    """
     sections = {"hardware", "seed", "model", "tokenizer", "data", stage, *parents(recipe, stage)}
     if stage != "pretrain":
         sections.add("lora")
     if stage == "dpo":
-        sections.add("evaluate")  # its gains are measured that way
-    found = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
-    if "evaluate" in found and (stage == "dpo" or recipe.evaluate.num_samples == 1):
-        found["evaluate"].pop("num_samples")  # DPO always takes one answer, as did runs from before this key
-    for key in ("count", "engine", "deterministic"):  # decide only rounding: a run may go on with others
-        found["hardware"].pop(key)
-    for name in (name for name in ONLINE if found.get(name)):
-        found[name]["vllm_url"] = found[name]["vllm_url"] is not None  # where the server stands decides nothing
-    return found
+        sections.add("evaluate")  # DPO measures its gains with these keys
+    relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+    if "evaluate" in relevant and (stage == "dpo" or recipe.evaluate.num_samples == 1):
+        relevant["evaluate"].pop("num_samples")  # DPO always samples one answer; older runs did too and lack this key
+    for key in ("count", "engine", "deterministic"):  # they affect only rounding: a run may continue with others
+        relevant["hardware"].pop(key)
+    for name in (name for name in ONLINE if relevant.get(name)):
+        relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
+    return relevant
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
-    """Dotted names of the keys in which two nested dictionaries differ."""
+    """Return the dotted names of the keys in which two nested dictionaries differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]
     return [] if a == b else [prefix.rstrip(".")]

@@ -1,4 +1,4 @@
-"""Types of the numbers and names in a recipe, each with its bounds. docs/recipes.md lists them."""
+"""Types of the numbers and names in a recipe, each with its bounds, which docs/recipes.md lists."""
 
 from typing import Annotated
 
@@ -11,9 +11,9 @@ Steps = Annotated[int, Field(gt=0, le=10_000_000)]
 StepsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
 Epochs = Annotated[float, Field(gt=0, le=10_000)]
 Passes = Annotated[int, Field(gt=0, le=1_000)]  # over the same rows
-BatchRows = Annotated[int, Field(gt=0, le=65_536)]  # together in memory, or in a step
+BatchRows = Annotated[int, Field(gt=0, le=65_536)]  # of one forward pass or one optimizer step
 Rows = Annotated[int, Field(gt=0, le=1_000_000_000)]  # of a data set
-MadeRows = Annotated[int, Field(gt=0, le=10_000_000)]  # that are made here and held in memory
+MadeRows = Annotated[int, Field(gt=0, le=10_000_000)]  # generated rows, held in memory
 MadeRowsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
 Tokens = Annotated[int, Field(gt=0, le=1_048_576)]  # of a sequence
 Vocabulary = Annotated[int, Field(gt=0, le=1_048_576)]
@@ -26,5 +26,5 @@ Finite = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
-Temperature = Annotated[float, Field(ge=0.01, le=100)]  # beyond, logits overflow or all tokens are as likely
+Temperature = Annotated[float, Field(ge=0.01, le=100)]  # outside, logits overflow or all tokens are equally likely
 Name = Annotated[str, Field(max_length=4096)]  # the longest path of Linux

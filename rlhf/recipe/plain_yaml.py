@@ -1,8 +1,8 @@
-"""The one reader of YAML: text, numbers, lists and keys, within stated bounds.
+"""The only reader of YAML. It accepts text, numbers, lists and keys, within stated bounds.
 
-Every YAML file that the project reads (recipes, published figures, accelerate's settings) and every value after `--set`
-passes here. A mistake is a `UserError` of one line that names the file, its line and the way out. Aliases and merge
-keys are allowed; the bounds apply to what they expand to, so that a small file cannot fill the memory.
+It reads every YAML file of the project (recipes, published figures, accelerate's settings) and every value after
+`--set`. A mistake is a `UserError` of one line that names the file, its line and the way out. Aliases and merge keys
+are allowed; the bounds apply to what they expand to, so that a small file cannot fill the memory.
 
 PyYAML parses. Its own safe loader would not do: it takes the last of two equal keys without a word, reads 1:30 as 90,
 010 as 8 and 1e-4 as text, and bounds nothing.
@@ -26,7 +26,7 @@ MAX_DIGITS = 40  # characters of a number
 
 
 class _Size(NamedTuple):
-    """What a node expands to."""
+    """The number of nodes and characters, and the depth, that a node expands to."""
 
     nodes: int = 0
     characters: int = 0
@@ -34,19 +34,19 @@ class _Size(NamedTuple):
 
 
 class Yaml(yaml.SafeLoader):
-    """YAML 1.1 with four changes.
+    """A loader of YAML 1.1 with four changes.
 
-    1e-4 is a number, a date is text, keys are text that does not repeat, and 1:30 and 010, which would be 90 and 8,
-    are refused.
+    1e-4 is a number; a date is text; keys are text and may not repeat; 1:30 and 010 are refused, since YAML 1.1 reads
+    them as 90 and 8.
     """
 
     def __init__(self, text: str):
         super().__init__(text)
-        self._open: list[tuple[str | None, _Size]] = []  # the collections around the current event, with their anchors
-        self._named: dict[str, _Size] = {}  # what each anchor expands to
+        self._open: list[tuple[str | None, _Size]] = []  # the open collections with their anchors
+        self._named: dict[str, _Size] = {}  # the size that each anchor expands to
 
     def get_event(self) -> Any:
-        """Return the next event once it is known to be within the bounds; nothing is composed before."""
+        """Return the next event. Raises ConstructorError beyond the bounds, before anything is composed."""
         event = super().get_event()  # type: ignore[no-untyped-call]  # its stubs do not annotate it
         if getattr(event, "tag", None) is not None:
             raise _problem(f"the tag {event.tag.replace(_TAG, '!!')} is not used here; leave it out", event)
@@ -61,9 +61,8 @@ class Yaml(yaml.SafeLoader):
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in (anchor for anchor, _ in self._open):
                 raise _problem(f"*{event.anchor} stands inside of what it names", event)
-            self._add(
-                self._named.get(str(event.anchor), _Size()), event
-            )  # an unknown one is refused where it is composed
+            # the composer refuses an unknown anchor
+            self._add(self._named.get(str(event.anchor), _Size()), event)
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size = self._open.pop()
             size = size._replace(depth=size.depth + 1)
@@ -74,7 +73,7 @@ class Yaml(yaml.SafeLoader):
         return event
 
     def _add(self, size: _Size, event: Any) -> None:
-        """Count a node in the collection around it. Raises ConstructorError beyond the bounds."""
+        """Add a node's size to the collection around it. Raises ConstructorError beyond the bounds."""
         outside = sum(around.nodes for _, around in self._open)
         if outside + size.nodes > MAX_NODES:
             raise _problem(f"more than {MAX_NODES:,} values; split the file", event)
@@ -88,11 +87,12 @@ class Yaml(yaml.SafeLoader):
             self._open[-1] = anchor, _Size(nodes, characters, max(around.depth, size.depth))
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """Return a mapping node as a dictionary. Raises ConstructorError if a key repeats or is not text."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag not in (_TAG + "str", _TAG + "merge"):
-                said = f"key {key_node.value}" if isinstance(key_node, yaml.ScalarNode) else "a key"
-                raise _problem(f"{said} is not text; a key is a name, in quotes where it looks like a value", key_node)
+                label = f"key {key_node.value}" if isinstance(key_node, yaml.ScalarNode) else "a key"
+                raise _problem(f"{label} is not text; a key is a name, in quotes where it looks like a value", key_node)
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise _problem(f"key '{key}' is given twice", key_node)
@@ -104,10 +104,12 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def _problem(text: str, at: Any) -> yaml.constructor.ConstructorError:
+    """Return an error with the message `text` at the place of a node or event."""
     return yaml.constructor.ConstructorError(None, None, text, at.start_mark)
 
 
 def _text(loader: Yaml, node: Any) -> str:
+    """Return the text of a scalar. Raises ConstructorError for a control character or half of a surrogate pair."""
     value = loader.construct_scalar(node)
     for character in value:
         if character not in "\n\t" and (character < " " or "\x7f" <= character <= "\x9f" or _is_surrogate(character)):
@@ -120,14 +122,15 @@ def _is_surrogate(character: str) -> bool:
 
 
 def _number(kind: str) -> Callable[[Yaml, Any], Any]:
+    """Return a constructor of `kind` (int or float) that refuses long numbers and those with a second reading."""
     construct = yaml.SafeLoader.yaml_constructors[_TAG + kind]
 
     def bounded(loader: Yaml, node: Any) -> Any:
         if len(node.value) > MAX_DIGITS:
             raise _problem(f"a number of {len(node.value):,} characters; write it with {MAX_DIGITS} at most", node)
         if ":" in node.value or re.match(r"[-+]?0[0-9_]", node.value):  # YAML 1.1 reads 1:30 as 90 and 010 as 8
-            said = "a number to base 60" if ":" in node.value else "an octal number"
-            raise _problem(f"{node.value} would be {said}; write it without, or put it in quotes", node)
+            meaning = "a number to base 60" if ":" in node.value else "an octal number"
+            raise _problem(f"{node.value} would be {meaning}; write it without, or put it in quotes", node)
         try:
             return construct(loader, node)
         except ValueError:  # 0b, 0x
@@ -149,7 +152,7 @@ Yaml.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[e
 
 
 def parse(text: str, where: str, lines: bool = True) -> Any:
-    """The value that YAML text stands for. Raises UserError that begins with `where` and, with `lines`, the line."""
+    """Return the value of YAML text. Raises UserError that begins with `where` and, with `lines`, the line."""
     try:
         loader = Yaml(text)
         try:
@@ -166,21 +169,21 @@ def parse(text: str, where: str, lines: bool = True) -> Any:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The keys of a YAML file. Raises UserError."""
+    """Return the keys and values of a YAML file. Raises UserError."""
     try:
         if not stat.S_ISREG(file.stat().st_mode) and not file.is_dir():
             raise UserError(f"{file}: a pipe or a device, which may never end; write it to a file first")
         with file.open("rb") as handle:
-            content = handle.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
+            data = handle.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
             raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
-        found = parse(content.decode("utf-8").removeprefix("\ufeff"), str(file))
+        content = parse(data.decode("utf-8").removeprefix("\ufeff"), str(file))
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{file}: holds no keys")
-    return found
+    return content

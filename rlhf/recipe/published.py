@@ -1,6 +1,6 @@
-"""Published figures and targets that a recipe is compared with (`published.yaml`), and the one function that compares.
+"""Published figures and targets of a recipe (`published.yaml`), and their comparison with measured values.
 
-`plan --published`, the tables of `run`, `bench`, `reproduce` and `report`, and the page of results all call `compare`.
+`plan --published`, the tables of `run`, `bench`, `reproduce` and `report`, and the page of results all use `compare`.
 docs/metrics.md, "Verdicts", explains the rules.
 """
 
@@ -26,7 +26,7 @@ ABOUT = "10%"  # the tolerance of a figure that is published as "about" or "~"
 COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
 LESS = (*COSTS, "perplexity", "perplexity_ratio", "last.loss", "accuracy_gap_points")
 MORE = ("accuracy", "last.accuracy", "score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "preference_accuracy")
-# Metrics that no run of a stage can produce, and who produces them.
+# Metrics that no run of a stage can produce, with the reason.
 ELSEWHERE = {
     "component_gb.activations": "predicted only: a run measures the peak, not which part of it activations are",
     "component_gb.kv_cache": "predicted only: a run measures the peak, not which part of it the cache is",
@@ -37,11 +37,11 @@ Range = tuple[float | None, float | None]
 
 
 class Figure(Section):
-    """One published figure, or one target of our own, and what of ours it is compared with.
+    """A published figure, or a target of our own, and the metric of ours that it is compared with.
 
     A published figure is a number (`value`) or a `range`, whose open ends are null. It belongs to a `guide`; a figure
     without one is a target of our own. `tolerance` is a number in the figure's unit or a percentage ("10%"); `about`
-    stands for 10 %. Without either, a number is as exact as its last digit, and a range ends where it says.
+    stands for 10 %. Without either, a number is exact to its last digit and a range to its ends.
     """
 
     name: str
@@ -80,18 +80,18 @@ class Figure(Section):
 
     @property
     def printed(self) -> Range:
-        """The figure's ends as they are published; a single number is both."""
+        """Return the figure's ends as they are published; a single number is both."""
         return self.range or (self.value, self.value)
 
     @property
     def accepted(self) -> Range:
-        """The ends with the figure's tolerance: a value between them, ends included, reproduces the figure."""
+        """Return the ends widened by the tolerance; a value within them reproduces the figure."""
         low, high = self.printed
         return None if low is None else self._shifted(low, -1), None if high is None else self._shifted(high, 1)
 
     @property
     def direction(self) -> Literal["less", "more", "neither"]:
-        """Which way is better: less of what costs, more of what is a gain, neither of the rest."""
+        """Return which way is better: less for a cost, more for a gain, neither for other metrics."""
         if self.better:
             return self.better
         metric = self.metric or ""
@@ -101,11 +101,11 @@ class Figure(Section):
 
     @property
     def title(self) -> str:
-        """The name, with the heading of the guide that it stands under."""
+        """Return the name, with the heading under which the guide has the figure."""
         return f"{self.name} ({self.source.split(' > ')[1]})" if self.guide else self.name
 
     def _shifted(self, end: float, sign: int) -> float:
-        """An end moved outwards by the tolerance, computed in decimals so that 2.5 and half of 0.1 make 2.45."""
+        """Return an end moved outwards by the tolerance, computed in decimals: 2.5 − 0.05 is exactly 2.45."""
         exact = Decimal(repr(end))
         tolerance = ABOUT if self.about else self.tolerance
         if isinstance(tolerance, str):
@@ -122,7 +122,7 @@ class Figure(Section):
 
 
 class Verdict(NamedTuple):
-    """The outcome of a comparison, and how far the value is from the figure, or why there is no comparison."""
+    """The outcome of comparing a value with a figure, with their distance or the reason for no comparison."""
 
     word: str
     detail: str = ""
@@ -134,14 +134,15 @@ class Verdict(NamedTuple):
 
     @property
     def with_distance(self) -> str:
+        """Return the outcome with the distance in brackets."""
         return f"{self.word} ({self.detail})"
 
 
 def compare(figure: Figure, value: float | None) -> Verdict:
-    """Compare a value with a figure, in the figure's unit. None, or what is not finite: nothing was measured.
+    """Compare a value with a figure, both in the figure's unit. None, NaN and infinity count as not measured.
 
-    A published figure is reproduced within its tolerance; beyond that the value is better or worse, by the figure's
-    direction, or differs, where neither less nor more is better. A target of our own is met or missed.
+    A value within the tolerance reproduces a published figure. A value beyond it is better or worse, by the figure's
+    direction, or differs where neither direction is better. A target of our own is met or missed.
     """
     if figure.not_comparable is not None:
         return Verdict(NOT_COMPARABLE, figure.not_comparable)
@@ -161,7 +162,7 @@ def compare(figure: Figure, value: float | None) -> Verdict:
 
 
 def distance(figure: Figure, value: float) -> str:
-    """How far a value is from the figure as printed, signed: "-4.9 %"; "" inside a range.
+    """Return how far a value is from the figure as printed, with its sign: "-4.9 %"; "" inside a range.
 
     Shares and percentages are compared in points, everything else relative to the nearest printed end.
     """
@@ -177,20 +178,23 @@ def distance(figure: Figure, value: float) -> str:
 
 
 def why_not_measured(metric: str) -> str:
-    """Why no run gives a metric; "" where one can."""
+    """Return why no run produces a metric; "" where a run can."""
     return next((why for start, why in ELSEWHERE.items() if metric.startswith(start)), "")
 
 
 def is_cost(metric: str | None) -> bool:
-    """Whether a metric is a cost (memory, time, money, size), which random weights have as well as trained ones."""
+    """Return whether a metric is a cost: memory, time, money or size.
+
+    Costs of random weights are comparable with those of trained ones.
+    """
     return metric is not None and (metric in COSTS or metric.startswith("component_gb."))
 
 
 def best(words: Iterable[str]) -> str | None:
-    """The most favourable of several verdicts on one value; None without any.
+    """Return the most favourable of several verdicts on one value; None without any.
 
-    A guide may publish several figures for one quantity, and they may disagree: 45 and 61 GB for one stage. What
-    reproduces one of them is no loss, so that only a value worse than all of them counts as worse.
+    A guide may publish several figures for one quantity that disagree: 45 and 61 GB for one stage. A value that
+    reproduces one of them is therefore good, and only a value worse than all of them counts as worse.
     """
     order = (REPRODUCES, MET, BETTER, DIFFERS, NOT_MEASURED, NOT_COMPARABLE, WORSE, MISSED)
     return min(words, key=order.index, default=None)
@@ -200,7 +204,7 @@ def best(words: Iterable[str]) -> str | None:
 
 
 class Spent(NamedTuple):
-    """What one stage cost; None where it is not known."""
+    """The cost of one stage; None for what is not known."""
 
     peak_vram_gb: float | None
     hours: float | None
@@ -208,10 +212,10 @@ class Spent(NamedTuple):
 
 
 def total(metric: str, stages: Mapping[str, Spent], price: float | None) -> tuple[float | None, str]:
-    """A cost of all stages together, and what is missing for it: the highest peak, or the chain's hours or dollars.
+    """Return a cost of all stages together, and a message about stages or prices that are missing.
 
-    Peak memory counts every stage that is there; hours and dollars count SFT, reward model and PPO, as the guides do.
-    `price`: dollars for an hour of one card.
+    Peak memory is the highest peak of the stages in `stages`; hours and dollars are sums over SFT, reward model and
+    PPO, as in the guides. `price` is in dollars per hour of one card.
     """
     if metric == "cost_usd" and price is None:
         return None, "needs the price of an hour (--price)"
@@ -220,21 +224,21 @@ def total(metric: str, stages: Mapping[str, Spent], price: float | None) -> tupl
         "hours": lambda spent: spent.hours,
         "cost_usd": lambda spent: None if spent.hours is None else spent.hours * spent.cards * (price or 0.0),
     }.get(metric, lambda spent: None)
-    known = {stage: found for stage, spent in stages.items() if (found := pick(spent)) is not None}
-    missing = [stage for stage in CHAIN if stage not in known]
+    costs = {stage: cost for stage, spent in stages.items() if (cost := pick(spent)) is not None}
+    missing = [stage for stage in CHAIN if stage not in costs]
     needs = f"needs {', '.join(missing)}" if missing else ""
     if metric == "peak_vram_gb":
-        return max(known.values(), default=None), needs
-    counted = [known[stage] for stage in CHAIN if stage in known]
+        return max(costs.values(), default=None), needs
+    counted = [costs[stage] for stage in CHAIN if stage in costs]
     return (sum(counted) if counted else None), needs
 
 
 def compare_total(
     figure: Figure, stages: Mapping[str, Spent], price: float | None = None
 ) -> tuple[float | None, Verdict]:
-    """The value and verdict of a figure of all stages together (`stage: all`).
+    """Return the value and the verdict of a figure of all stages together (`stage: all`).
 
-    While stages are missing the value is None, unless it already exceeds what the figure accepts: costs only grow.
+    While stages are missing the value is None, unless it already exceeds the accepted range: costs only grow.
     """
     if figure.not_comparable is not None:
         return None, compare(figure, None)
@@ -249,7 +253,7 @@ def compare_total(
 
 
 def record(figure: Figure, value: float | None) -> dict[str, Any]:
-    """A comparison as summary.json keeps it: the figure's keys, its printed ends, the value and the verdict."""
+    """Return a comparison as summary.json keeps it: the figure's keys and printed ends, the value, the verdict."""
     verdict = compare(figure, value)
     return figure.model_dump(mode="json", exclude_defaults=True) | {
         "published": list(figure.printed),
@@ -260,7 +264,10 @@ def record(figure: Figure, value: float | None) -> dict[str, Any]:
 
 
 def recorded(entry: Mapping[str, Any]) -> Figure:
-    """The figure of a record. Records of before verdicts hold ranges only; they are read as targets of our own."""
+    """Return the figure of a record.
+
+    Records that are older than verdicts hold only ranges; they are read as targets of our own.
+    """
     if "verdict" in entry:
         return Figure.model_validate({key: entry[key] for key in Figure.model_fields if key in entry})
     return Figure.model_construct(  # unchecked: a single number stood as a range with equal ends
@@ -275,12 +282,12 @@ def recorded(entry: Mapping[str, Any]) -> Figure:
 
 
 def verdict_of(entry: Mapping[str, Any]) -> Verdict:
-    """The verdict of a record, from its figure and its measured value."""
+    """Return the verdict of a record, computed from its figure and its measured value."""
     return compare(recorded(entry), entry["measured"])
 
 
 def spent(summary: Mapping[str, Any]) -> Spent:
-    """What a finished stage cost, from its summary.json."""
+    """Return the cost of a finished stage from its summary.json."""
     peak = summary.get("peak_vram_bytes")
     return Spent(peak / GB if peak else None, summary["wall_seconds"] / 3600, summary.get("processes", 1))
 
@@ -288,14 +295,14 @@ def spent(summary: Mapping[str, Any]) -> Spent:
 def totals(
     summaries: Mapping[str, Mapping[str, Any]], price: float | None = None
 ) -> list[tuple[Figure, float | None, Verdict]]:
-    """The figures of all stages together, by the summaries of one run's finished stages (stage -> summary.json)."""
+    """Compare the figures of all stages together with one run's finished stages (stage -> summary.json)."""
     figures: list[Any] = next((s["all_stages"] for s in reversed(list(summaries.values())) if s.get("all_stages")), [])
     costs = {stage: spent(summary) for stage, summary in summaries.items()}
     return [(figure, *compare_total(figure, costs, price)) for figure in map(Figure.model_validate, figures)]
 
 
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:
-    """Verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 reproduces, 1 of 3 better"."""
+    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 reproduces, 1 of 3 better"."""
     words = [verdict.word for verdict in verdicts]
     kinds = [MET] if MET in words or MISSED in words else list(dict.fromkeys(words))
     return ", ".join(" ".join(f"{words.count(kind)} of {len(words)} {noun} {kind}".split()) for kind in kinds)

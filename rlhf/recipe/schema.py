@@ -1,11 +1,11 @@
 """The keys of a recipe: one frozen, strictly typed class for each section of recipe.yaml.
 
-Unknown keys, wrong types and impossible combinations are refused with one line that names the file, the key and the way
-out. Keys carry the names of TRL and transformers where those exist. Lengths are in tokens, learning rates per optimizer
+Unknown keys, wrong types and impossible combinations are refused in one line that names the file, the key and the way
+out. Keys have the names of TRL and transformers where those exist. Lengths are in tokens, learning rates per optimizer
 step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
 
-Every whole number has an upper bound far above what one machine can use: an absurd one is a typing error, and it would
-otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.
+Every whole number has an upper bound far above what one machine can use. A number beyond it is a typing error that
+would otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.
 """
 
 import math
@@ -39,25 +39,27 @@ from rlhf.recipe.bounds import (
 from rlhf.recipe.schema_online import GROUPS, ONLINE, Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import AsTuple, Section
 
-SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages whose work is dealt out to `hardware.count` processes
+SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages that `hardware.count` processes work on together
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 
 class Hardware(Section):
-    name: Name  # what `--hw` names: cpu, 4090, h100
+    """The device that the recipe is made for, and the processes that train together."""
+
+    name: Name  # the name for `--hw`: cpu, 4090, h100
     device: Literal["cpu", "cuda"]
     memory_gb: Positive | None = None  # of the card; null on a CPU
     threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
-    count: Devices = 1  # devices, and processes: each has its share of every batch
-    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # how several keep the weights: whole on each, or divided
-    deterministic: bool = False  # on CUDA; a CPU always computes so (docs/reproducibility.md)
+    count: Devices = 1  # devices, each with a process that works on its part of every batch
+    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
+    deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
 
 
 class Architecture(Section):
-    """The shape of a Llama or Mistral; the names are those of `transformers.LlamaConfig`.
+    """The shape of a Llama or Mistral model; the keys are named as in `transformers.LlamaConfig`.
 
-    A base that is built here is built from it; one that is loaded must have it, so that memory can be predicted
-    before anything is downloaded.
+    A base that is built here gets this shape. One that is loaded must have it, so that memory can be predicted before
+    anything is downloaded.
     """
 
     model_type: Literal["llama", "mistral"] = "llama"
@@ -79,6 +81,8 @@ class Architecture(Section):
 
 
 class Model(Section):
+    """The base model: its source, shape, precision and attention."""
+
     source: Literal["pretrain", "hub", "local", "random"]  # random: the architecture without its weights
     name: Name | None = None  # hub id, or folder of a local checkpoint
     revision: Name | None = None  # 40-digit commit of the hub repository
@@ -101,10 +105,12 @@ class Model(Section):
 
 
 class Tokenizer(Section):
+    """The tokenizer and the template of dialogues."""
+
     source: Literal["train", "hub", "local", "words"]  # words: a stand-in that knows the words of data.source: lengths
     name: Name | None = None
     revision: Name | None = None
-    vocab_size: Vocabulary | None = None  # when it is trained, or a stand-in
+    vocab_size: Vocabulary | None = None  # of a trained tokenizer or a stand-in
     pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
@@ -114,12 +120,12 @@ class Tokenizer(Section):
         made_here = self.source in ("train", "words")
         if made_here and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
-        smallest, needed = {
+        smallest, content = {
             "words": (8, "the marks of a dialogue"),
             "train": (SMALLEST_TRAINED, "every byte and the marks of a dialogue"),
         }.get(self.source, (1, ""))
         if self.vocab_size and self.vocab_size < smallest:
-            raise ValueError(f"vocab_size: {self.vocab_size} is too small for {needed}; {smallest} or more")
+            raise ValueError(f"vocab_size: {self.vocab_size} is too small for {content}; {smallest} or more")
         if made_here and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
         if made_here and self.pad_token is not None:
@@ -132,12 +138,14 @@ class Tokenizer(Section):
 
 
 class Toy(Section):
+    """The toy world: synthetic dialogues with a known true reward."""
+
     documents: MadeRows  # pretraining transcripts
     pairs: MadeRows  # labelled preference pairs, train and held-out together
     bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
-    corpus: Literal["tutors", "web"] = "tutors"  # who writes the transcripts: rlhf/data/worlds/toy.py
+    corpus: Literal["tutors", "web"] = "tutors"  # the authors of the transcripts: rlhf/data/worlds/toy.py
     demonstrations: MadeRowsOrNone = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
-    subjects: Annotated[int, Field(ge=2, le=8)] = 8  # how many subjects each family of questions has, at most
+    subjects: Annotated[int, Field(ge=2, le=8)] = 8  # most subjects of a family of questions
 
 
 class Sums(Section):
@@ -145,19 +153,19 @@ class Sums(Section):
 
     documents: MadeRows  # pretraining transcripts
     demonstrations: MadeRows  # instruction rows for SFT
-    pairs: MadeRows  # a right and a wrong answer each
+    pairs: MadeRows  # each of a right and a wrong answer
     accuracy: Annotated[float, Field(gt=0, lt=1)]  # share of right answers in documents and demonstrations
-    largest: Annotated[int, Field(gt=0, le=99)]  # number in a question
+    largest: Annotated[int, Field(gt=0, le=99)]  # largest number in a question
 
 
 class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
     pairs: MadeRows
-    shape: Literal["hh", "longest"]  # as long as dialogues of HH-RLHF are, or each as long as every stage admits
+    shape: Literal["hh", "longest"]  # hh: as long as dialogues of HH-RLHF; longest: as long as every stage admits
 
 
-# What `rlhf data check` counts by these names, and data.drop can leave out.
+# Flaws of rows that `rlhf data check` counts under these names and that data.drop can leave out.
 Flaw = Literal[
     "near_identical",
     "contradictory",
@@ -175,6 +183,8 @@ Flaw = Literal[
 
 
 class Data(Section):
+    """The data: its source, its format, its held-out part and the flawed rows to leave out."""
+
     source: Literal["toy", "sums", "files", "hub", "lengths"]
     files: Annotated[tuple[Name, ...], AsTuple] = ()
     name: Name | None = None
@@ -183,8 +193,8 @@ class Data(Section):
     format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
-    # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the
-    # others. null: all held-out rows do both.
+    # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other
+    # held-out rows. null: all held-out rows serve both purposes.
     validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
@@ -219,7 +229,7 @@ class Lora(Section):
 
     r: Width
     lora_alpha: Width
-    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO, and PPO must sample what it trains
+    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
 
     @model_validator(mode="after")
@@ -231,7 +241,7 @@ class Lora(Section):
 
 
 class Optimization(Section):
-    """What the four supervised stages share; the names are those of `transformers.TrainingArguments`."""
+    """The keys that all supervised stages share; they are named as in `transformers.TrainingArguments`."""
 
     learning_rate: Positive
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
@@ -244,11 +254,11 @@ class Optimization(Section):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     num_train_epochs: Epochs
     max_steps: Steps | None = None  # stops earlier than num_train_epochs
-    per_device_train_batch_size: BatchRows  # times gradient_accumulation_steps: the rows of a step, on all devices
+    per_device_train_batch_size: BatchRows  # times gradient_accumulation_steps: rows of a step, on all devices together
     gradient_accumulation_steps: BatchRows
     gradient_checkpointing: bool
     group_by_length: bool
-    max_samples: Rows | None  # of the training rows, as the seed shuffled them; null: all
+    max_samples: Rows | None  # first training rows in the seed's order; null: all
     max_eval_samples: Rows
     logging_steps: Steps
     save_steps: Steps
@@ -261,9 +271,9 @@ class Optimization(Section):
         return self
 
     def share(self, count: int) -> tuple[int, int]:
-        """Rows of a micro-batch and micro-batches of a step on each of `count` devices, which make the same step.
+        """Return the rows of a micro-batch and the micro-batches of a step on each of `count` devices.
 
-        Raises ValueError where a step cannot be divided evenly.
+        Together the devices make the same step as one. Raises ValueError if a step cannot be divided evenly.
         """
         fewer = math.gcd(self.gradient_accumulation_steps, count)
         rows, rest = divmod(self.per_device_train_batch_size, count // fewer)
@@ -276,13 +286,17 @@ class Optimization(Section):
 
 
 class Pretrain(Optimization):
+    """The pretraining of a small base from scratch."""
+
     max_length: Annotated[int, Field(gt=1, le=1_048_576)]  # a token is predicted from the ones before it
 
 
 class Dialogues(Optimization):
+    """The keys that SFT, reward model and DPO share."""
+
     max_prompt_length: Tokens
-    eval_steps: Steps | None = None  # the held-out loss is computed this often; null: only after training
-    adapter: Literal["last", "best"] = "last"  # which weights are the result; best: those with the lowest such loss
+    eval_steps: Steps | None = None  # steps between held-out losses; null: only after training
+    adapter: Literal["last", "best"] = "last"  # the weights that are kept; best: those with the lowest held-out loss
 
     @model_validator(mode="after")
     def _evaluated(self) -> Self:
@@ -303,11 +317,13 @@ class Dialogues(Optimization):
 
 
 class Sft(Dialogues):
-    pass
+    """Supervised fine-tuning on demonstrations or chosen answers."""
 
 
 class Rm(Dialogues):
-    loss_type: Literal["bradley_terry", "margin_ranking"]  # TRL's default; the ranking loss of torch.nn
+    """The reward model."""
+
+    loss_type: Literal["bradley_terry", "margin_ranking"]  # the default of TRL; MarginRankingLoss of torch.nn
     margin: NonNegative  # subtracted from the difference of scores
     center_rewards_coefficient: NonNegative
 
@@ -319,32 +335,40 @@ class Rm(Dialogues):
 
 
 class Dpo(Dialogues):
+    """Direct preference optimization."""
+
     beta: Positive
     max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
 
 
 class Evaluate(Section):
+    """The comparison of policies with SFT on held-out prompts."""
+
     max_samples: Rows
     batch_size: BatchRows
     response_length: Tokens
     max_prompt_length: Tokens
     temperature: Temperature
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens that hold this much probability
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens with this total probability
     num_samples: Passes = 1  # answers of each policy to each prompt
     bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 
 class Merge(Section):
+    """The merging of an adapter into the base."""
+
     stage: Literal["sft", "ppo", "rloo", "grpo", "dpo"]
-    base: Literal["full", "dequantized"] = "full"  # the weights as published, or as NF4 rounded them for training
+    base: Literal["full", "dequantized"] = "full"  # dequantized: as NF4 rounds the weights in training
 
 
 StageOptions = Pretrain | Sft | Rm | OnlineOptions | Dpo | Evaluate | Merge  # a section of one stage
 
 
 class Recipe(Section):
+    """All settings of a chain of stages."""
+
     status: Literal["draft", "released"]
-    default: bool  # the one that `--hw` picks among the recipes of its hardware
+    default: bool  # true: `--hw` picks this one of the recipes of its hardware
     description: Annotated[str, Field(max_length=1000)]
     hardware: Hardware
     seed: Seed
@@ -454,16 +478,16 @@ class Recipe(Section):
         return sections[stage]
 
     def online(self) -> "dict[str, OnlineOptions]":
-        """Return the sections of the stages that learn from their own samples, those that the recipe has."""
+        """Return the sections of the stages that learn from their own samples and that the recipe has."""
         sections = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
         return {stage: options for stage, options in sections.items() if options is not None}
 
     def processes(self, stage: str) -> int:
-        """How many processes work on a stage."""
+        """Return the number of processes that work on a stage."""
         return self.hardware.count if stage in SHARED else 1
 
     def lengths(self) -> dict[str, int]:
-        """Tokens of the longest sequence of each stage, by the keys that set it."""
+        """Return the length in tokens of each stage's longest sequence, by the keys that set it."""
         return {
             "pretrain.max_length": self.pretrain.max_length if self.pretrain else 0,
             "sft.max_length": self.sft.max_length,

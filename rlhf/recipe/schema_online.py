@@ -22,70 +22,71 @@ from rlhf.recipe.bounds import (
 from rlhf.recipe.strict import AsTuple, Section
 
 ONLINE = ("ppo", "rloo", "grpo")  # stages that learn from their own samples
-GROUPS = ("rloo", "grpo")  # of them, those that compare several responses to a prompt
-POLICIES = (*ONLINE, "dpo")  # stages that end in a policy which is compared with SFT
+GROUPS = ("rloo", "grpo")  # those of ONLINE that compare several responses to a prompt
+POLICIES = (*ONLINE, "dpo")  # stages whose policy is compared with SFT
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
 
 class OnPolicy(Section):
-    """What the stages share that learn from their own samples. One step = one batch of rollouts and its updates."""
+    """The keys that all stages share which learn from their own samples.
+
+    One step is one batch of rollouts and the updates on it.
+    """
 
     steps: Steps
     batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
     num_mini_batches: BatchRows  # optimizer steps per epoch
     per_device_train_batch_size: BatchRows  # micro-batch: memory only, never the result
     rollout_batch_size: BatchRows  # prompts decoded together
-    rollout_weights: Literal["adapter", "merged"] = (
-        "adapter"  # merged: sample with copies that have the adapter in them
-    )
+    rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
     rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
     score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
-    vllm_url: Name | None = None  # of a vLLM server that samples instead (rlhf/rollout/vllm.py)
+    vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
     learning_rate: Positive
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
     warmup_steps: StepsOrNone
     weight_decay: NonNegative = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.999
-    adam_epsilon: Positive = 1e-5  # that of openai/baselines ppo2
+    adam_epsilon: Positive = 1e-5  # as in openai/baselines ppo2
     max_grad_norm: Positive
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
     gradient_checkpointing: bool
     max_prompt_length: Tokens
     temperature: Temperature
     kl_estimator: Literal["k1", "k2", "k3"]
-    kl_penalty: Literal["reward", "loss"] = "reward"  # taken from each token's reward, or added to the policy's loss
+    kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
-    kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # how fast: K_beta of arXiv 1909.08593, section 2.2
+    kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # K_beta of arXiv 1909.08593, section 2.2
     entropy_coef: NonNegative = 0.0
     max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
     normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
-    norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many of these, rounded up to whole batches
-    score_clip: Positive | None = None  # limit of the absolute score, after it was normalised or squashed
+    norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many, rounded up to whole batches
+    score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None
-    old_logprobs: Literal["recompute", "rollout"] = "recompute"  # by the training forward, or as they were sampled
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"  # in a forward pass, or as noted in sampling
     max_samples: Rows | None
     logging_steps: Steps
     save_steps: Steps
-    eval_steps: Steps  # held-out responses are sampled and scored this often, and at every checkpoint
+    eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
     max_eval_samples: Rows
-    keep_checkpoints: Literal["all"] | StepsOrNone = "all"  # a number: the newest ones, and the best
-    best_kl_limit: Positive | None = None  # the best checkpoint: highest score with no more KL (nats per token)
-    adapter: Literal["last", "best"] = "last"  # which weights are the result
+    keep_checkpoints: Literal["all"] | StepsOrNone = "all"  # a number: as many of the newest, and the best
+    best_kl_limit: Positive | None = None  # most KL of the best checkpoint (highest score), nats per token
+    adapter: Literal["last", "best"] = "last"  # the weights that are kept
 
     @property
     def model_scores(self) -> bool:
-        """Whether the reward model scores the responses."""
+        """Return whether the reward model scores the responses."""
         return True
 
     @property
     def samples_per_prompt(self) -> int:
-        """How many responses to a prompt are in a batch."""
+        """Return the number of responses to each prompt in a batch."""
         return 1
 
     @property
     def passes(self) -> int:
-        """How often an update goes through a batch."""
+        """Return the number of passes that an update makes over a batch."""
         return 1
 
     @model_validator(mode="after")
@@ -108,7 +109,7 @@ class OnPolicy(Section):
 
 
 class Ppo(OnPolicy):
-    """Names follow TRL's PPOConfig."""
+    """PPO; keys are named as in TRL's PPOConfig."""
 
     num_ppo_epochs: Passes  # passes over a batch of rollouts
     value_learning_rate: Positive
@@ -119,7 +120,7 @@ class Ppo(OnPolicy):
     cliprange: Positive
     cliprange_value: Positive | None
     vf_coef: NonNegative
-    value_warmup_steps: StepsOrNone = 0  # first steps in which only the critic learns
+    value_warmup_steps: StepsOrNone = 0  # first steps, in which only the critic learns
     whiten_advantages: bool
     whiten_rewards: bool = False
     sigmoid_scores: bool = False
@@ -141,19 +142,19 @@ class Ppo(OnPolicy):
 
 
 class Group(OnPolicy):
-    """What RLOO and GRPO share: `num_generations` responses to each prompt, each compared with the others."""
+    """The keys that RLOO and GRPO share: `num_generations` responses to each prompt are compared with each other."""
 
     num_generations: Annotated[int, Field(ge=2, le=65_536)]  # responses to a prompt; batch_size is a multiple of it
     num_iterations: Passes = 1  # passes over a batch of rollouts
     max_completion_length: Tokens
     beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
-    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2  # clip of the ratio; the lower one where there are two
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
     epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon
     mask_truncated_completions: bool = False  # responses without EOS teach nothing
     # `model`, the reward model, or functions: docs/rewards.md
     reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
-    reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each; null: 1 each
+    reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each reward; null: 1 each
     overlong_buffer: Tokens | None = None  # tokens before the limit in which a response is penalised, up to 1 (DAPO)
     resample_groups: Annotated[int, Field(ge=0, le=1_000)] = 0  # times that prompts without signal are replaced (DAPO)
 
@@ -167,7 +168,7 @@ class Group(OnPolicy):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weight of each reward."""
+        """Return the weight of each reward."""
         return self.reward_weights or (1.0,) * len(self.reward_funcs)
 
     @property
@@ -204,7 +205,7 @@ class Group(OnPolicy):
 
 
 class Rloo(Group):
-    """Names follow TRL's RLOOConfig. The ratio is of whole responses, and the loss is the mean over them."""
+    """RLOO; keys are named as in TRL's RLOOConfig. The ratio is of whole responses; the loss is the mean over them."""
 
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
 
@@ -222,14 +223,14 @@ class Rloo(Group):
 
 
 class Grpo(Group):
-    """Names follow TRL's GRPOConfig."""
+    """GRPO; keys are named as in TRL's GRPOConfig."""
 
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_penalty: Literal["reward", "loss"] = "loss"
-    scale_rewards: Literal["group", "batch", "none"] = "group"  # by whose standard deviation; none: Dr. GRPO
+    scale_rewards: Literal["group", "batch", "none"] = "group"  # whose standard deviation divides; none: Dr. GRPO
     loss_type: Literal["grpo", "dapo", "dr_grpo"] = "dapo"  # how tokens are weighted: docs/groups.md
     importance_sampling_level: Literal["token", "sequence"] = "token"  # sequence: GSPO
-    use_bias_correction_kl: bool = True  # multiply the KL in the loss with the ratio: its gradient is then unbiased
+    use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the ratio, so that its gradient is unbiased
 
 
 GroupOptions = Rloo | Grpo

@@ -1,4 +1,4 @@
-"""Whether `model.architecture` is the shape of the model that `model.name` names, by the model's config.json alone."""
+"""Comparison of `model.architecture` with the config.json of the model that `model.name` names."""
 
 import json
 import shlex
@@ -12,32 +12,32 @@ PREDICTABLE = ("llama", "mistral")  # values of model_type that model.architectu
 
 
 def differences(architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
-    """Keys of `architecture` for which a config.json has another value, with that value; absent keys do not count."""
-    wanted = architecture.model_dump()
+    """Return the values of a config.json that differ from `architecture`; keys it lacks do not count."""
+    expected = architecture.model_dump()
     if architecture.model_type == "llama":
-        wanted.pop("sliding_window")  # Llama has none
-    if wanted["vocab_size"] is None:
-        wanted.pop("vocab_size")
-    return {key: config[key] for key, value in wanted.items() if key in config and config[key] != value}
+        expected.pop("sliding_window")  # Llama has none
+    if expected["vocab_size"] is None:
+        expected.pop("vocab_size")
+    return {key: config[key] for key, value in expected.items() if key in config and config[key] != value}
 
 
 def check(loaded: Loaded) -> str | None:
     """Compare model.architecture with the model's config.json, from its folder or the hub's cache on this machine.
 
-    Returns a warning where `--set model.name` names another model whose shape is not known here. Raises UserError where
-    the shape is another one, with the keys to set.
+    Returns a warning if `--set model.name` names another model whose shape is not known here. Raises UserError if the
+    shape differs, with the keys to set.
     """
     model = loaded.recipe.model
     if model.architecture is None or model.source not in ("hub", "local"):
         return None
     config = _config(model)
     if config is not None:
-        other = differences(model.architecture, config)
-        if other.get("model_type", "llama") not in PREDICTABLE:
-            raise UserError(f"{model.name} is a {other['model_type']} model: {way_without_architecture()}")
-        if other:
-            settings = (f"model.architecture.{key}={json.dumps(value)}" for key, value in other.items())
-            changes = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)  # the folder may be anyone's
+        differing = differences(model.architecture, config)
+        if differing.get("model_type", "llama") not in PREDICTABLE:
+            raise UserError(f"{model.name} is a {differing['model_type']} model: {way_without_architecture()}")
+        if differing:
+            settings = (f"model.architecture.{key}={json.dumps(value)}" for key, value in differing.items())
+            changes = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)  # the file may be hostile
             raise UserError(f"{model.name} has another shape than model.architecture: add {changes}")
         return None
     if "model.name" in loaded.overrides and not any(key.startswith("model.architecture") for key in loaded.overrides):
@@ -50,7 +50,7 @@ def check(loaded: Loaded) -> str | None:
 
 
 def way_without_architecture() -> str:
-    """What to do with a model that model.architecture cannot describe."""
+    """Return advice for a model that model.architecture cannot describe."""
     return (
         f"memory is predicted for {' and '.join(PREDICTABLE)} alone; `--set model.architecture=null` trains it without "
         "a prediction (docs/own-model.md)"
@@ -58,7 +58,7 @@ def way_without_architecture() -> str:
 
 
 def _config(model: Model) -> dict[str, Any] | None:
-    """The content of the model's config.json, None where it is not on this machine or cannot be read."""
+    """Return the model's config.json; None if it is not on this machine or cannot be read."""
     assert model.name
     if model.source == "local":
         file: Any = Path(model.name, "config.json")
@@ -67,7 +67,7 @@ def _config(model: Model) -> dict[str, Any] | None:
 
         file = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
     try:
-        found = json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str | Path) else None
+        content = json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str | Path) else None
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

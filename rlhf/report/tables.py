@@ -37,7 +37,7 @@ def _compared(figure: Figure, value: float | None, verdict: Verdict, predicted: 
     expected = f"{predicted / published.GB:.2f}" if predicted else ""
     kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
     verdict_cell = Cell(str(verdict), kind.get(verdict.word, ""))
-    return (figure.title, console.asked(figure, in_full=True), expected, console.number(value), verdict_cell)
+    return (figure.title, console.figure_text(figure, in_full=True), expected, console.number(value), verdict_cell)
 
 
 class Finding(NamedTuple):

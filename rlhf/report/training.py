@@ -183,7 +183,7 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
     folder: Path = default_root() / manifest["recipe"] / manifest["version"]
     same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
     unchanged = same and not any(m["overrides"] for m in manifests)
-    pinned = reader.read(folder / "predicted.json", records.Predicted) if unchanged else None
+    pinned = reader.read(folder / "predicted.json", records.Prediction) if unchanged else None
     if not pinned or recipes.load(folder).sha256 != manifest["recipe_sha256"]:
         return None, False
     phases = {

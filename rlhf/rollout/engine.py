@@ -141,7 +141,7 @@ def sample(
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     several = distributed.world() > 1
     if not alike:
-        order = distributed.deal(order)
+        order = distributed.own_rows(order)
     # flash attention cannot leave out the padding before a short prompt
     with mixed_precision(model), _attention(model, "sdpa"), cheaper(model, how, whole=not alike or not several):
         at_once = max(1, how.batch_size // copies)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run directory: their step, their hashes, and the logs that go with them."""
+"""Checkpoints of a run directory: their steps, their hashes and the logs that belong to them."""
 
 import json
 import os
@@ -11,11 +11,15 @@ from rlhf.run import reader, records
 
 
 def checkpoint_step(folder: Path) -> int:
+    """Return the step in the name of a checkpoint's folder."""
     return int(folder.name.split("-")[1])
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None. A file that it does not name might be loaded instead of one it does."""
+    """Return why a checkpoint cannot be used, or None.
+
+    A file that its record does not name is a problem too: it might be loaded in place of one that the record names.
+    """
     try:
         record = reader.read(folder / "checkpoint.json", records.Checkpoint)
     except UserError as error:
@@ -29,20 +33,20 @@ def checkpoint_problem(folder: Path) -> str | None:
             return f"{name} is missing"
         if sha256(folder / name) != digest:
             return f"{name} is damaged"
-    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    others = sorted(
-        name for name in there - {*record["sha256"], "checkpoint.json"} if not Path(name).name.startswith(".")
+    present = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    unnamed = sorted(
+        name for name in present - {*record["sha256"], "checkpoint.json"} if not Path(name).name.startswith(".")
     )
-    return f"{others[0]} does not belong to it" if others else None
+    return f"{unnamed[0]} does not belong to it" if unnamed else None
 
 
 def resuming(folder: Path) -> AbstractContextManager[None]:
-    """Around whatever reads a checkpoint to go on from it: a UserError says how to do without it."""
+    """Add a way out to a UserError that is raised while a checkpoint is read: resume from the one before it."""
     return reader.advising(f"move {folder} away, and --resume takes the checkpoint before it")
 
 
 def keep_lines_until(file: Path, kind: type[records.Record], step: int, lines: int | None = None) -> None:
-    """Drop lines after `step`, and all but the first `lines`: the resumed run writes them again."""
+    """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
     rows = reader.read_lines(file, kind)[:lines]
     kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= step]
     temporary = file.with_name(f".{file.name}.tmp")
@@ -52,7 +56,7 @@ def keep_lines_until(file: Path, kind: type[records.Record], step: int, lines: i
 
 
 def holds_no_work(folder: Path) -> bool:
-    """Whether a stage's folder holds only what is there before the first step: a manifest and unfinished files."""
+    """Return whether a stage's folder holds only what exists before the first step: a manifest and unfinished files."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     for path in folder.iterdir():

@@ -1,13 +1,13 @@
-"""Run directories: `<out>/<recipe>/<version>/<stage>/`, the only thing that stages hand on.
+"""Run directories, `<out>/<recipe>/<version>/<stage>/`: all that one stage hands on to another.
 
-manifest.json     what is being run: recipe, settings, parents, data, packages, device, argv
+manifest.json     inputs: recipe, settings, parents, data, packages, device, argv
 metrics.jsonl     one object per logged step; a function of recipe, data and seed alone
-telemetry.jsonl   what the step cost (seconds, tokens, bytes); differs from run to run
+telemetry.jsonl   cost of each step (seconds, tokens, bytes); differs from run to run
 samples.jsonl     prompts and responses
-findings.jsonl    what looked wrong, once each, with what to try
-checkpoints/step-000200/   complete or absent: written beside and renamed, with a hash of every file
+findings.jsonl    signs of trouble, once each, with remedies
+checkpoints/step-000200/   complete or absent: renamed when complete, with a hash of every file
 adapter/          the result in peft's format (`model/` for pretrain and merge)
-summary.json      written last: its presence means that the stage is done
+summary.json      the last file; its presence means that the stage is done
 """
 
 import fcntl
@@ -44,7 +44,7 @@ from rlhf.run.provenance import code_version, package_versions
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 
-LARGE = 10**9  # bytes: a larger result is hashed when it is read, not whenever its stage is found to be done
+LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
 LOGS: dict[str, type[records.Record]] = {
     "metrics.jsonl": records.MetricsLine,
     "telemetry.jsonl": records.TelemetryLine,
@@ -54,30 +54,30 @@ LOGS: dict[str, type[records.Record]] = {
 
 
 class Run:
-    """One stage's directory while the stage runs. Use it as a context manager: it holds the directory's lock."""
+    """The directory of one stage while the stage runs. `locked` keeps other processes out of it."""
 
-    leads = True  # whether this process writes
+    is_main = True  # whether this process writes
 
     def __init__(self, out: Path, loaded: Loaded, stage: str, parents: Path | None = None):
-        """`out`: root of the runs. `parents`: another root, whose finished stages are used where `out` has none."""
+        """`out` is the root of the runs. Finished stages that it lacks are taken from `parents`, another root."""
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version
         self.parents_root = parents / loaded.name / loaded.version if parents else None
         self.path = self.root / stage
         self.resumed_from: Path | None = None
-        self.resumed_data: dict[str, Any] | None = None  # what the run that is resumed had read
-        self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # also told what log() writes
-        self.readers: list[Callable[[Sequence[str]], None]] = []  # shown what the trained model answers
+        self.resumed_data: dict[str, Any] | None = None  # the data of the run that is resumed
+        self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row that log() writes
+        self.readers: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
         self._manifest: dict[str, Any] = {}
         self._started = time.monotonic()
-        self._spent = 0.0  # seconds of the run that this one resumes, up to its checkpoint
+        self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
 
     # -- before the stage ------------------------------------------------------------------------------------------
 
     def done(self) -> dict[str, Any] | None:
-        """The summary of this stage if it finished with these settings, None if there is none.
+        """Return the summary of this stage if it has finished with these settings, or None.
 
-        Raises UserError when the directory holds a finished run of other settings, which is never overwritten, or a
+        Raises UserError if the directory holds a finished run of other settings, which is never overwritten, or a
         result that has changed since.
         """
         summary = read_summary(self.path)
@@ -96,13 +96,16 @@ class Run:
         return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
 
     def folder_of(self, stage: str) -> Path:
-        """Directory of an earlier stage: below this run's root, or else below the root given as `parents`."""
+        """Return the directory of a stage: below this run's root if it exists there, else below `parents`."""
         if self.parents_root is None or (self.root / stage).exists():
             return stage_folder(self.root, stage)
         return stage_folder(self.parents_root, stage)
 
     def parent(self, stage: str) -> Path:
-        """The finished directory of an earlier stage, made with settings that agree with ours and verified."""
+        """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
+
+        The stage must be finished, and its settings must agree with ours.
+        """
         path = self.folder_of(stage)
         if not (path / "summary.json").exists():
             raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
@@ -116,7 +119,7 @@ class Run:
         return path
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
-        """Make the directory ready; an unfinished run found there is continued (`resume`) or set aside."""
+        """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -151,7 +154,7 @@ class Run:
             "packages": package_versions(),
             "python": platform.python_version(),
             "device": dict(device),
-            "image": os.environ.get("RLHF_IMAGE"),  # of the container, where it runs in one
+            "image": os.environ.get("RLHF_IMAGE"),  # of the container, if any
             "argv": argv,
             "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
@@ -160,10 +163,10 @@ class Run:
         if self.resumed_from:
             last = checkpoint_step(self.resumed_from)
             for step in self.checkpoint_steps():
-                if step > last:  # damaged, or it would have been chosen
+                if step > last:  # a later checkpoint is damaged, or it would have been chosen
                     remove(self.checkpoint(step))
             logged = (reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
-            for name, kind in LOGS.items():  # the checkpoint's own step may have logged after it
+            for name, kind in LOGS.items():  # a step may log after its checkpoint
                 with reader.advising(f"repair it, or run {self.stage} without --resume"):
                     keep_lines_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
 
@@ -176,7 +179,7 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Hold the stage's directory for one process at a time.
 
-        Raises UserError where another process holds it, or where nothing can be written.
+        Raises UserError if another process holds it, or if nothing can be written.
         """
         lock = self.root / f".{self.stage}.lock"
         try:
@@ -196,26 +199,28 @@ class Run:
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one line to metrics.jsonl. Nothing that depends on the clock belongs here."""
+        """Append one row to metrics.jsonl. Values that depend on the clock do not belong here."""
         append(self.path / "metrics.jsonl", [{"step": step, **{key: finite(value) for key, value in values.items()}}])
         for track in self.trackers:
             track(step, values)
 
     def log_telemetry(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one row of costs to telemetry.jsonl."""
         append(self.path / "telemetry.jsonl", [{"step": step, **values}])
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        written = [{"step": step, **row} for row in rows]
-        append(self.path / "samples.jsonl", written)
+        """Append prompts and responses to samples.jsonl."""
+        lines = [{"step": step, **row} for row in rows]
+        append(self.path / "samples.jsonl", lines)
         for read in self.readers:
-            read([row["response"] for row in written if "response" in row])
+            read([row["response"] for row in lines if "response" in row])
 
     def log_finding(self, step: int, values: Mapping[str, Any]) -> None:
-        """Something that looks wrong; rlhf/observe/watch.py says what."""
+        """Append a finding of rlhf/observe/watch.py to findings.jsonl."""
         append(self.path / "findings.jsonl", [{"step": step, **values}])
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Call `write(folder)`; when all is on disk, one rename makes the folder `checkpoints/step-<step>`."""
+        """Write a checkpoint by `write(folder)`, then rename the complete folder to `checkpoints/step-<step>`."""
         partial = self.path / "checkpoints" / f".partial-{step}"
         remove(partial)
         partial.mkdir(parents=True)
@@ -224,7 +229,7 @@ class Run:
 
     def seal_checkpoint(self, step: int, folder: Path) -> Path:
         """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
-        self._sync_logs()  # what leads to a checkpoint is on disk before it
+        self._sync_logs()  # the logs up to a checkpoint reach the disk before it
         logged = {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.path / name).exists()}
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
@@ -238,12 +243,13 @@ class Run:
         return final
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps whose checkpoints exist, in order; a folder of any other name is left alone."""
+        """Return the steps of all checkpoints, in order; folders with other names are ignored."""
         names = {folder.name for folder in (self.path / "checkpoints").glob("step-*")}
-        steps = {int(found[1]) for name in names if (found := re.fullmatch(r"step-([0-9]{6,18})", name))}
+        steps = {int(match[1]) for name in names if (match := re.fullmatch(r"step-([0-9]{6,18})", name))}
         return sorted(step for step in steps if self.checkpoint(step).name in names)
 
     def checkpoint(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def drop_checkpoints(self, keep: int, spare: int | None) -> None:
@@ -253,7 +259,7 @@ class Run:
                 remove(self.checkpoint(step))
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint whose every file has the hash it was written with; damaged ones are passed over."""
+        """Return the newest checkpoint whose files all have their recorded hashes, or None."""
         for folder in map(self.checkpoint, reversed(self.checkpoint_steps())):
             problem = checkpoint_problem(folder)
             if problem is None:
@@ -264,7 +270,11 @@ class Run:
     def finish(
         self, metrics: Mapping[str, float], costs: Mapping[str, Any], predicted_peak: int | None = None
     ) -> dict[str, Any]:
-        """Write summary.json, last. `costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes."""
+        """Write summary.json, the last file of a stage, and return it.
+
+        `costs` are those of `Telemetry.costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes and others.
+        `predicted_peak` is in bytes.
+        """
         comparable = self._comparable(metrics, costs)
         summary = {
             "schema": SCHEMA,
@@ -284,7 +294,7 @@ class Run:
             "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
             "findings": [row["check"] for row in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
-            "targets": [_measured(figure, comparable) for figure in self._figures(self.stage)],
+            "targets": [_figure_record(figure, comparable) for figure in self._figures(self.stage)],
             "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
         }
         for folder in ("adapter", "model"):
@@ -294,32 +304,32 @@ class Run:
         return summary
 
     def _figures(self, stage: str) -> list[recipes.Figure]:
-        """Figures of a stage; what random weights learn is compared with none, only what it costs."""
-        found = [figure for figure in self.loaded.targets if figure.stage == stage]
-        return [f for f in found if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
+        """Return the figures of a stage. Random weights are compared only with figures of cost."""
+        figures = [figure for figure in self.loaded.targets if figure.stage == stage]
+        return [f for f in figures if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
 
     def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
-        """What published figures may name: metrics, costs in their units, sizes, first and last values of the log."""
-        found = {**metrics, "hours": self._wall() / 3600}
+        """Return the metrics that a figure may name: results, costs in its units, sizes, ends of the log."""
+        comparable = {**metrics, "hours": self._wall() / 3600}
         if costs.get("peak_vram_bytes"):
-            found["peak_vram_gb"] = costs["peak_vram_bytes"] / published.GB
+            comparable["peak_vram_gb"] = costs["peak_vram_bytes"] / published.GB
         for component, size in (costs.get("component_bytes") or {}).items():
-            found[f"component_gb.{component}"] = size / published.GB
+            comparable[f"component_gb.{component}"] = size / published.GB
         if "base_bytes" in metrics:
-            found["base_model_gb"] = metrics["base_bytes"] / published.GB
+            comparable["base_model_gb"] = metrics["base_bytes"] / published.GB
         for folder, name in (("adapter", "adapter_gb"), ("model", "merged_model_gb")):
             sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
             if sizes:
-                found[name] = sum(sizes) / published.GB
+                comparable[name] = sum(sizes) / published.GB
         for row in reader.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
             for key, value in row.items():
                 if value is not None:
-                    found.setdefault(f"first.{key}", value)
-                    found[f"last.{key}"] = value
-        return found
+                    comparable.setdefault(f"first.{key}", value)
+                    comparable[f"last.{key}"] = value
+        return comparable
 
     def set_aside(self) -> None:
-        """Rename what is there, unless an earlier run stopped before its first step and nothing was added since."""
+        """Rename the directory; delete it instead if it holds no work."""
         if holds_no_work(self.path):
             shutil.rmtree(self.path)
             return
@@ -332,14 +342,19 @@ class Run:
     # -- details ---------------------------------------------------------------------------------------------------
 
     def _sync_logs(self) -> None:
+        """Flush all logs to disk."""
         for log in self.path.glob("*.jsonl"):
             sync(log)
 
     def _wall(self) -> float:
+        """Return the seconds that the stage has taken, those before it was resumed included."""
         return round(self._spent + time.monotonic() - self._started, 3)
 
     def _parents(self) -> dict[str, str]:
-        """Hash of each parent's summary, which names the hash of its weights; for evaluate, of every trained policy."""
+        """Return the hash of each parent's summary, which in turn names the hashes of its result.
+
+        The trained policies are parents of an evaluation.
+        """
         names = recipes.parents(self.loaded.recipe, self.stage)
         if self.stage == "evaluate":
             names += self.trained_policies()
@@ -347,10 +362,10 @@ class Run:
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
     def _begun(self) -> bool:
-        """Whether the directory holds a manifest that a run can be continued with.
+        """Return whether the directory holds a manifest with which a run can be continued.
 
-        Without one, or with a part of one, the stage stopped before its first step, or the file was lost later:
-        there is nothing to say that its checkpoints are ours.
+        Without a whole manifest the stage stopped before its first step, or the file was lost later. Then nothing shows
+        that the checkpoints belong to this stage.
         """
         try:
             return reader.read(self.path / "manifest.json", records.Manifest) is not None
@@ -359,12 +374,12 @@ class Run:
             return False
 
     def _changed(self, file: Mapping[str, Any]) -> bool:
-        """Whether a local data file is no longer what the manifest says; a file that is gone is no change."""
+        """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
         path = data_file(self.root, file["name"])
         return path.is_file() and sha256(path) != file["sha256"]
 
     def _parents_from(self) -> dict[str, str]:
-        """Parents that lie below another root: their directories, relative to this run's root."""
+        """Return the directories of parents below another root, relative to this run's root."""
         folders = {name: self.folder_of(name) for name in self._parents()}
         root = self.root.resolve()
         return {
@@ -374,12 +389,12 @@ class Run:
         }
 
     def trained_policies(self) -> list[str]:
-        """The finished stages whose policies an evaluation compares with SFT."""
+        """Return the finished stages whose policies an evaluation compares with SFT."""
         own = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
         return [stage for stage in recipes.POLICIES if stage in own or self.elsewhere(stage)]
 
     def elsewhere(self, stage: str) -> Path | None:
-        """Directory of a stage that another root has finished with the same settings; None without."""
+        """Return the directory in which another root has finished a stage with the same settings, or None."""
         path = self.folder_of(stage)
         if path == self.root / stage or not (path / "summary.json").exists():
             return None
@@ -387,40 +402,43 @@ class Run:
         return None if differing else path
 
     def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
+        """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
         wanted = recipes.settings(self.loaded.recipe, stage)
         keys = recipes.differences(manifest["settings"], wanted)
         if keys:
-            more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
+            further = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
             way_out = (
                 "choose another --out (make: OUT=…), or move that directory away"
                 if path == self.root / stage
                 else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
             )
-            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
+            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{further}; {way_out}")
         return manifest
 
 
 class Follower(Run):
-    """The directory as every process but the first one sees it: it reads what is there and writes nothing."""
+    """The directory as the other processes of a run see it: they read and never write."""
 
-    leads = False
+    is_main = False
 
-    def _nothing(self, *_: Any, **__: Any) -> Any:
-        pass
+    def _skip(self, *_: Any, **__: Any) -> Any:
+        """Do nothing, in place of a method that writes."""
 
-    start = describe = log = log_telemetry = log_samples = log_finding = _nothing
-    save_checkpoint = seal_checkpoint = _nothing
+    start = describe = log = log_telemetry = log_samples = log_finding = _skip
+    save_checkpoint = seal_checkpoint = _skip
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        """Take no lock; the main process holds it."""
         yield
 
     def finish(self, *_: Any) -> dict[str, Any]:
+        """Write nothing."""
         return {}
 
 
-def _measured(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:
-    """The record of a figure's comparison with what was measured; NaN and infinity count as not measured."""
+def _figure_record(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:
+    """Return the record of a figure's comparison with a measured value; NaN and infinity are not measured."""
     value = values.get(figure.metric) if figure.metric else None
     return published.record(figure, None if value is None else finite(value))

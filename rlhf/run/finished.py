@@ -1,7 +1,7 @@
-"""Finished stages: their records, and whether what they left is still what they made.
+"""Finished stages: their records, and checks that their results are unchanged.
 
-A run directory may be moved or copied as a whole: nothing that a stage reads is named by an absolute path in it. What
-only tools outside read is set right when the run is next used: the base's path in an adapter's configuration.
+A run directory may be moved or copied as a whole: no stage reads an absolute path from it. One path is there for tools
+of others, the base's path in an adapter's configuration; it is corrected when the run is next used.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from rlhf.files import sha256
 from rlhf.recipe import STAGES
 from rlhf.run import reader, records
 
-REMADE = ("evaluate", "merge")  # made again, the old one set aside, when what they were made from has changed
+REMADE = ("evaluate", "merge")  # run again when an input has changed; the earlier result is renamed, not deleted
 CONFIG = "adapter_config.json"
 BASE = "base_model_name_or_path"  # in CONFIG; the only thing in a result that depends on where the run is
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a stage's directory, None where it is not done. Raises UserError when it is damaged."""
+    """Return the summary in a stage's directory; None if the stage is not done. Raises UserError if it is damaged."""
     with reader.advising(_way_out(path, path.name)):
         return reader.read(path / "summary.json", records.Summary)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a stage's directory. Raises UserError when it is missing or damaged."""
+    """Return the manifest in a stage's directory. Raises UserError if it is missing or damaged."""
     with reader.advising(_way_out(path, path.name)):
         manifest = reader.read(path / "manifest.json", records.Manifest)
         if manifest is None:
@@ -37,7 +37,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def stage_folder(root: Path, stage: str) -> Path:
-    """Directory of a stage of the run below `root`, or the one elsewhere that a stage of the run was made from.
+    """Return the directory of a stage below `root`, or the one elsewhere that the run was made from.
 
     A run whose parents lie below another root (`rlhf run --parents`) names their places in its manifests, relative to
     itself. Raises UserError for a damaged manifest.
@@ -54,10 +54,10 @@ def stage_folder(root: Path, stage: str) -> Path:
 
 
 def verified(root: Path, stage: str) -> dict[str, Any]:
-    """The summary of a finished stage below `<out>/<recipe>/<version>`, once its records agree with what is there.
+    """Return the summary of a finished stage below `<out>/<recipe>/<version>`, after checking its files and parents.
 
-    Every file of its result has the hash that its summary names, and each parent that is still there is the one that
-    it was made from. Whoever reads what a stage has made calls this first. Raises UserError.
+    Every file of the result must have the hash that the summary names. Each parent that still exists must be the one
+    that the stage was made from. Call this before reading a result of a stage. Raises UserError.
     """
     path = stage_folder(root, stage)
     summary = read_summary(path)
@@ -74,9 +74,9 @@ def verified(root: Path, stage: str) -> dict[str, Any]:
 
 
 def check_result(path: Path, summary: Mapping[str, Any], largest: int | None = None) -> None:
-    """Compare the files of a stage's result with the hashes in its summary.
+    """Compare the files of a stage's result with the hashes in its summary. Raises UserError.
 
-    Of files of more than `largest` bytes only their presence is checked. Raises UserError.
+    Files of more than `largest` bytes need only be present.
     """
     stage, digests = summary["stage"], summary["result_sha256"]
     if stage != path.name:
@@ -93,25 +93,28 @@ def check_result(path: Path, summary: Mapping[str, Any], largest: int | None = N
 
 
 def result_files(path: Path) -> list[Path]:
-    """The files that hold the result of a stage, in its directory."""
+    """Return the files in a stage's directory that hold its result."""
     evaluated = ("samples.jsonl", "details.json") if path.name == "evaluate" else ()
-    found = (*path.glob("adapter/*"), *path.glob("model/*"), *(path / name for name in evaluated))
-    return sorted(file for file in found if file.is_file())
+    files = (*path.glob("adapter/*"), *path.glob("model/*"), *(path / name for name in evaluated))
+    return sorted(file for file in files if file.is_file())
 
 
 def result_hash(file: Path) -> str:
-    """The hash of a file of a result. An adapter's configuration counts without its base's path, which may change."""
+    """Return the hash of a file of a result.
+
+    An adapter's configuration is hashed without its base's path, which may change.
+    """
     config = _config(file) if file.name == CONFIG else None
     if config is None:
         return sha256(file)
-    return hashlib.sha256(_written({**config, BASE: None}).encode()).hexdigest()
+    return hashlib.sha256(_json_text({**config, BASE: None}).encode()).hexdigest()
 
 
 def follow_base(root: Path, stage: str) -> None:
-    """In a run that was moved or copied, name its own base, so that peft's AutoPeftModelForCausalLM finds that one.
+    """Write the base's path into the adapter of a run that was moved or copied.
 
-    Nothing changes where the run has no base of its own, in results that older versions have hashed with that path,
-    and in directories that cannot be written.
+    peft's AutoPeftModelForCausalLM then finds the run's own base. Nothing changes if the run has no base of its own, if
+    an older version hashed the result with that path, or if the directory cannot be written.
     """
     file, base = root / stage / "adapter" / CONFIG, (stage_folder(root, "pretrain") / "model").resolve()
     config = _config(file) if file.is_file() else None
@@ -121,19 +124,20 @@ def follow_base(root: Path, stage: str) -> None:
         return
     temporary = file.with_name(f".{CONFIG}.tmp")
     try:
-        temporary.write_text(_written({**config, BASE: str(base)}), encoding="utf-8")
+        temporary.write_text(_json_text({**config, BASE: str(base)}), encoding="utf-8")
         os.replace(temporary, file)
-    except OSError:  # an archive or a shared copy: nothing of ours reads that path
+    except OSError:  # a read-only copy: nothing of ours reads that path
         temporary.unlink(missing_ok=True)
 
 
 def data_file(root: Path, name: str) -> Path:
-    """Where a data file is that a manifest names: below the run's root, which may have moved, or as it is written."""
+    """Return the place of a data file that a manifest names: below the run's root, or else as written."""
     inside = root / name
     return inside if inside.exists() else Path(name)
 
 
 def _config(file: Path) -> dict[str, Any] | None:
+    """Return a configuration's object, or None if the file is not valid JSON or holds no object."""
     try:
         config = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
@@ -141,9 +145,11 @@ def _config(file: Path) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _written(config: Mapping[str, Any]) -> str:
+def _json_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration as the text of its file."""
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
 def _way_out(path: Path, stage: str) -> str:
+    """Return the advice that ends every message about a damaged or changed stage."""
     return f"move {path} away and run {stage} again"

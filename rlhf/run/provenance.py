@@ -1,4 +1,4 @@
-"""What a run is made with: the commit of the code, versions of packages."""
+"""The origin of a run: the commit of its code and the versions of its packages."""
 
 import importlib.metadata
 import os
@@ -10,17 +10,18 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "t
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide results, of those that are installed."""
+    """Return the versions of those installed packages that can change results."""
     return {name: version for name in PACKAGES if (version := _version(name))}
 
 
 def code_version() -> dict[str, Any]:
-    """Commit of the code that runs and whether anything that decides results differs from it; None outside git.
+    """Return the commit of the code that runs, and whether files that can change results differ from it.
 
-    A container image has no history: RLHF_COMMIT is what it was built from, with `-dirty` where that had changes.
+    Both are None outside git. A container image has no history: RLHF_COMMIT names the commit that it was built from,
+    with `-dirty` if the code had changes.
     """
-    if built := os.environ.get("RLHF_COMMIT"):
-        return {"commit": built.removesuffix("-dirty"), "dirty": built.endswith("-dirty")}
+    if image_commit := os.environ.get("RLHF_COMMIT"):
+        return {"commit": image_commit.removesuffix("-dirty"), "dirty": image_commit.endswith("-dirty")}
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str | None:
@@ -36,6 +37,7 @@ def code_version() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    """Return a package's version, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""Reads the files of run directories, and checks each against its record when it is read.
+"""Readers of the files in run directories. Each file is checked against its record when it is read.
 
 A file in a run directory may be damaged, edited, or written by another version. `read` and `read_lines` check it, so
-that the code behind them can rely on every key and type, and raise UserError with one line that names the file, the
-line and the key.
+that the calling code can rely on every key and type. They raise UserError with one line that names the file, the line
+and the key.
 """
 
 import json
@@ -22,9 +22,9 @@ LONGEST = 160  # characters of an explanation that is passed on
 
 
 def read(file: Path, kind: type[Record]) -> dict[str, Any] | None:
-    """The file's object, None where there is no file. NaN and infinity are None.
+    """Return the file's object, or None if there is no file. NaN and infinity become None.
 
-    Raises UserError where it is not a valid `kind`.
+    Raises UserError if it is not a valid `kind`.
     """
     if not file.is_file():
         return None
@@ -34,13 +34,13 @@ def read(file: Path, kind: type[Record]) -> dict[str, Any] | None:
 
 
 def read_lines(file: Path, kind: type[Record]) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, none where there is no file; a last line that a crash cut off is left out.
+    """Return the objects of a JSONL file; none if there is no file. A last line that a crash cut off is left out.
 
     Raises UserError for any other line that is not a valid `kind`.
     """
     if not file.is_file():
         return []
-    *whole, cut = file.read_bytes().split(b"\n")  # text knows other ends of lines, which samples may hold
+    *whole, cut = file.read_bytes().split(b"\n")  # str.splitlines also splits at characters of samples
     rows = []
     for number, line in enumerate(whole, 1):
         with reading(f"{file}:{number}"):
@@ -62,10 +62,10 @@ def check(content: Any, kind: type[Record], where: str) -> dict[str, Any]:
 
 @contextmanager
 def reading(what: Path | str) -> Iterator[None]:
-    """Around a library's reading of a file that another process wrote: whatever it raises becomes one line.
+    """Turn any error of a library that reads a file of another process into a UserError of one line.
 
-    What a library raises for damaged content is not documented and no finite list, so every exception counts; keep
-    code of ours outside of the block. Memory that runs out is not the file's fault and is raised as it is.
+    A library does not document what it raises for damaged content, so every exception counts; keep our own code outside
+    of the block. Running out of memory is not the file's fault, so that error passes unchanged.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def advising(way_out: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Why a library could not read a file, in a few words."""
+    """Return in a few words why a library could not read a file."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds other objects than tensors and numbers, or is damaged"
     text = " ".join(str(error).split()) or type(error).__name__
@@ -96,19 +96,22 @@ def reason(error: BaseException) -> str:
 
 
 def _parse(text: bytes) -> Any:
+    """Return the value of JSON text, with None for NaN and infinity."""
     return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
 
 
 def _finite(text: str) -> float | None:
+    """Return the number, or None if it overflows to infinity."""
     value = float(text)
     return value if math.isfinite(value) else None
 
 
 def _first_problem(error: ValidationError) -> str:
+    """Return the first problem of a validation in one line."""
     problem = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"key '{key}' is missing"
-    said = str(problem["msg"]).removeprefix("Value error, ")
-    said = " ".join(said.split())[:LONGEST]
-    return f"{f'{key}: ' if key else ''}{said[:1].lower()}{said[1:]}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = " ".join(message.split())[:LONGEST]
+    return f"{f'{key}: ' if key else ''}{message[:1].lower()}{message[1:]}"

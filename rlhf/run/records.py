@@ -17,17 +17,20 @@ SCHEMA = 1
 
 
 class Record(BaseModel):
+    """An object in a file of a run directory. Types are strict; unknown keys are kept."""
+
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
 
 
 def _relative(name: str) -> str:
+    """Return the name of a file inside a folder. Raises ValueError for any other path."""
     if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         raise ValueError("not the name of a file inside the folder")
     return name
 
 
-def _compared(entry: dict[str, Any]) -> dict[str, Any]:
-    """A comparison with a published figure as rlhf/recipe/published.py can read it."""
+def _readable_comparison(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison that rlhf/recipe/published.py can read. Raises ValueError for anything else."""
     try:
         low, high = entry["published"]
         for number in (entry["measured"], low, high):
@@ -46,10 +49,12 @@ Name = Annotated[str, Field(pattern=r"^[^/\x00]+$")]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 InnerFile = Annotated[str, AfterValidator(_relative)]
 Hashes = dict[InnerFile, Hash]
-Compared = Annotated[dict[str, Any], AfterValidator(_compared)]
+Comparison = Annotated[dict[str, Any], AfterValidator(_readable_comparison)]
 
 
 class Device(Record):
+    """The device that a stage ran on."""
+
     name: str
     type: str
     threads: Count | None = None
@@ -57,17 +62,21 @@ class Device(Record):
 
 
 class Code(Record):
+    """The commit of the code that ran, and whether it had changes."""
+
     commit: str | None
     dirty: bool | None
 
 
 class DataFile(Record):
+    """A file of data, with its hash."""
+
     name: str
     sha256: str
 
 
 class DataRead(Record):
-    """The fingerprint of what a stage read."""
+    """The fingerprint of the data that a stage read."""
 
     sha256: str
     files: list[DataFile]
@@ -78,10 +87,14 @@ class DataRead(Record):
 
 
 class HardwareSettings(Record):
+    """The keys of a recipe's hardware that are read from a manifest."""
+
     memory_gb: Amount | None = None
 
 
 class DataSettings(Record):
+    """The keys of a recipe's data that are read from a manifest."""
+
     source: str
     heldout_fraction: Amount
     format: str = "auto"
@@ -91,11 +104,13 @@ class DataSettings(Record):
 
 
 class TokenizerSettings(Record):
+    """The keys of a recipe's tokenizer that are read from a manifest."""
+
     template: str = "hh"
 
 
 class Settings(Record):
-    """The part of a manifest's settings that is read again; all of it is compared with a recipe's."""
+    """The settings in a manifest. These keys are read again; all keys are compared with a recipe's."""
 
     seed: Count = 0
     hardware: HardwareSettings = HardwareSettings()
@@ -104,7 +119,7 @@ class Settings(Record):
 
 
 class Manifest(Record):
-    """manifest.json"""
+    """The content of manifest.json."""
 
     schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
     recipe: Name
@@ -123,7 +138,7 @@ class Manifest(Record):
 
 
 class Summary(Record):
-    """summary.json"""
+    """The content of summary.json."""
 
     schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
     recipe: str
@@ -142,27 +157,27 @@ class Summary(Record):
     result_sha256: Hashes
     metrics: dict[str, Number | None]
     findings: list[str] = []
-    targets: list[Compared]
+    targets: list[Comparison]
     all_stages: list[published.Figure] = []
 
 
 class Checkpoint(Record):
-    """checkpoint.json, which closes the folder of a checkpoint."""
+    """The content of checkpoint.json, which is written last into a checkpoint's folder."""
 
     step: Count
     wall_seconds: Amount
     sha256: Annotated[Hashes, Field(min_length=1)]
-    log_lines: dict[Name, Count] | None = None  # of each log before the checkpoint; older ones lack it
+    log_lines: dict[Name, Count] | None = None  # lines of each log at the checkpoint; older ones lack it
 
 
 class BestCheckpoint(Record):
-    """checkpoints/best.json"""
+    """The content of checkpoints/best.json."""
 
     best_step: Count | None
 
 
 class TrainerState(Record):
-    """trainer_state.json of transformers, as far as a resumed run depends on it."""
+    """The keys of transformers' trainer_state.json that a resumed run depends on."""
 
     epoch: Amount
     global_step: Count
@@ -188,6 +203,8 @@ class SchedulerState(Record):
 
 
 class ParameterGroup(Record):
+    """One group of parameters of an optimizer."""
+
     params: list[Count]
     lr: Amount
     betas: tuple[Amount, Amount] | list[Amount]
@@ -196,14 +213,17 @@ class ParameterGroup(Record):
 
 
 class OptimizerState(Record):
-    """The state of an AdamW, in optimizer.pt and in PPO's state.pt; its tensors are checked against the parameters."""
+    """The state of an AdamW, in optimizer.pt and in PPO's state.pt.
+
+    Its tensors are checked against the parameters elsewhere.
+    """
 
     state: dict[Count, dict[str, Any]]
     param_groups: Annotated[list[ParameterGroup], Field(min_length=1)]
 
 
 class AdapterConfig(Record):
-    """adapter_config.json of a plain LoRA adapter, the only kind that is made here."""
+    """The adapter_config.json of a plain LoRA adapter, the only kind that the stages write."""
 
     peft_type: Literal["LORA"]
     task_type: Literal["CAUSAL_LM", "SEQ_CLS"]
@@ -226,13 +246,13 @@ class AdapterConfig(Record):
 
 
 class Generated(Record):
-    """made.json beside generated data: the hash of each file."""
+    """The content of made.json beside generated data: the hash of each file."""
 
     sha256: Hashes
 
 
 class ModelConfig(Record):
-    """config.json of a base model, as far as it is relied on before anything is built from it."""
+    """The keys of a base model's config.json that are used before the model is built."""
 
     vocab_size: Annotated[int, Field(gt=0, le=2**24)] | None = None
     hidden_size: Annotated[int, Field(gt=0, le=2**20)] | None = None
@@ -244,7 +264,7 @@ class ModelConfig(Record):
 
 
 class WeightsIndex(Record):
-    """model.safetensors.index.json"""
+    """The content of model.safetensors.index.json."""
 
     metadata: dict[str, Any]
     weight_map: dict[str, InnerFile]
@@ -254,6 +274,8 @@ class WeightsIndex(Record):
 
 
 class MetricsLine(Record):
+    """A line of metrics.jsonl."""
+
     __pydantic_extra__: dict[str, Number | None]
     step: Count
 
@@ -265,11 +287,15 @@ class LogLine(Record):
 
 
 class TelemetryLine(Record):
+    """A line of telemetry.jsonl."""
+
     step: Count
     memory_bytes: Amount | None = None
 
 
 class FindingLine(Record):
+    """A line of findings.jsonl."""
+
     step: Count
     check: str
     seen: str
@@ -278,12 +304,16 @@ class FindingLine(Record):
 
 
 class Answer(Record):
+    """One policy's answer to a prompt, with its scores."""
+
     response: str
     score: Number | None = None
     true_reward: Number | None = None
 
 
 class SampleLine(Record):
+    """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy."""
+
     __pydantic_extra__: dict[str, str | Answer]
     prompt: str
     step: Count = 0
@@ -292,6 +322,8 @@ class SampleLine(Record):
 
 
 class Histogram(Record):
+    """Counts of values between neighbouring edges."""
+
     edges: list[Number]
     counts: list[Amount]
 
@@ -303,23 +335,31 @@ class Histogram(Record):
 
 
 class Histograms(Record):
+    """Counts of several policies' scores between the same edges."""
+
     edges: list[Number]
     counts: dict[str, list[Amount]]
 
 
 class CalibrationBin(Record):
+    """The pairs of one range of confidence."""
+
     confidence: Number | None
     accuracy: Number | None
     pairs: Count
 
 
 class RewardModelFigures(Record):
+    """The figures of a reward model: calibration, margins and scores after a sigmoid."""
+
     calibration: list[CalibrationBin]
     margins: Histogram
     sigmoid_scores: Histogram
 
 
-class Contradicted(Record):
+class Contradiction(Record):
+    """A held-out pair on which the reward model contradicts the label."""
+
     margin: Number
     prompt: str
     chosen: str
@@ -327,14 +367,16 @@ class Contradicted(Record):
 
 
 class Details(Record):
-    """evaluate/details.json"""
+    """The content of evaluate/details.json."""
 
     scores: Histograms | None = None
     reward_model: RewardModelFigures | None = None
-    contradicted: list[Contradicted] = []
+    contradicted: list[Contradiction] = []
 
 
 class QualityLine(Record):
+    """One check of the data: its outcome and a hint."""
+
     severity: str
     name: str
     value: Any
@@ -342,12 +384,14 @@ class QualityLine(Record):
 
 
 class Lengths(Record):
+    """A histogram of lengths: counts up to each limit."""
+
     upto: list[Number]
     counts: list[Amount]
 
 
 class Quality(Record):
-    """data/quality.json, a check of the data that a report has made."""
+    """The content of data/quality.json, the check of the data that a report has made."""
 
     made_from: dict[str, Any]
     unit: str
@@ -355,21 +399,23 @@ class Quality(Record):
     lengths: dict[str, Lengths]
 
 
-class Predicted(Record):
-    """predicted.json of a recipe: bytes by stage, phase and component."""
+class Prediction(Record):
+    """The content of a recipe's predicted.json: bytes by stage, phase and component."""
 
     stages: dict[str, dict[str, dict[str, Amount]]]
 
 
 class Packages(Record):
+    """The packages that a record of seeds names."""
+
     torch: str
     transformers: str
     trl: str
     peft: str
 
 
-class Reproduced(Record):
-    """What `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
+class Reproduction(Record):
+    """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
 
     recipe: str
     version: str
@@ -381,7 +427,7 @@ class Reproduced(Record):
     seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _alike(self):
+    def _same_stages(self):
         chains = [
             [(stage, len(s.targets), len(s.all_stages)) for stage, s in run.items()] for run in self.seeds.values()
         ]

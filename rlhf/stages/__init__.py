@@ -77,7 +77,7 @@ def execute(
                 run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
                 run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
                 project = f"{loaded.name}-{loaded.version}"
-                told = report_to if run.leads else ()
+                told = report_to if run.is_main else ()
                 with tracking.trackers(told, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
                     watch = Watch(run, stop_on)
                     run.trackers, run.readers = [*logs, watch.see], [watch.read]

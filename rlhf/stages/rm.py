@@ -40,7 +40,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_counts, known = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    if run.leads and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
+    if run.is_main and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
         amount.note("rm", len(training))
     validation = heldout
     if options.eval_steps and pairs.apart:

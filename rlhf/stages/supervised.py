@@ -157,7 +157,7 @@ class Dealt(Sampler[list[int]]):
         size = self.rows * self.accumulated * world
         for at in range(0, len(order), size):
             batch = order[at : at + size]
-            mine = distributed.deal(batch[: len(batch) // world * world])
+            mine = distributed.own_rows(batch[: len(batch) // world * world])
             yield from (mine[i : i + self.rows] for i in range(0, len(mine), self.rows))
 
 

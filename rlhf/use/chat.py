@@ -1,4 +1,4 @@
-"""Talk with a trained model in the terminal; answers appear as they are written."""
+"""A conversation with a trained model in the terminal; answers appear while they are sampled."""
 
 import importlib
 import sys
@@ -22,12 +22,12 @@ class Speaker:
     """A trained model that continues conversations."""
 
     def __init__(self, loaded: Loaded, out: Path, stage: str):
-        """Raises UserError when the stage is not done, or was done with other settings."""
+        """Load the model. Raises UserError if the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
         from rlhf.models.weights import attach_adapter
 
-        run = Run(out, loaded, "evaluate")  # samples as evaluation does
+        run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
         self.options = loaded.recipe.evaluate
         if loaded.recipe.pretrain:
             finished(run, "pretrain", "chat")
@@ -43,7 +43,7 @@ class Speaker:
         self.model.eval()
 
     def answer(self, messages: list[Message], temperature: float, tokens: int) -> Iterator[str]:
-        """Pieces of the answer to a conversation, as they are sampled; temperature 0 takes the likeliest token."""
+        """Yield the answer to a conversation piece by piece; temperature 0 takes the likeliest token."""
         from threading import Thread
 
         import torch
@@ -52,7 +52,9 @@ class Speaker:
         (prompt,), _ = self.codec.encode_prompts([messages], self.options.max_prompt_length)
         ids = torch.tensor([prompt], device=self.model.device)
         streamer = TextIteratorStreamer(self.codec.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        how = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
+        sampling = (
+            {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
+        )
         settings = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
@@ -61,15 +63,15 @@ class Speaker:
             "pad_token_id": self.codec.pad_id,
             "streamer": streamer,
             "top_p": None if temperature == 0 else self.options.top_p,
-            **how,
+            **sampling,
         }
-        failed: list[Exception] = []
+        errors: list[Exception] = []
 
         def generate() -> None:
             try:
                 self.model.generate(**settings)
-            except Exception as error:  # in a thread of its own it would be lost, and the streamer wait for ever
-                failed.append(error)
+            except Exception as error:  # otherwise lost in the thread, and the streamer would wait for ever
+                errors.append(error)
                 streamer.end()
 
         thread = Thread(target=generate, daemon=True)
@@ -77,12 +79,15 @@ class Speaker:
         for piece in streamer:
             yield harmless(piece)
         thread.join()
-        if failed:
-            raise UserError(f"chat: {' '.join(str(failed[0]).split())[:300]}") from failed[0]
+        if errors:
+            raise UserError(f"chat: {' '.join(str(errors[0]).split())[:300]}") from errors[0]
 
 
 def finished(run: Run, stage: str, command: str) -> Path:
-    """The directory of a finished stage for a command that is no stage. Raises UserError with what to run first."""
+    """Return the directory of a finished stage, for a command that is no stage.
+
+    Raises UserError with the stage to run first.
+    """
     try:
         return run.parent(stage)
     except ParentMissing as error:
@@ -93,40 +98,40 @@ def finished(run: Run, stage: str, command: str) -> Path:
 
 
 def greeting(loaded: Loaded, stage: str, temperature: float) -> str:
-    """What is said before the first line: who answers, how, and the commands."""
+    """Return the line before a conversation: the stage and recipe that answer, the temperature, the commands."""
     return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
 
 
 def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:
     """Answer each line of `lines` on stdout, as one conversation."""
-    said: list[Message] = []
+    messages: list[Message] = []
     for line in lines:
         text = line.strip()
         if text == "/quit":
             return
         if text == "/new":
-            said = []
+            messages = []
         elif text.startswith("/"):
             print(HELP if text == "/help" else f"there is no {text.split()[0]}: {HELP}")
         if not text or text.startswith("/"):
             continue
-        said.append(Message("user", text))
+        messages.append(Message("user", text))
         answer = ""
-        for piece in speaker.answer(said, temperature, tokens):
+        for piece in speaker.answer(messages, temperature, tokens):
             print(piece if answer else piece.lstrip(), end="", flush=True)
             answer += piece if answer else piece.lstrip()  # a transcript puts a space before an answer
         print()
-        said.append(Message("assistant", answer.strip()))
+        messages.append(Message("assistant", answer.strip()))
 
 
 def typed() -> Iterator[str]:
-    """Lines from the keyboard, or from a pipe."""
+    """Yield lines from the keyboard, or from a pipe."""
     if not sys.stdin.isatty():
         for line in sys.stdin:
-            yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are no text arrive as surrogates
+            yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are not UTF-8 arrive as surrogates
         return
     with suppress(ImportError):
-        importlib.import_module("readline")  # arrow keys edit the line and bring earlier ones back
+        importlib.import_module("readline")  # arrow keys then edit the line and recall earlier ones
     while True:
         try:
             yield input("you: ")

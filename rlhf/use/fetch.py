@@ -1,4 +1,4 @@
-"""Downloads exactly what a recipe pins into the hub's cache, checks every file, and says how large it is.
+"""Download of exactly what a recipe pins into the hub's cache, with a check of every file.
 
 Afterwards every stage runs without network (`HF_HUB_OFFLINE=1`).
 """
@@ -18,14 +18,18 @@ DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout o
 
 
 class Source(NamedTuple):
-    kind: str  # as the hub calls it: model or dataset
+    """A repository of the hub, pinned to a revision."""
+
+    kind: str  # the hub's name for it: model or dataset
     name: str
     revision: str
     data_dir: str | None = None
-    weights: bool = False  # of a model, not only its tokenizer
+    weights: bool = False  # true: a model's weights; false: only its tokenizer
 
 
-class Fetched(NamedTuple):
+class Download(NamedTuple):
+    """A source that was downloaded and checked, with its size and licence."""
+
     source: Source
     files: int
     bytes: int
@@ -50,45 +54,46 @@ class Patterns(TypedDict, total=False):
 
 
 def sources(recipe: Recipe) -> list[Source]:
-    """What the recipe takes from the hub."""
-    found = {}
+    """Return the repositories of the hub that the recipe uses."""
+    distinct = {}
     weights = True
     for settings in (recipe.model, recipe.tokenizer):
         if settings.source == "hub":
             assert settings.name and settings.revision
             source = Source("model", settings.name, settings.revision, weights=weights)
-            if source._replace(weights=True) not in found:
-                found[source] = True
+            if source._replace(weights=True) not in distinct:
+                distinct[source] = True
         weights = False
     if recipe.data.source == "hub":
         assert recipe.data.name and recipe.data.revision
-        found[Source("dataset", recipe.data.name, recipe.data.revision, recipe.data.data_dir)] = True
-    return list(found)
+        distinct[Source("dataset", recipe.data.name, recipe.data.revision, recipe.data.data_dir)] = True
+    return list(distinct)
 
 
-def fetch(recipe: Recipe) -> Iterator[Fetched]:
-    """Download and check each source of a recipe. Raises UserError where one cannot be had, or differs from the hub."""
+def fetch(recipe: Recipe) -> Iterator[Download]:
+    """Download and check each source of a recipe. Raises UserError if one is unavailable or differs from the hub."""
     for source in sources(recipe):
         page = f"https://huggingface.co/{'datasets/' if source.kind == 'dataset' else ''}{source.name}"
         try:
             yield _fetch(source, recipe)
         except UserError:
             raise
-        except Exception as error:  # the library raises a dozen unrelated types
+        except Exception as error:  # the library raises many unrelated types
             way_out = "is the network up?"
             raise UserError(f"{source.name}: {hub.reason(error, page, source.revision, way_out)}") from error
 
 
-def _fetch(source: Source, recipe: Recipe) -> Fetched:
+def _fetch(source: Source, recipe: Recipe) -> Download:
+    """Download and check one source. Raises UserError; the library's own errors pass."""
     from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, snapshot_download
 
     api = HfApi()
-    what: What = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
+    repository: What = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
     with working(f"asking for {source.name}"):
-        info = api.repo_info(**what)
+        info = api.repo_info(**repository)
         assert isinstance(info, ModelInfo | DatasetInfo) and info.siblings is not None
-        wanted = _patterns(source, [sibling.rfilename for sibling in info.siblings])
-        planned = snapshot_download(**what, **wanted, dry_run=True)
+        patterns = _patterns(source, [sibling.rfilename for sibling in info.siblings])
+        planned = snapshot_download(**repository, **patterns, dry_run=True)
     missing = sum(file.file_size or 0 for file in planned if file.will_download)
     cache = Path(constants.HF_HUB_CACHE)
     place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
@@ -99,21 +104,21 @@ def _fetch(source: Source, recipe: Recipe) -> Fetched:
             "or set HF_HOME to a larger disk"
         )
     with working(f"downloading {source.name}, {missing / 1e9:.1f} GB"):
-        snapshot_download(**what, **wanted)
+        snapshot_download(**repository, **patterns)
     with working(f"checking {source.name}"):
         checked = api.verify_repo_checksums(source.name, repo_type=source.kind, revision=source.revision)
     if checked.mismatches:
         damaged = checked.mismatches[0]["path"]
         raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
     rows = None
-    if source.kind == "dataset":  # prepared for use without network; a row that cannot be read is found now
+    if source.kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
         data = recipe.data
         read = formats.read_hub(
             source.name, source.revision, data_dir=data.data_dir, on_bad_row=data.on_bad_row, format=data.format
         )
         rows = sum(file.rows for file in read.report.files)
     card = info.card_data
-    return Fetched(
+    return Download(
         source=source,
         files=len(planned),
         bytes=sum(file.file_size or 0 for file in planned),
@@ -124,7 +129,7 @@ def _fetch(source: Source, recipe: Recipe) -> Fetched:
 
 
 def _patterns(source: Source, files: list[str]) -> Patterns:
-    """Which files of a repository are taken: of weights one layout, of a data set one folder."""
+    """Return which files of a repository are downloaded: one layout of weights, one folder of a data set."""
     if source.kind == "dataset":
         return {"allow_patterns": hub.data_patterns(source.data_dir)}
     if not source.weights:
@@ -133,16 +138,17 @@ def _patterns(source: Source, files: list[str]) -> Patterns:
     return {"allow_patterns": [*WEIGHTS, *([] if safe else ["*.bin"])], "ignore_patterns": list(DUPLICATES)}
 
 
-def show(found: list[Fetched]) -> None:
-    """Print what was fetched."""
+def show(downloads: list[Download]) -> None:
+    """Print what was downloaded."""
     rows = [
         (
-            f.source.kind,
-            f.source.name + (f"/{f.source.data_dir}" if f.source.data_dir else ""),
-            f.source.revision[:12],
-            f"{f.files} files, {f.bytes / 1e9:.2f} GB" + (f", {f.rows:,} rows" if f.rows is not None else ""),
-            f.licence + (", gated" if f.gated else ""),
+            download.source.kind,
+            download.source.name + (f"/{download.source.data_dir}" if download.source.data_dir else ""),
+            download.source.revision[:12],
+            f"{download.files} files, {download.bytes / 1e9:.2f} GB"
+            + (f", {download.rows:,} rows" if download.rows is not None else ""),
+            download.licence + (", gated" if download.gated else ""),
         )
-        for f in found
+        for download in downloads
     ]
     rows_table("fetched and checked", ("", "name", "revision", "size", "licence"), rows)

@@ -1,4 +1,4 @@
-"""A recipe once per seed, in fresh processes, and what the seeds agree on."""
+"""Runs of a recipe with several seeds, in fresh processes, and the table of their results."""
 
 import math
 import shlex
@@ -19,19 +19,19 @@ from rlhf.run.finished import read_manifest, read_summary
 
 
 def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
-    """The stages of a recipe that lead to `until`, in order."""
+    """Return the stages of a recipe that lead to `until`, in order."""
     wanted = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
     return [stage for stage in STAGES if stage in wanted]
 
 
 def final_stages(loaded: Loaded) -> list[str]:
-    """Return the stages that train a policy, and evaluate where one of the recipe's targets is about it."""
+    """Return the stages that train a policy, and evaluate if one of the recipe's targets is about it."""
     policies = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
     return [*policies, *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
 
 
 def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
-    """`rlhf run` for every seed and stage; what is done is kept, what was interrupted is resumed."""
+    """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed."""
     for seed in seeds:
         for stage in stages:
             arguments = ["run", stage, "--if-needed", "--resume", "--seed", str(seed), "--out", str(root(out, seed))]
@@ -45,18 +45,17 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
 def record(
     loaded: Loaded, stages: Sequence[str], seeds: Sequence[int], out: Path, price: float | None = None
 ) -> dict[str, Any]:
-    """Every seed's summaries with what they were measured on; also written to `<out>/<recipe>-<version>.json`.
+    """Return every seed's summaries with the code and device they come from, and write them below `out`.
 
-    `price`: dollars for an hour of one card.
-
-    Raises UserError when the stages were not all run by the same code, packages and device.
+    The file is `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if not all
+    stages were run by the same code, packages and device.
     """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
     manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
     measured_on = [{key: m.get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
-    if any(found != measured_on[0] for found in measured_on):
+    if any(setup != measured_on[0] for setup in measured_on):
         raise UserError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
-    found = {
+    content = {
         "recipe": loaded.name,
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
@@ -67,53 +66,55 @@ def record(
             str(seed): {stage: read_summary(folder / stage) for stage in stages} for seed, folder in folders.items()
         },
     }
-    write_json(out / f"{loaded.name}-{loaded.version}.json", found)
-    return found
+    write_json(out / f"{loaded.name}-{loaded.version}.json", content)
+    return content
 
 
-def show(found: dict[str, Any], out: Path) -> None:
-    """Print the table of a record, and where `record` has written it below `out`."""
-    title = f"{found['recipe']} {found['version']}, seeds {' '.join(found['seeds'])}"
-    columns, *body = rows(found)
+def show(content: dict[str, Any], out: Path) -> None:
+    """Print the table of a record, and the file below `out` in which `record` wrote it."""
+    title = f"{content['recipe']} {content['version']}, seeds {' '.join(content['seeds'])}"
+    columns, *body = rows(content)
     console.rows_table(title, columns, body)
-    file = out / f"{found['recipe']}-{found['version']}.json"
+    file = out / f"{content['recipe']}-{content['version']}.json"
     console.OUT.print(f"written to {file}", style="dim", markup=False)
 
 
 def table_of(file: Path) -> str:
-    """The Markdown table of a record that `record` wrote. Raises UserError where the file is none."""
-    found = reader.read(file, records.Reproduced)
-    if found is None or not found["seeds"]:
+    """Return the Markdown table of a record that `record` wrote. Raises UserError if the file is not one."""
+    content = reader.read(file, records.Reproduction)
+    if content is None or not content["seeds"]:
         raise UserError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
-    return markdown(found)
+    return markdown(content)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The same table for a document, with what it was measured on."""
-    columns, *body = rows(found)
+def markdown(content: dict[str, Any]) -> str:
+    """Return the table of a record as Markdown, with the code and device that it was measured on."""
+    columns, *body = rows(content)
     lines = [columns, ("---",) * len(columns), *body]
-    device, packages = found["device"], found["packages"]
+    device, packages = content["device"], content["packages"]
     where = f"{device['name']}, {device.get('threads', '?')} thread(s)" if device["type"] == "cpu" else device["name"]
     measured = (
-        f"Measured by `rlhf reproduce`: recipe {found['recipe']} {found['version']} ({found['recipe_sha256'][:12]}), "
-        f"{where}, commit {(found['code']['commit'] or 'unknown')[:12]}, torch {packages['torch']}, "
-        f"transformers {packages['transformers']}, trl {packages['trl']}, peft {packages['peft']}."
+        f"Measured by `rlhf reproduce`: recipe {content['recipe']} {content['version']} "
+        f"({content['recipe_sha256'][:12]}), {where}, commit {(content['code']['commit'] or 'unknown')[:12]}, "
+        f"torch {packages['torch']}, transformers {packages['transformers']}, trl {packages['trl']}, "
+        f"peft {packages['peft']}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
 
 
-def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Header; then for each figure what it asks, each seed's value, mean ± sample deviation, verdict; and the times.
+def rows(content: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the rows of the table of a record, its header first.
 
-    Figures of all stages together come last.
+    A figure's row has its range, each seed's value, mean ± sample standard deviation and the verdict. Each stage ends
+    with its wall times. Figures of all stages together come last.
     """
-    seeds = list(found["seeds"])
-    runs = list(found["seeds"].values())
-    of_all = [published.totals(run, found.get("price_per_hour")) for run in runs]
+    seeds = list(content["seeds"])
+    runs = list(content["seeds"].values())
+    of_all = [published.totals(run, content.get("price_per_hour")) for run in runs]
     guided = any(entry.get("guide") for run in runs for summary in run.values() for entry in summary["targets"])
-    asking = "published" if guided or of_all[0] else "target"
+    heading = "published" if guided or of_all[0] else "target"
     table: list[tuple[str, ...]] = [
-        ("stage", "metric", asking, *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
+        ("stage", "metric", heading, *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
     ]
     walls = []
     for summaries in zip(*(run.values() for run in runs), strict=True):
@@ -135,34 +136,39 @@ def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _row(stage: str, figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    ask, verdict = judged(figure, values, verdicts)
-    return (stage, figure.title, ask, *map(console.number, values), spread(values), verdict)
+    """Return the row of one figure."""
+    range_text, verdict = judged(figure, values, verdicts)
+    return (stage, figure.title, range_text, *map(console.number, values), mean_sd(values), verdict)
 
 
 def judged(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
-    """What a figure asks of each seed and of their mean; how many seeds reach it, and whether the mean does."""
-    ask = console.asked(figure)
+    """Return what a figure asks of each seed and of their mean, and the verdict on the seeds and on the mean.
+
+    The first is text such as `≥ 0.6; mean ≥ 0.62`; the second counts the seeds that reach the figure.
+    """
+    range_text = console.figure_text(figure)
     if figure.range_of_mean:
-        ask += f"; mean {console.span(*figure.range_of_mean)}"
+        range_text += f"; mean {console.span(*figure.range_of_mean)}"
     if all(verdict.word in (NOT_COMPARABLE, NOT_MEASURED) for verdict in verdicts):
-        return ask, str(verdicts[0])
+        return range_text, str(verdicts[0])
     verdict = published.count(verdicts)
     if None not in values and (figure.guide or figure.range_of_mean):
         mean = statistics.mean(value for value in values if value is not None)
         of_mean = figure.model_copy(update={"range": figure.range_of_mean or figure.range})
-        found = compare(of_mean, mean)
-        verdict += f", mean {found.with_distance if figure.guide and found.detail else found.word}"
-    return ask, verdict
+        mean_verdict = compare(of_mean, mean)
+        verdict += f", mean {mean_verdict.with_distance if figure.guide and mean_verdict.detail else mean_verdict.word}"
+    return range_text, verdict
 
 
-def spread(values: Sequence[float | None]) -> str:
-    """`mean ± sd` of the values that are there."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known:
+def mean_sd(values: Sequence[float | None]) -> str:
+    """Return `mean ± sd` of the finite values as text."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return "-"
-    deviation = f" ± {console.number(statistics.stdev(known))}" if len(known) > 1 else ""
-    return console.number(statistics.mean(known)) + deviation
+    deviation = f" ± {console.number(statistics.stdev(finite))}" if len(finite) > 1 else ""
+    return console.number(statistics.mean(finite)) + deviation
 
 
 def root(out: Path, seed: int) -> Path:
+    """Return the root of one seed's run."""
     return out / f"seed-{seed}"

@@ -1,4 +1,4 @@
-"""Score answers with the trained reward model of a run: those given on the command line, or files of them."""
+"""Scores of answers by a run's reward model; the answers come from the command line or from files."""
 
 import itertools
 import json
@@ -26,13 +26,16 @@ from rlhf.run.finished import read_summary
 from rlhf.use.chat import finished
 
 PAIR = ("chosen", "rejected")
-ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of a run's samples that hold an answer as plain text
+ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under which an answer is plain text
 SHOWN = 20  # rows of the table
-EXCERPT = 60  # characters of a text in it
+EXCERPT = 60  # characters of a text in the table
 
 
 class Item(NamedTuple):
-    """A prompt and its answers by name. `prompt` is text where a run wrote it so; `row` is the row that it stood in."""
+    """A prompt and its answers by name.
+
+    `prompt` is text if a run wrote it so. `row` is the row of a run's samples that it was read from.
+    """
 
     source: str
     prompt: tuple[Message, ...] | str
@@ -40,8 +43,8 @@ class Item(NamedTuple):
     row: dict[str, Any]
 
 
-class Scored(NamedTuple):
-    """An item, its prompt as the model read it, and the score of each answer; None where no token of it was left."""
+class ScoredItem(NamedTuple):
+    """An item with its prompt as the model read it and the score of each answer; None if all its tokens were cut."""
 
     item: Item
     prompt: str
@@ -49,16 +52,16 @@ class Scored(NamedTuple):
 
     @property
     def margin(self) -> float | None:
-        """Score of the chosen answer less that of the rejected one, for items that are pairs."""
+        """Return the score of the chosen answer minus that of the rejected one; None if the item is no pair."""
         chosen, rejected = (self.scores.get(side) for side in PAIR)
         return None if chosen is None or rejected is None else chosen - rejected
 
 
-# ---- what is scored ----
+# ---- items ----
 
 
 def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], to: Path | None) -> list[Item]:
-    """What the command line names: files, or one prompt with its responses. Raises UsageError for anything else."""
+    """Return the items that the command line names: files, or one prompt with responses. Raises UsageError."""
     if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
     if to:
@@ -70,42 +73,44 @@ def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], t
 
 
 def read(files: Sequence[Path]) -> list[Item]:
-    """Items of files: preference pairs, instruction rows, rows with `prompt` and `response`, samples of a run.
+    """Return the items of files: preference pairs, instruction rows, rows with `prompt` and `response`, samples.
 
-    Raises UserError for files of no such kind.
+    Raises UserError for files of any other kind.
     """
     return [item for file in files for item in _items(file)]
 
 
 def _items(file: Path) -> Iterator[Item]:
+    """Yield the items of a file. Raises UserError."""
     rows = raw.rows(file)
     first = next(rows, None)
     if first is not None and _answers(first[1]):
         yield from (_item(source, row) for source, row in itertools.chain([first], rows))
         return
-    found = formats.read([file])
-    if not found.pairs and not found.examples:
+    data = formats.read([file])
+    if not data.pairs and not data.examples:
         raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
-    for pair in found.pairs:
+    for pair in data.pairs:
         yield Item(pair.source, pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
-    for example in found.examples:
+    for example in data.examples:
         yield Item(example.source, example.prompt, {"response": example.response}, {})
 
 
 def _answers(row: object) -> dict[str, str]:
-    """The answers in a row of a run's samples, or of `prompt` and `response`, by name; none where it is neither."""
+    """Return the answers by name in a row of a run's samples, or of `prompt` and `response`; {} for any other row."""
     if not isinstance(row, dict) or "prompt" not in row:
         return {}
-    said = {name: value.get("response") for name, value in row.items() if isinstance(value, dict)}
-    said |= {name: row[name] for name in ANSWERS if name in row and name not in said}
-    return {name: text for name, text in said.items() if isinstance(text, str)}
+    answers = {name: value.get("response") for name, value in row.items() if isinstance(value, dict)}
+    answers |= {name: row[name] for name in ANSWERS if name in row and name not in answers}
+    return {name: text for name, text in answers.items() if isinstance(text, str)}
 
 
 def _item(source: str, row: object) -> Item:
+    """Return the item of a row. Raises UserError for a row without prompt and answer."""
     answers = _answers(row)
     if not isinstance(row, dict) or not answers:
         raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
-    written = "step" in row and isinstance(row["prompt"], str)  # by a run, in the model's own template
+    written = "step" in row and isinstance(row["prompt"], str)  # a run wrote it in the model's own template
     return Item(source, row["prompt"] if written else parse_prompt(row["prompt"], source), answers, row)
 
 
@@ -113,7 +118,7 @@ def _item(source: str, row: object) -> Item:
 
 
 def run(loaded: Loaded, out: Path, items: Sequence[Item], to: Path | None) -> None:
-    """Score the items, print a table and, with `to`, write the scores there."""
+    """Score the items, print a table and, with `to`, write the scores to that file."""
     with console.working("scoring"):
         model = RewardModel(loaded, out)
         scored, cut = model.score(items)
@@ -126,7 +131,7 @@ class RewardModel:
     """The reward model of a finished run."""
 
     def __init__(self, loaded: Loaded, out: Path):
-        """Raises UserError when a stage that it needs is not done, or was done with other settings."""
+        """Load the model. Raises UserError if a stage that it needs is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, set_up_torch
         from rlhf.models.shared_base import SharedBase
@@ -137,17 +142,17 @@ class RewardModel:
         sft, rm = (finished(run, stage, "score") for stage in ("sft", "rm"))
         self.options = loaded.recipe.rm
         weights = (read_summary(rm) or {})["result_sha256"]["adapter/adapter_model.safetensors"]
-        self.digest = weights[:16]  # names the reward model in what is written
+        self.digest = weights[:16]  # names the reward model in output files
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
         self.shared = SharedBase(load_base(run, device), {"reference": sft})
         self.shared.add_reward(rm)
 
-    def score(self, items: Sequence[Item]) -> tuple[list[Scored], dict[str, int]]:
-        """Every answer's raw score, cut and ended with EOS as in training; and how many prompts and responses were cut.
+    def score(self, items: Sequence[Item]) -> tuple[list[ScoredItem], dict[str, int]]:
+        """Return each item with its answers' raw scores, and the numbers of prompts and responses that were cut.
 
-        An answer is scored as if it was finished: one that stopped at a limit of length was scored without EOS by
-        the stage that sampled it, and has another score here.
+        Answers are cut and end with EOS as in training, as if each was finished. An answer that stopped at a limit of
+        length was scored without EOS by the stage that sampled it, so its score here differs.
         """
         from rlhf.evaluation.reward_model import scores_of
 
@@ -163,24 +168,29 @@ class RewardModel:
             sides, counts = encode(rows, *limits)
             encoded |= dict(zip(chosen, sides, strict=True))
             cut = {key: cut[key] + counts[key] for key in cut}
-        whole = [place for place in places if encoded[place]]
+        scorable = [place for place in places if encoded[place]]
         batch = 2 * self.options.per_device_train_batch_size
-        values = scores_of([encoded[place] for place in whole], self.shared.score, self.codec.pad_id, batch)
-        scores: dict[tuple[int, str], float | None] = dict(zip(whole, values.tolist(), strict=True))
+        values = scores_of([encoded[place] for place in scorable], self.shared.score, self.codec.pad_id, batch)
+        scores: dict[tuple[int, str], float | None] = dict(zip(scorable, values.tolist(), strict=True))
         return [
-            Scored(item, text, {name: scores.get((number, name)) for name in item.answers})
+            ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})
             for number, (item, text) in enumerate(zip(items, texts, strict=True))
         ], cut
 
     def _written(self, prompt: tuple[Message, ...] | str) -> str:
+        """Return a prompt as the text that the model reads."""
         return prompt if isinstance(prompt, str) else self.codec.prompt_text(prompt)
 
 
-# ---- what is said of it ----
+# ---- results ----
 
 
-def summary(scored: Sequence[Scored]) -> dict[str, Any]:
-    """Of pairs: accuracy (a tie counts half) with its 95 % interval and mean margin; of each name: mean, sd, range."""
+def summary(scored: Sequence[ScoredItem]) -> dict[str, Any]:
+    """Return statistics of the scores.
+
+    Of all pairs: accuracy (a tie counts half) with its 95 % interval and mean margin. Of each name of an answer: mean,
+    sd and range.
+    """
     margins = [row.margin for row in scored if row.margin is not None]
     right = stats.outcomes(margins)
     values = defaultdict(list)
@@ -200,8 +210,8 @@ def summary(scored: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
-def show(scored: Sequence[Scored], cut: dict[str, int]) -> None:
-    """The first rows and the summary as tables."""
+def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
+    """Print the first rows and the summary as tables."""
     names = list(dict.fromkeys(name for row in scored for name in row.scores))
     paired = any(row.margin is not None for row in scored)
     single = names == ["response"]
@@ -213,39 +223,43 @@ def show(scored: Sequence[Scored], cut: dict[str, int]) -> None:
         rows.append([*cells, *([console.number(row.margin)] if paired else [])])
     title = f"scores of {len(scored):,} rows" + (f", the first {SHOWN}" if len(scored) > SHOWN else "")
     console.rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
-    found = summary(scored)
+    totals = summary(scored)
     if len(scored) > 1:
-        table = [(name, *map(console.number, of.values())) for name, of in found["scores"].items()]
+        table = [(name, *map(console.number, figures.values())) for name, figures in totals["scores"].items()]
         console.rows_table("all scores", ("", "answers", "mean", "sd", "lowest", "highest"), table, numbers=True)
-    if found["accuracy"]:
-        value, low, high = found["accuracy"].values()
+    if totals["accuracy"]:
+        value, low, high = totals["accuracy"].values()
         console.OUT.print(
-            f"the chosen answer scores higher in {value:.1%} of {found['pairs']:,} pairs (95 %: {100 * low:.1f} to "
-            f"{100 * high:.1f}), by {found['margin']:.4g} on average"
+            f"the chosen answer scores higher in {value:.1%} of {totals['pairs']:,} pairs (95 %: {100 * low:.1f} to "
+            f"{100 * high:.1f}), by {totals['margin']:.4g} on average"
         )
     notes = {"prompts were cut": cut["prompts_cut"], "responses were cut": cut["responses_cut"]}
-    notes["answers were cut away whole and have no score"] = found["not_scored"]
+    notes["answers were cut away whole and have no score"] = totals["not_scored"]
     for what, count in notes.items():
         if count:
             console.OUT.print(f"{count:,} {what} (rm.max_prompt_length, rm.max_length)")
 
 
-def write(scored: Sequence[Scored], reward_model: str, file: Path) -> None:
-    """Lines in the layout of a run's samples.jsonl, each with the hash of the reward model's weights."""
+def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:
+    """Write lines in the layout of a run's samples.jsonl, each with the hash of the reward model's weights."""
     write_output(file, "".join(json.dumps(_line(row, reward_model), ensure_ascii=False) + "\n" for row in scored))
 
 
-def _line(row: Scored, reward_model: str) -> dict[str, Any]:
+def _line(row: ScoredItem, reward_model: str) -> dict[str, Any]:
+    """Return the line of an item."""
     line: dict[str, Any] = {"step": 0, "source": row.item.source} | row.item.row
     line |= {"reward_model": reward_model, "prompt": row.prompt}
     for name, score in row.scores.items():
-        kept = line.get(name)
-        line[name] = (kept if isinstance(kept, dict) else {}) | {"response": row.item.answers[name], "score": score}
+        previous = line.get(name)
+        line[name] = (previous if isinstance(previous, dict) else {}) | {
+            "response": row.item.answers[name],
+            "score": score,
+        }
     return line | ({"margin": row.margin} if row.margin is not None else {})
 
 
 def _excerpt(text: str) -> str:
-    """The end of a prompt's last message, or the beginning of an answer, on one line."""
-    said = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
-    line = " ".join(console.harmless(said[-1].content if said else text).split())
+    """Return one line: the beginning of an answer, or of the last message of a prompt."""
+    messages = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
+    line = " ".join(console.harmless(messages[-1].content if messages else text).split())
     return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"

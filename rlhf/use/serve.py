@@ -1,4 +1,4 @@
-"""The merged model behind an OpenAI-compatible address, by vLLM or by transformers' own server."""
+"""A server that offers the merged model to OpenAI's clients, by vLLM or by transformers' own server."""
 
 import importlib.util
 import os
@@ -19,11 +19,11 @@ from rlhf.terminal import say
 from rlhf.use.chat import finished
 
 ENGINES = ("auto", "transformers", "vllm")
-SECONDS_TO_STOP = 15  # before a server that does not end is killed
+SECONDS_TO_STOP = 15  # until a server that does not end is killed
 
 
 def command(model: str, engine: str, device: str, host: str, port: int) -> list[str]:
-    """Return a server's command line; `auto`: vLLM where it is installed. Raises UserError without the engine."""
+    """Return a server's command line; `auto` takes vLLM if it is installed. Raises UserError without the engine."""
     vllm = shutil.which("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
         if vllm is None:
@@ -39,10 +39,10 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
 
 
 def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
-    """Serve a run's merged model, whose name is its path below `out`, until Ctrl-C or the server's own end.
+    """Serve a run's merged model, under its path below `out` as its name, until Ctrl-C.
 
-    Raises UserError when the model has not been merged, or was merged with other settings, when the port is taken and
-    when the server ends by itself.
+    Raises UserError if the model has not been merged or was merged with other settings, if the port is taken, or if the
+    server ends by itself.
     """
     evaluated = Run(out, loaded, "evaluate")
     model = str((finished(evaluated, "merge", "serve") / "model").relative_to(out))
@@ -52,15 +52,17 @@ def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
         raise UserError(f"port {port} of {here} is in use: choose another --port (make: PORT=)")
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # transformers' list of models looks there and needs it
+    Path(HF_HUB_CACHE).mkdir(
+        parents=True, exist_ok=True
+    )  # transformers lists models from this folder and fails without it
     serve(words, out, model, here, port)
 
 
 def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> None:
-    """Run the server `words` in `folder`; say when it listens, and that it has stopped. Raises UserError if it ends."""
+    """Run the server `words` in `folder`; print when it listens and when it stops. Raises UserError if it ends."""
     address = f"http://{host}:{port}/v1"
     say(f"loading {model}; it will answer at {address}")
-    # In a session of its own: Ctrl-C reaches this process alone, which ends the server in its own way and says so.
+    # The server gets a session of its own, so that Ctrl-C reaches this process alone, which then ends the server.
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True)
     try:
@@ -78,7 +80,7 @@ def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> N
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
-    """End a server and what it has started; at once if it takes its time. A second signal ends both at once."""
+    """End a server and its children, by force after SECONDS_TO_STOP. A second signal ends all at once."""
     try:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
@@ -89,7 +91,7 @@ def _end(server: "subprocess.Popen[bytes]") -> None:
 
 
 def _listens(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
+    """Return whether something accepts connections at a port."""
     try:
         with socket.create_connection((host, port), timeout=1):
             return True

@@ -134,14 +134,14 @@ import sys
 import torch
 from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM
-from rlhf import distributed
+from rlhf.process import distributed
 from rlhf.errors import UserError
 
 PartialState(cpu=True)
 me = distributed.rank()
 assert distributed.world() == 2
 assert distributed.from_main(lambda: f"made by {me}") == "made by 0"
-assert distributed.deal([1, 2, 3, 4, 5]) == [[1, 3, 5], [2, 4]][me]
+assert distributed.own_rows([1, 2, 3, 4, 5]) == [[1, 3, 5], [2, 4]][me]
 assert distributed.sum_of({"a": 1.5, "b": me}, "cpu") == {"a": 3.0, "b": 1.0}
 gradients = [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(4))]
 gradients[0].grad = torch.full((2, 3), 1.0 + me)

@@ -160,6 +160,6 @@ def test_a_failed_meeting_is_explained(reason, way_out):
 
 def test_alone_nothing_is_shared():
     assert (distributed.rank(), distributed.world(), distributed.launched()) == (0, 1, False)
-    assert distributed.deal([1, 2, 3]) == [1, 2, 3]
+    assert distributed.own_rows([1, 2, 3]) == [1, 2, 3]
     assert distributed.from_main(lambda: 5) == 5
     assert distributed.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}
