@@ -1,4 +1,4 @@
-"""Folders with a base model, checked before anything is built from them."""
+"""Checks of folders with a base model, made before anything is built from them."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ def check(folder: Path) -> None:
 
 
 def check_full(config: dict[str, Any], name: str) -> None:
-    """Raise UserError for a checkpoint with quantised weights: the recipe says whether they are, and how."""
+    """Raise UserError for a checkpoint with quantised weights.
+
+    The recipe alone decides whether and how weights are quantised.
+    """
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
             raise UserError(
@@ -51,7 +54,7 @@ def _check_weights(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _held(file: Path) -> int:
-    """How many numbers the tensors of a safetensors file have together, from its header."""
+    """Return the number of elements in all tensors of a safetensors file, from its header."""
     count = 0
     with reading(file), safe_open(file, framework="pt") as handle:
         for key in handle.keys():  # noqa: SIM118

@@ -1,13 +1,13 @@
-"""Forward passes for decoding: the same mathematics as the layers of peft, bitsandbytes and transformers, made cheaper.
+"""Cheaper forward passes for decoding, with the same mathematics as the layers of peft, bitsandbytes and transformers.
 
 A decoding step has one token per row, so that it costs what reading the weights costs, plus a gap for every kernel.
-Each context manager here replaces the `forward` of some layers of a model while its block lasts, and nothing else: the
-modules, their parameters and peft's format stay as they are. Weights are prepared when the block begins and must not
+Each context manager here replaces the `forward` of some layers of a model inside its block, and nothing else: the
+modules, their parameters and peft's format stay unchanged. Weights are prepared when the block begins and must not
 change inside it. There are no gradients.
 
 - `lean_adapters`, `lean_norms`: LoRA and RMSNorm in fewer kernels.
 - `merged_adapters`: a copy of each weight that has an adapter, with the adapter added to it.
-- `four_bit_weights`: which kernels multiply with 4-bit weights.
+- `four_bit_weights`: a choice of the kernels that multiply with 4-bit weights.
 """
 
 import math
@@ -27,7 +27,7 @@ from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 Forward = Callable[[Tensor], Tensor]
 FourBit = Literal["library", "row_groups", "unpacked"]
 
-SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings that are given the same tensor
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with the same input
 FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight on every card
 
 
@@ -36,7 +36,7 @@ def lean_adapters(model: PreTrainedModel) -> Iterator[None]:
     """Compute LoRA in fewer kernels: one product with all A that read the same input, one in-place product for each B.
 
     In bfloat16 the sum with the base layer's result is made in float32 and rounded once, where peft rounds B A x, its
-    scaled value and the sum. Adapters are cast once, where autocast casts those of a frozen role at each use.
+    scaled value and the sum. Adapters are cast once; autocast would cast those of a frozen role at each use.
     """
     with _replaced(_lora_forwards(model)):
         yield
@@ -69,17 +69,17 @@ def merged_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def four_bit_weights(model: PreTrainedModel, how: FourBit) -> Iterator[None]:
+def four_bit_weights(model: PreTrainedModel, method: FourBit) -> Iterator[None]:
     """Choose how 4-bit weights are multiplied with.
 
     `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
-    each product. `row_groups`: rows of a decoding step in groups up to that number, each of which reads the packed
-    weight. `unpacked`: every weight is unpacked once, when the block begins.
+    each product. `row_groups`: the rows of a decoding step are multiplied in groups up to that number, each of which
+    reads the packed weight. `unpacked`: every weight is unpacked once, when the block begins.
     """
     forwards: dict[nn.Module, Forward] = {}
-    if how != "library":
+    if method != "library":
         for layer in _four_bit_layers(model):
-            unpack = how == "unpacked"
+            unpack = method == "unpacked"
             forwards[layer] = _linear(_unpacked(layer), layer.bias) if unpack else _in_row_groups(layer)
     with _replaced(forwards):
         yield
@@ -89,7 +89,7 @@ def four_bit_weights(model: PreTrainedModel, how: FourBit) -> Iterator[None]:
 
 
 def _lora_forwards(model: PreTrainedModel) -> dict[nn.Module, Forward]:
-    """Lean forward passes of the LoRA layers, those of siblings with the same input in groups."""
+    """Return lean forward passes of the LoRA layers; siblings with the same input share a product."""
     dtype = _dtype(model)
     adapters = _plain_adapters(model)
     groups: list[list[LoraLayer]] = []
@@ -105,24 +105,27 @@ def _lora_forwards(model: PreTrainedModel) -> dict[nn.Module, Forward]:
 
 
 def _lora_group(group: list[tuple[LoraLayer, str]], dtype: torch.dtype) -> dict[nn.Module, Forward]:
-    """Forward passes of LoRA layers with the same input, by layer; `group` names the adapter of each."""
+    """Return forward passes of LoRA layers with the same input, by layer; `group` names the adapter of each."""
     down = _DownProjection([layer.lora_A[name].weight.to(dtype) for layer, name in group])
-    found: dict[nn.Module, Forward] = {}
+    forwards: dict[nn.Module, Forward] = {}
     start = 0
     for layer, name in group:
         up = layer.lora_B[name].weight.to(dtype).t()  # (r, out)
         part = slice(start, start + len(up))
         start = part.stop
-        found[layer] = _lora_forward(layer, down, part, up, layer.scaling[name])
-    return found
+        forwards[layer] = _lora_forward(layer, down, part, up, layer.scaling[name])
+    return forwards
 
 
 def _lora_forward(layer: LoraLayer, down: "_DownProjection", part: slice, up: Tensor, scaling: float) -> Forward:
-    """W x + scaling * B (A x), with the adapter's part added in place to the fresh result of the base layer."""
+    """Return the forward pass W x + scaling * B (A x).
+
+    The adapter's part is added in place to the fresh result of the base layer.
+    """
 
     def forward(x: Tensor) -> Tensor:
         result = layer.base_layer(x)
-        # a 4-bit layer answers in the type of its input; where that is the model's, these casts do nothing
+        # a 4-bit layer returns the type of its input; where that is the model's type, these casts do nothing
         low, high = down(x)[:, part].to(result.dtype), up.to(result.dtype)
         result.view(-1, result.shape[-1]).addmm_(low, high, alpha=scaling)
         return result
@@ -131,7 +134,7 @@ def _lora_forward(layer: LoraLayer, down: "_DownProjection", part: slice, up: Te
 
 
 class _DownProjection:
-    """A x of several adapters with the same input: one product, made when the first of them asks."""
+    """Product A x of several adapters with the same input, computed at the first call."""
 
     def __init__(self, weights: list[Tensor]):
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # (sum of r, in)
@@ -139,7 +142,10 @@ class _DownProjection:
         self._result: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(tokens, sum of r). The same tensor object is known to be the same input: nothing writes into it between."""
+        """Return A x, (tokens, sum of r).
+
+        The same tensor object counts as the same input, because nothing writes into it between the calls.
+        """
         if self._result is None or self._input is None or self._input() is not x:
             self._result = F.linear(x.to(self.weight.dtype), self.weight).flatten(0, -2)
             self._input = weakref.ref(x)
@@ -147,16 +153,19 @@ class _DownProjection:
 
 
 def _plain_adapters(model: PreTrainedModel) -> dict[LoraLayer, str]:
-    """LoRA layers that add scaling * B A x of one adapter, and its name; the others keep peft's forward pass."""
-    found = {}
+    """Return the LoRA layers that add scaling * B A x of one adapter, with its name.
+
+    All other layers keep peft's forward pass.
+    """
+    adapters = {}
     for layer in model.modules():
         if not isinstance(layer, LoraLayer) or layer.disable_adapters or layer.merged:
             continue
         active = [name for name in layer.active_adapters if name in layer.lora_A]
         linear = isinstance(layer.get_base_layer(), nn.Linear)
         if linear and len(active) == 1 and active[0] not in layer.lora_variant and not layer.lora_bias[active[0]]:
-            found[layer] = active[0]
-    return found
+            adapters[layer] = active[0]
+    return adapters
 
 
 # -- norms ---------------------------------------------------------------------------------------------------------
@@ -164,7 +173,7 @@ def _plain_adapters(model: PreTrainedModel) -> dict[LoraLayer, str]:
 
 def _norm_forward(weight: Tensor, eps: float) -> Forward:
     def forward(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # it would hand on float32
+        with torch.autocast(x.device.type, enabled=False):  # it would return float32
             return F.rms_norm(x, list(weight.shape), weight, eps)
 
     return forward
@@ -182,20 +191,23 @@ def _four_bit_layers(model: PreTrainedModel) -> list[nn.Linear]:
 
 
 def _unpacked(layer: nn.Linear) -> Tensor:
-    """A linear layer's weight (out, in), unpacked in the type that bitsandbytes computes in if it has 4 bits."""
+    """Return a linear layer's weight (out, in); a 4-bit one is unpacked in bitsandbytes' compute type."""
     state = getattr(layer.weight, "quant_state", None)
     if state is None:
         return layer.weight
     if getattr(state, "packing_format_for_cpu", False):  # only the layer's own kernel reads that format
-        one = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
-        return layer(one).t().contiguous()
+        identity = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
+        return layer(identity).t().contiguous()
     from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(layer.weight.data, state)
 
 
 def _in_row_groups(layer: nn.Linear) -> Forward:
-    """The layer's own forward pass, over groups of rows if x (rows, 1, in) has more than one fused kernel takes."""
+    """Return the layer's own forward pass, split into groups of rows where one fused kernel cannot take them all.
+
+    x is (rows, 1, in) in a decoding step.
+    """
     whole = layer.forward
     in_features = layer.in_features
 
@@ -212,9 +224,9 @@ def _in_row_groups(layer: nn.Linear) -> Forward:
 
 
 def fused_rows(x: Tensor, rows: int, out_features: int, in_features: int) -> int:
-    """The most rows up to `rows` of a product that bitsandbytes makes without unpacking the weight, on x's device.
+    """Return the most rows, up to `rows`, that bitsandbytes multiplies without unpacking the weight, on x's device.
 
-    Asks the heuristic by which bitsandbytes chooses (backends/cuda/ops.py, 0.50); other devices than CUDA have none.
+    Calls the heuristic by which bitsandbytes chooses (backends/cuda/ops.py, 0.50); other devices than CUDA have none.
     """
     if x.device.type != "cuda":
         return min(rows, FUSED_EVERYWHERE)
@@ -237,13 +249,13 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Forward:
 
 
 def _dtype(model: PreTrainedModel) -> torch.dtype:
-    """The type in which the model multiplies."""
+    """Return the type in which the model multiplies."""
     return model.get_input_embeddings().weight.dtype
 
 
 @contextmanager
 def _replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """Modules with another `forward` for a while."""
+    """Give modules another `forward` inside the block."""
     before = {module: module.__dict__.get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward

@@ -236,7 +236,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
             weight += 0.05 * torch.randn_like(weight)
     learner.shared.activate("policy")
     rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.value_fn)
-    assert (rollout.seen is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
+    assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
     taken = collect(learner, rollout)
     assert torch.equal(taken.logp[rollout.mask], rollout.logprobs[rollout.mask])
     again = trainer(run, kind, response_length=8, temperature=0.7)

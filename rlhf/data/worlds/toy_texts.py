@@ -1,4 +1,4 @@
-"""The toy world's texts: what people ask, in which words it is answered, and how each of its assistants answers."""
+"""Texts of the toy world: questions, the wordings of answers, and the manners of its assistants."""
 
 from dataclasses import dataclass
 
@@ -96,7 +96,7 @@ END_MARKS = (".", "!", "?")
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How an assistant answers; each number is a probability, `doubt` the one after a wrong answer."""
+    """Manner of an assistant's answers; each number is a probability, `doubt` the one after a wrong answer."""
 
     misheard: float  # answers a question of another family
     slip: float  # names one wrong thing of the right family
