@@ -114,8 +114,10 @@ def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
 
 
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse column names of the command line, `question=prompt`, into {old: new}. Raises UserError for anything
-    else."""
+    """Parse column names of the command line, `question=prompt`, into {old: new}.
+
+    Raises UserError for anything else.
+    """
     names = {}
     for pair in pairs:
         old, equals, new = pair.partition("=")

@@ -134,7 +134,7 @@ def read_hub(
 
     label = "/".join(part for part in (name, data_dir, split) if part)
     try:
-        # Through the pinned files: offline, `load_dataset` of a name takes the newest commit that it has ever seen.
+        # Loads the pinned files: offline, `load_dataset` of a name takes the newest commit that it has ever seen.
         folder = name if Path(name).is_dir() else hub.snapshot(name, revision, data_dir)
         table = datasets.load_dataset(folder, split=split, data_dir=data_dir)
     except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause

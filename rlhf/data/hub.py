@@ -27,7 +27,7 @@ def reason(error: BaseException, page: str, revision: str | None, offline: str) 
     cause = str(error.__cause__ or "")
     text = " ".join(f"{error} {'' if cause in str(error) else cause}".split())
     shown = text[:300]
-    words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words that are looked for
+    words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words below
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
         return f"{shown}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
     denied = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"

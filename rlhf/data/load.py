@@ -40,8 +40,10 @@ class Split(Generic[T]):
 
     @property
     def validation(self) -> list[T]:
-        """Return the rows that choose checkpoints. Raises UserError when the recipe sets some apart and there are
-        none."""
+        """Return the rows that choose checkpoints.
+
+        Raises UserError when the recipe sets some apart and there are none.
+        """
         if self._validation is None:
             return self.heldout
         if not self._validation:

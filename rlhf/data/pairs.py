@@ -23,7 +23,7 @@ def encode_pairs(
     if not whole:
         raise UserError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
     counts = {
-        "prompts_cut": cut_chosen["prompts_cut"],  # of a pair's one prompt
+        "prompts_cut": cut_chosen["prompts_cut"],  # both sides have the same prompt
         "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],
         "pairs_dropped": len(pairs) - len(whole),
     }

@@ -62,7 +62,7 @@ def visible(text: str) -> Text:
 
 
 def _plain(character: str) -> bool:
-    return character in "\n\t" or character.isprintable() or character == "\u200d"  # the last joins emoji
+    return character in "\n\t" or character.isprintable() or character == "\u200d"  # U+200D joins emoji
 
 
 def _beside(rows: Iterable[tuple[str, Text]]) -> Table:

@@ -51,8 +51,10 @@ def conversation_key(prompt: Sequence[Message]) -> str:
 
 
 def document_key(document: Document) -> str:
-    """Return the conversation key of a transcript, so that it keeps the side of its pairs; of any other text, the
-    text."""
+    """Return the conversation key of a transcript, and of any other text the text itself.
+
+    A transcript thereby keeps the side of its pairs.
+    """
     try:
         return conversation_key(parse_hh(document.text))
     except ValueError:

@@ -36,8 +36,10 @@ class Codec:
     """A tokenizer together with the template by which dialogues are written for it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pad_token: str | None = None):
-        """Choose the padding token: `pad_token`, or else the tokenizer's own. Raises UserError where no token can
-        pad."""
+        """Choose the padding token: `pad_token`, or else the tokenizer's own.
+
+        Raises UserError where no token can pad.
+        """
         if tokenizer.eos_token_id is None:
             raise UserError("the tokenizer has no end-of-sequence token")
         if not isinstance(tokenizer.model_max_length, int | float):
@@ -81,8 +83,10 @@ class Codec:
             raise UserError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
-        """Return the ids of each prompt without its oldest tokens beyond `max_length`, and the number of cut
-        prompts."""
+        """Return the ids of each prompt, cut to its last `max_length` tokens, and the number of cut prompts.
+
+        BOS is kept.
+        """
         encoded = self._ids([self.prompt_text(p) for p in prompts], bos=True)
         return [self._cut_prompt(ids, max_length) for ids in encoded], sum(len(ids) > max_length for ids in encoded)
 
@@ -107,8 +111,10 @@ class Codec:
     def encode_written(
         self, rows: Sequence[tuple[str, str]], max_prompt_length: int, max_length: int
     ) -> tuple[list[Encoded | None], Counter[str]]:
-        """Encode as `encode` does, from prompts that are text already, as `prompt_text` writes and samples.jsonl keeps
-        them."""
+        """Encode responses to prompts that are text already, as `encode` does.
+
+        The prompts are as `prompt_text` writes them and samples.jsonl keeps them.
+        """
         gap = " " if self.template == "hh" else ""
         answers = [f"{gap}{response}" for _, response in rows]
         return self._encode([prompt for prompt, _ in rows], answers, max_prompt_length, max_length)

@@ -1,5 +1,4 @@
-"""Sampled responses to held-out prompts and their metrics: score, divergence, length, and the toy world's true
-reward."""
+"""Sampled responses to held-out prompts and their metrics: score, divergence, length, true reward."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward mod
 EVALUATION_SEED = 7_000  # held-out sampling has a random stream of its own, apart from that of training
 
 
-# From prompts, responses and the reward model's scores (None without one): rewards by name, and the total as the score.
+# (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.
 Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 

@@ -46,8 +46,10 @@ class Overlap:
         self._embedded = {text: self._encoder.embed(text) for text in texts}
 
     def metrics(self, texts: Sequence[str]) -> dict[str, float]:
-        """Return `bleu` (0 to 100, of the corpus) and mean `rouge_l` and `bertscore` (F1), also against rejected
-        answers."""
+        """Return `bleu` (0 to 100, of the corpus) and mean `rouge_l` and `bertscore` (F1).
+
+        Each is computed against the rejected answers too.
+        """
         from sacrebleu import corpus_bleu
 
         metrics: dict[str, float] = {}

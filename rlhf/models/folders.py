@@ -48,7 +48,7 @@ def _check_weights(folder: Path, config: dict[str, Any]) -> None:
         raise UserError(f"{missing} is missing{why}")
     held = sum(_held(file) for file in files)
     vocabulary, width, layers = (config.get(key) or 0 for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
-    needed = (vocabulary + layers) * width  # the embedding, and a norm in each layer
+    needed = (vocabulary + layers) * width  # the embedding, and one norm per layer
     if needed > held:
         raise UserError(f"{folder}/config.json describes {needed:,} weights or more, the files hold {held:,}")
 

@@ -212,13 +212,13 @@ def _in_row_groups(layer: nn.Linear) -> Forward:
     in_features = layer.in_features
 
     def forward(x: Tensor) -> Tensor:
-        rows = x.numel() // in_features
+        row_count = x.numel() // in_features
         if x.shape[-2] > 1:  # a prompt
             return whole(x)
-        most = fused_rows(x, rows, layer.out_features, in_features)
-        if most == rows:
+        most = fused_rows(x, row_count, layer.out_features, in_features)
+        if most == row_count:
             return whole(x)
-        return torch.cat([whole(part) for part in x.chunk(math.ceil(rows / most))])
+        return torch.cat([whole(part) for part in x.chunk(math.ceil(row_count / most))])
 
     return forward
 

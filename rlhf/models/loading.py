@@ -77,7 +77,7 @@ def _keep_freed_memory() -> None:
     """Let glibc reuse the pages of freed tensors: new pages from the kernel cost 5 % of a PPO step."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
+    except (AttributeError, OSError):  # not glibc
         return
     mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
@@ -179,7 +179,7 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
         name,
         device_map={"": device},
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # the report names them, the error would not
+        ignore_mismatched_sizes=True,  # the report names them; an error would not
         use_safetensors=True,
         **options,
     )

@@ -24,10 +24,10 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy of the softmax in nats: -sum_i p_i log p_i, between 0 and log V. A logit of -inf contributes
-    0.
+    """Return the entropy of the softmax in nats: -sum_i p_i log p_i, between 0 and log V.
 
-    Shapes: logits (..., V); returns (...), float32 or wider. Stores several tensors of the logits' size.
+    A logit of -inf contributes 0. Shapes: logits (..., V); returns (...), float32 or wider. Stores several tensors of
+    the logits' size.
     """
     logp = at_least_float32(logits).log_softmax(-1)
     # p log p tends to 0 where p is 0; a finite log p keeps 0 * -inf out of the value and the gradient.

@@ -33,8 +33,9 @@ def shape_scores(
 
 
 def shape_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Return per-token rewards: r_t = -kl_coef * kl_t, plus the score at the last real token (arXiv 1909.08593, eq.
-    2).
+    """Return the reward of each token: r_t = -kl_coef * kl_t, plus the score at the last real token.
+
+    Source: arXiv 1909.08593, eq. 2.
 
     Shapes: kl, mask (B, T); scores (B,), one per response; mask bool, True on real tokens. Returns (B, T), 0 where
     mask is False. Raises ValueError when shapes differ or a row has no real token to carry its score.

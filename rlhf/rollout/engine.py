@@ -25,7 +25,7 @@ from rlhf.models.lean import FourBit
 from rlhf.models.loading import mixed_precision
 from rlhf.process import distributed
 
-LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks which rows have ended; a check waits for the device
+LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
 FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
 WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
@@ -48,7 +48,7 @@ class Window:
 
     ahead: int
     multiple: int
-    whole: int  # the whole cache is rounded up to this
+    whole: int  # the size of the whole cache is rounded up to a multiple of this
 
 
 # On a CPU nothing is captured. On CUDA the memory-efficient attention kernel uses a mask directly if its rows are a
@@ -104,7 +104,7 @@ class Sampling:
     batch_size: int  # prompts decoded together; changes memory only
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
     merged: bool = False  # decode with copies of the weights that have the adapter in them
-    four_bit: FourBit = "library"  # how 4-bit weights are multiplied with
+    four_bit: FourBit = "library"  # see rlhf.models.lean.four_bit_weights
 
 
 ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
@@ -142,7 +142,7 @@ def sample(
     several_ranks = distributed.world() > 1
     if not replicate:
         order = distributed.deal(order)
-    # flash attention cannot leave out the padding before a short prompt
+    # flash attention cannot mask the padding before a short prompt
     with (
         mixed_precision(model),
         _attention(model, "sdpa"),
@@ -216,8 +216,8 @@ class _Decoding:
         self.decoder, self.head, self.value_fn = model.get_decoder(), model.get_output_embeddings(), value_fn
         self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
         self.uniforms = uniforms
-        rows, self.room = uniforms.shape
-        self.copies = rows // len(prompts)
+        batch_size, self.room = uniforms.shape
+        self.copies = batch_size // len(prompts)
         device = uniforms.device
         ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
         self.width = ids.shape[1]
@@ -230,7 +230,7 @@ class _Decoding:
         self.growth = WINDOW[device.type]
         slots = _round_up(self.width + self.room, self.growth.whole)
         self.dtype = model.get_input_embeddings().weight.dtype
-        # Eager attention adds the mask to its scores; the others make such a bias of a mask, in each layer anew.
+        # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.eager = model.config._attn_implementation == "eager"
         self.bias = self.eager or FEW_KERNELS[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -241,11 +241,11 @@ class _Decoding:
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
         self.position = lengths[:, None] - 1  # of the newest token
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.tokens = torch.full((rows, self.room), self.pad_id, device=device)
-        self.logprobs, self.values = torch.zeros(2, rows, self.room, device=device)
-        self.rows = torch.arange(rows, device=device)  # those of the batch that are still decoded
-        self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # the whole batch's
+        self.ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
+        self.tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
+        self.logprobs, self.values = torch.zeros(2, batch_size, self.room, device=device)
+        self.rows = torch.arange(batch_size, device=device)  # rows of the batch that are still decoded
+        self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
         self._prefill(ids)
 
     def run(self) -> list[Tensor]:
@@ -271,8 +271,8 @@ class _Decoding:
             ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
             if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
                 graph = torch.cuda.CUDAGraph()
-                # Each graph has a memory pool of its own. A pool that several share outlives a dropped graph while a
-                # block in it lives, cuBLAS's workspace for one, and torch 2.11 asserts when the next capture enters it.
+                # Each graph has a memory pool of its own. A shared pool outlives a dropped graph while a block in it
+                # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
                 # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are no error.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.advance()
@@ -383,10 +383,10 @@ class _Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         prompts, heads, _, size = key_states.shape
-        rows = prompts * self.copies
+        batch_size = prompts * self.copies
         # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
-        self.keys = key_states.new_zeros(rows, heads, self.slots, size)
-        self.values = value_states.new_zeros(rows, heads, self.slots, value_states.shape[-1])
+        self.keys = key_states.new_zeros(batch_size, heads, self.slots, size)
+        self.values = value_states.new_zeros(batch_size, heads, self.slots, value_states.shape[-1])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:

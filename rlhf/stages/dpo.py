@@ -115,7 +115,7 @@ def _fit(
     lengths = [longest(chosen, rejected) for chosen, rejected in pairs]
     weights = train(trainer, run, telemetry, lengths, evaluate)
     save_adapter(model, run, run.path / "adapter", weights=weights)
-    distributed.barrier()  # every rank reads it
+    distributed.barrier()  # every rank reads the adapter
 
 
 @torch.no_grad()

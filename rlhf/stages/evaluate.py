@@ -151,7 +151,7 @@ def _rows(
         row: dict[str, Any] = {"prompt": codec.prompt_text(prompt)}
         if per_prompt > 1:
             row["sample"] = number
-        if codec.template != "hh":  # a transcript can be read back, a chat template cannot
+        if codec.template != "hh":  # only a transcript can be parsed back into messages
             row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
         for name, policy in samples.items():
             row[name] = {"response": policy.texts[i]}

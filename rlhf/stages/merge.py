@@ -19,7 +19,7 @@ from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.terminal import say
 
-ROWS, TOKENS = 4, 128  # of held-out text for comparing the merged model
+ROWS, TOKENS = 4, 128  # held-out texts, and tokens of each, for comparing the models
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding the merged weights may cost
 
 
@@ -43,7 +43,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         merged = model.merge_and_unload()
         merged_logprobs = _logprobs(merged, texts)
         effect, lost = _kl(expected, alone), _kl(expected, merged_logprobs)
-        if not lost <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN is no agreement either
+        if not lost <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too
             raise UserError(
                 f"merging lost the adapter: KL of the merged model to base and adapter is {lost:.2g} nats per token, "
                 f"that of the base alone {effect:.2g}"

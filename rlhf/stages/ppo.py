@@ -44,8 +44,10 @@ SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
 
 @dataclass
 class Batch:
-    """One step's rollouts and the tensors that the update needs: (B, R) unless noted, 0 behind the end of a
-    response."""
+    """Rollouts of one step and the tensors that the update needs.
+
+    Shapes are (B, R) unless noted, with 0 behind the end of a response.
+    """
 
     rollout: Rollout
     logp: Tensor  # under the policy that sampled
@@ -184,8 +186,10 @@ class Learner:
 
     @property
     def value_fn(self) -> ValueFn | None:
-        """Return the critic if its values can be computed while the policy samples; None if it needs its own forward
-        pass."""
+        """Return the critic if its values can be computed while the policy samples.
+
+        Returns None if the critic needs its own forward pass.
+        """
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_shares_trunk else None
 
     def update(self, batch: Batch) -> dict[str, float]:

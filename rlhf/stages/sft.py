@@ -85,10 +85,12 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
     """Return one sampled response per held-out prompt, for reading."""
-    draws = sampling(run.loaded.recipe.evaluate, SAMPLES)
+    settings = sampling(run.loaded.recipe.evaluate, SAMPLES)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(run.loaded.recipe.seed)
-        rollout = sample(model, codec.encode_prompts(prompts, draws.max_prompt_length)[0], codec, draws, replicate=True)
+        rollout = sample(
+            model, codec.encode_prompts(prompts, settings.max_prompt_length)[0], codec, settings, replicate=True
+        )
     return [codec.decode(row[real].tolist()) for row, real in zip(rollout.tokens, rollout.mask, strict=True)]
 
 

@@ -32,8 +32,8 @@ from rlhf.run.reader import reading
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 TrainerT = TypeVar("TrainerT", bound=Trainer)
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers reads them
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
-_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers would try
 _NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
 
 
@@ -197,7 +197,7 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
         state = reader.read(folder / "trainer_state.json", records.TrainerState)
         if state is None or state["global_step"] != checkpoint_step(folder):
             raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
-        if run.loaded.recipe.hardware.engine == "ddp":  # others divide them in ways of their own
+        if run.loaded.recipe.hardware.engine == "ddp":  # other engines divide them in formats of their own
             _check_parts(trainer, folder)
 
     for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
@@ -308,7 +308,7 @@ class _RunCallback(TrainerCallback):
         if self.run.resumed_from:
             with resuming(self.run.resumed_from):
                 stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
-        page_states(optimizer)  # a resumed run has just loaded it
+        page_states(optimizer)  # a resumed run has just loaded its states
         self.tokens = state.num_input_tokens_seen  # a resumed run starts above 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
@@ -339,8 +339,7 @@ class _RunCallback(TrainerCallback):
 
 
 class _Evaluation(TrainerCallback):
-    """Callback that logs metrics on validation rows every `every` steps, and before the checkpoint that ends the
-    training."""
+    """Callback that logs metrics on validation rows every `every` steps, and before the last checkpoint."""
 
     def __init__(
         self, run: Run, telemetry: Telemetry, evaluate: Callable[[], dict[str, float]], every: int, log: _RunCallback
@@ -400,7 +399,7 @@ def free_memory() -> None:
     Libraries still refer to it, which would keep it on the device.
     """
     bitsandbytes = sys.modules.get("bitsandbytes")
-    if bitsandbytes is not None:  # its 8-bit optimizers note which embeddings want 32 bits, and never forget them
+    if bitsandbytes is not None:  # its 8-bit optimizers register embeddings for 32 bits and never remove them
         bitsandbytes.optim.GlobalOptimManager.get_instance().module_weight_config_triple.clear()
     gc.collect()  # transformers' Trainer refers to itself
 

@@ -67,7 +67,7 @@ def cut_off(rows: Sequence[Row]) -> list[Row]:
 def other_script(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with a response in another script than the message that it answers.
 
-    Such a response is a translation, or the model changed language by mistake.
+    Such a response is a translation, or a slip into another language.
     """
     mismatched = []
     for row in rows:

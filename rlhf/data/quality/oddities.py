@@ -36,7 +36,7 @@ def unfinished(response: str) -> bool:
     return len(words) >= least and len(response.split()) >= RESPONSE_WORDS
 
 
-# A character of UTF-8 that was read as cp1252 or Latin-1 shows as one of Â to ô, and one to three of these behind it.
+# A UTF-8 character that was read as cp1252 or Latin-1 appears as one of Â to ô, followed by one to three of these.
 _FOLLOWING = "".join(chr(byte) + bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xC0))
 _MISREAD = re.compile(f"(?:[Â-ß][{_FOLLOWING}]|[à-ï][{_FOLLOWING}]{{2}}|[ð-ô][{_FOLLOWING}]{{3}})+")
 _BYTE_OF = {ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)): byte for byte in range(0x80, 0xC0)}
@@ -72,7 +72,7 @@ def _undone(run: str) -> str:
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 # Zero-width spaces, bidi embeddings, overrides and isolates; joiners behind a Latin letter, where nothing joins; tag
-# characters outside the flags they are meant for. A zero-width space is how Thai to Khmer mark the ends of words.
+# characters outside the flags they are meant for. Thai to Khmer mark the ends of words with zero-width spaces.
 _INVISIBLE = re.compile(
     "(?<![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])\u200b|[\u2060\ufeff\u202a-\u202e\u2066-\u2069]"
     "|(?<=[A-Za-z])[\u200c\u200d]|(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0001-\U000e007f]"

@@ -64,7 +64,7 @@ def tokens(folder: str | Path) -> Counter:
     if not folder.is_dir():
         raise UserError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
     try:
-        if (folder / "tokenizer.json").is_file():  # read without torch, and faster
+        if (folder / "tokenizer.json").is_file():  # this avoids torch and is faster
             from tokenizers import Tokenizer
 
             fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -74,7 +74,7 @@ def tokens(folder: str | Path) -> Counter:
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the libraries raise a plain Exception among others
+    except Exception as error:  # the libraries raise many types, plain Exception among them
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason}") from error
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]

@@ -144,7 +144,7 @@ class Session:
         before, after = self.before, self.after
         if self.corpus.apart:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
-        elif after is None:  # also when a run that was stopped after its last step is resumed
+        elif after is None:  # so also in a resumed run that had done its last step already
             after = self.evaluate("policy")
         metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after))
