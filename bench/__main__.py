@@ -254,8 +254,8 @@ def share(value: float | None) -> str:
 
 
 def folder_of(record: Mapping[str, Any]) -> Path:
-    device = record["device"]["name"].lower().replace(" ", "-")
-    return RESULTS / record["recipe"] / record["version"] / device / "bench"
+    device: str = record["device"]["name"].lower().replace(" ", "-")
+    return Path(RESULTS, record["recipe"], record["version"], device, "bench")
 
 
 def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -265,7 +265,7 @@ def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:
     files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"))
     for file in reversed(files):
         with reading(file):
-            stored = json.loads(file.read_text())
+            stored: dict[str, Any] = json.loads(file.read_text())
             if compare.machine(stored) == compare.machine(record):
                 return stored
     return None

@@ -32,7 +32,7 @@ def losses(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 def machine(record: Mapping[str, Any]) -> str:
     """What was measured on: the GPU, or the processor's own name; records from before it was kept say only `cpu`."""
-    device = record["device"]
+    device: Mapping[str, str] = record["device"]
     return device["name"] + (f": {device['model']}" if "model" in device else "")
 
 

@@ -9,12 +9,13 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from rlhf import cli, recipe, stages
+from rlhf.files import read_json
 from rlhf.recipe import Loaded
 from rlhf.run.finished import result_files, result_hash
 
@@ -30,6 +31,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a GPU")
 
 
+T = TypeVar("T")
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
 SMALL: dict[str, Any] = {
     "hardware.threads": 1,
@@ -119,7 +121,7 @@ def run_stages(loaded: Loaded, out: Path, *names: str, **options: Any) -> dict[s
     return summary
 
 
-def rlhf(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+def rlhf(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout, stderr of `rlhf <arguments>`."""
     monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
     code = 0
@@ -140,13 +142,39 @@ def beside(trained: Path, out: Path, *stages: str) -> Path:
     return out
 
 
+def content_of(file: Path) -> dict[str, Any]:
+    """The object in a JSON file that must be there."""
+    found = read_json(file)
+    assert found is not None, f"{file} cannot be read"
+    return found
+
+
+def there(x: T | None) -> T:
+    """`x`, which must not be None."""
+    assert x is not None
+    return x
+
+
+def gradient(x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a tensor that has one."""
+    assert x.grad is not None
+    return x.grad
+
+
+def noted(notes: list[Any], note: Any, result: T) -> T:
+    """`result`, once `note` has been added to `notes`: what a stand-in written as a lambda returns."""
+    notes.append(note)
+    return result
+
+
 def write_records(folder: Path, manifest: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
     """Write manifest.json and summary.json of a stage that is done, around the result that lies in `folder`.
 
     The keys of `manifest` and `summary` replace plain ones.
     """
     of_both = {"schema": 1, "recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0" * 64, "seed": 0}
-    plain = {"overrides": {}, "settings": {}, "parents": {}, "code": {"commit": None, "dirty": None}, "packages": {}}
+    plain: dict[str, Any] = {"overrides": {}, "settings": {}, "parents": {}, "code": {"commit": None, "dirty": None}}
+    plain["packages"] = {}
     plain["device"] = {"name": "cpu", "type": "cpu"}
     hashes = {str(file.relative_to(folder)): result_hash(file) for file in result_files(folder)}
     done = {"modified": False, "stage": folder.name, "status": "done", "wall_seconds": 1.0, "tokens_per_second": None}

@@ -88,7 +88,8 @@ def recording(label: str, note: Any) -> Iterator[None]:
 
     def stand_in(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> torch.Tensor:
         note(label, q, k, v, attn_mask, more)
-        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+        zeros: torch.Tensor = q.new_zeros(*q.shape[:-1], v.shape[-1])
+        return zeros
 
     with mock.patch.object(F, "scaled_dot_product_attention", stand_in):
         yield

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def step_seconds(shared: SharedBase, codec: Codec, how: Sampling) -> dict[str, f
     for seed in range(REPEATS + 1):
         torch.manual_seed(seed)
         spent: dict[str, float] = {}
-        sample(shared.base, prompts, codec, how, phase=lambda name, spent=spent: _timed(name, spent))  # type: ignore[misc]
+        sample(shared.base, prompts, codec, how, phase=partial(_timed, spent=spent))
         runs.append(spent)
     decode, prefill = (statistics.median(run[name] for run in runs[1:]) for name in ("decode", "prefill"))
     first = runs[0]["decode"] / (response - 1)
@@ -103,5 +104,7 @@ def bytes_per_step(shared: SharedBase, rows: int, slots: float) -> int:
     weights = sum(p.numel() * p.element_size() for p in base if p is not embeddings or p is head)
     adapter = sum(p.numel() * p.element_size() for p in shared.parameters("policy"))
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cached = 2 * config.num_hidden_layers * config.num_key_value_heads * size * rows * slots * head.element_size()
+    cached: float = (
+        2 * config.num_hidden_layers * config.num_key_value_heads * size * rows * slots * head.element_size()
+    )
     return round(weights + adapter + cached)

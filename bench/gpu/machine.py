@@ -93,14 +93,17 @@ def _same_tokens() -> dict[str, dict[str, float]]:
     from rlhf.rollout.engine import Sampling, sample
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=1000, **shape)).to("cuda").eval()
+    shape: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
+    shape |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=1000, **shape)).eval()
+    model.cuda()
+    codec = _Ids()
     prompts = [[3 + (7 * row + i) % 900 for i in range(20 + row % 5)] for row in range(12)]
     how = Sampling(max_prompt_length=32, response_length=160, temperature=1.0, batch_size=12)
 
     def draw() -> torch.Tensor:
         torch.manual_seed(1)
-        return sample(model, prompts, _Ids(), how).tokens  # type: ignore[arg-type]
+        return sample(model, prompts, codec, how).tokens
 
     found = {}
     with in_turn(DECODING["plain steps"], model):

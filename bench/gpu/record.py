@@ -89,19 +89,26 @@ def problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
         found.append(f"verdict {record['verdict']!r} or outcome {record['outcome']!r} is unknown")
     if record["dry_run"] or (record["device"] or {}).get("type") != "cuda":
         found.append("it was not measured on a GPU")
-    commit = record["code"]["commit"]
-    if not commit or len(commit) != 40:
-        found.append("its code has no commit: outside of git, set RLHF_COMMIT to the 40 digits of it")
-    elif record["code"]["dirty"] is not False:
-        found.append("its code differed from the commit")
+    found += _code_problems(record)
     if not record["packages"].get("torch"):
         found.append("it names no version of torch")
     if record["recipe"]:
-        folder = recipe_root / record["recipe"] / record["version"]
-        if record["modified"] or record["overrides"]:
-            found.append("its recipe was modified")
-        if not (folder / "recipe.yaml").exists():
-            found.append(f"there is no recipe {record['recipe']} {record['version']}")
-        elif recipes.load(folder).sha256 != record["recipe_sha256"]:
-            found.append(f"recipe {record['recipe']} {record['version']} has changed since: measure it again")
+        found += _recipe_problems(record, recipe_root)
+    return found
+
+
+def _code_problems(record: Mapping[str, Any]) -> list[str]:
+    commit = record["code"]["commit"]
+    if not commit or len(commit) != 40:
+        return ["its code has no commit: outside of git, set RLHF_COMMIT to the 40 digits of it"]
+    return ["its code differed from the commit"] if record["code"]["dirty"] is not False else []
+
+
+def _recipe_problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
+    found = ["its recipe was modified"] if record["modified"] or record["overrides"] else []
+    folder = recipe_root / record["recipe"] / record["version"]
+    if not (folder / "recipe.yaml").exists():
+        found.append(f"there is no recipe {record['recipe']} {record['version']}")
+    elif recipes.load(folder).sha256 != record["recipe_sha256"]:
+        found.append(f"recipe {record['recipe']} {record['version']} has changed since: measure it again")
     return found

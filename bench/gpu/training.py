@@ -72,7 +72,8 @@ def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dic
     def forward() -> torch.Tensor:
         with mixed_precision(shared.base):
             decoder = shared.base.get_decoder()
-            return decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state.float().sum()
+            hidden: torch.Tensor = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            return hidden.float().sum()
 
     def both() -> None:
         forward().backward()

@@ -4,9 +4,12 @@ Each is also checked, so that a fast wrong answer fails. No test here depends on
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import Tensor
 
 from rlhf.data import formats
 from rlhf.data.tokenize import Codec, words
@@ -16,34 +19,35 @@ from rlhf.objectives.gae import gae
 from rlhf.objectives.logprobs import linear_token_logprobs
 
 ROWS, LENGTH = 64, 128  # a batch of responses
+Batch = tuple[Tensor, Tensor, Tensor]  # two of floats and a mask
 
 
 @pytest.fixture
-def batch():
+def batch() -> Batch:
     torch.manual_seed(0)
     mask = torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (ROWS, 1))
     return torch.randn(ROWS, LENGTH), torch.randn(ROWS, LENGTH), mask
 
 
-def test_gae(benchmark, batch):
+def test_gae(benchmark: BenchmarkFixture, batch: Batch) -> None:
     rewards, values, mask = batch
     advantages, returns = benchmark(gae, rewards, values, mask, 1.0, 0.95)
     assert torch.allclose(returns - advantages, values * mask, atol=1e-5)
 
 
-def test_whiten(benchmark, batch):
+def test_whiten(benchmark: BenchmarkFixture, batch: Batch) -> None:
     values, _, mask = batch
     white = benchmark(masked.whiten, values, mask)
     assert abs(white[mask].mean()) < 1e-5
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl(benchmark, batch, estimator):
+def test_kl(benchmark: BenchmarkFixture, batch: Batch, estimator: str) -> None:
     old, ref, _ = batch
     assert benchmark(kl.estimate, old, ref, estimator).shape == old.shape
 
 
-def test_logprobs_from_hidden_states(benchmark):
+def test_logprobs_from_hidden_states(benchmark: BenchmarkFixture) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(512, 128), torch.randn(8000, 128) / 10
     targets = torch.randint(0, 8000, (512,))
@@ -53,18 +57,18 @@ def test_logprobs_from_hidden_states(benchmark):
 
 
 @pytest.fixture
-def rows(tmp_path):
+def rows(tmp_path: Path) -> Path:
     file = tmp_path / "pairs.jsonl"
     lengths.write(file, pairs=1000, shape="hh", longest=512, seed=0)
     return file
 
 
-def test_read_preference_rows(benchmark, rows):
+def test_read_preference_rows(benchmark: BenchmarkFixture, rows: Path) -> None:
     found = benchmark(formats.read, [rows], on_bad_row="skip")
     assert len(found.pairs) > 950  # a few have the same short answer twice
 
 
-def test_read_hh_transcripts(benchmark, tmp_path):
+def test_read_hh_transcripts(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     turn = "\n\nHuman: {}\n\nAssistant:"
     file = tmp_path / "hh.jsonl"
     texts = [{"chosen": turn.format(i) + f" {i}", "rejected": turn.format(i) + f" {-i - 1}"} for i in range(1000)]
@@ -72,7 +76,7 @@ def test_read_hh_transcripts(benchmark, tmp_path):
     assert len(benchmark(formats.read, [file]).pairs) == 1000
 
 
-def test_encode_dialogues(benchmark, rows):
+def test_encode_dialogues(benchmark: BenchmarkFixture, rows: Path) -> None:
     pairs = formats.read([rows], on_bad_row="skip").pairs
     codec = Codec(words(20_000), "hh")
     encoded, _ = benchmark(codec.encode, [(p.prompt, p.chosen) for p in pairs], 384, 512)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.observe import console, tracking, watch
 from rlhf.options import LARGEST_SEED, PRICE
 from rlhf.process import distributed, endings
+from rlhf.recipe import Loaded
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
 from rlhf.use import fetch as fetching
@@ -76,49 +78,21 @@ def run(
     """
     if more_data and not choice.data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
-    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
-        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
+    _check_names(stop_on)
     loaded = choice.load(more_data)
-    if if_needed and getattr(loaded.recipe, stage) is None:
+    if if_needed and loaded.recipe.section(stage) is None:
         console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
-    def command_for(other: str, *leave_out: str) -> list[str]:
-        files = [word for file in more_data for word in ("--data", file)]
-        return ["run", other, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
-
-    def report_done(other: str) -> bool:
-        run = Run(out, loaded, other, parents)
-        path = run.elsewhere(other) or (run.path if run.done() is not None else None)
-        if path:
-            console.OUT.print(f"{other}: done ({path})", markup=False)
-        return path is not None
-
     if with_parents:
-        for parent in recipe.stages_before(loaded.recipe, stage):
-            if not report_done(parent):
-                words = [
-                    *command_for(parent, "hw", "directory"),
-                    "--recipe",
-                    str(loaded.directory),
-                ]  # already announced
-                code = endings.run_child([sys.executable, "-m", "rlhf.cli", *words])
-                if code:
-                    sys.exit(code)
-    if if_needed and report_done(stage):
-        return
+        _run_parents(loaded, stage, out, parents, more_data)
     started = Run(out, loaded, stage, parents)
+    if if_needed and _report_done(started):
+        return
     if distributed.to_launch(loaded.recipe, stage) and started.done() is None:
         with endings.keeping(lambda: stages.kept(started)):
             distributed.launch(loaded, stage)
         return
-
-    def predict_peak() -> int | None:
-        if not preflight:
-            return None
-        with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
-            return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
-
     try:
         summary, result, path = stages.execute(
             stage,
@@ -126,12 +100,12 @@ def run(
             out,
             resume=resume,
             report_to=report_to,
-            preflight=predict_peak,
+            preflight=lambda: _predict_peak(loaded, stage) if preflight else None,
             stop_on=stop_on,
             parents_root=parents,
         )
     except ParentMissing as error:
-        first = shlex.join(["rlhf", *command_for(error.parent, "" if error.begun else "resume")])
+        first = shlex.join(["rlhf", *_command(error.parent, more_data, "" if error.begun else "resume")])
         raise UserError(f"{error}: first run `{first}`, or add --with-parents") from error
     if distributed.rank():
         return
@@ -143,6 +117,42 @@ def run(
     finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
     console.targets_table(finished, price)
     console.say_next(stage, loaded.recipe)
+
+
+def _check_names(stop_on: Sequence[str]) -> None:
+    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
+        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
+
+
+def _command(stage: str, more_data: Sequence[str], *leave_out: str) -> list[str]:
+    """Return the command that runs another stage with the options that were typed, but for `leave_out`."""
+    files = [word for file in more_data for word in ("--data", file)]
+    return ["run", stage, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
+
+
+def _report_done(run: Run) -> bool:
+    """Whether a stage is finished, here or in another root; prints where."""
+    path = run.elsewhere(run.stage) or (run.path if run.done() is not None else None)
+    if path:
+        console.OUT.print(f"{run.stage}: done ({path})", markup=False)
+    return path is not None
+
+
+def _run_parents(loaded: Loaded, stage: str, out: Path, parents: Path | None, more_data: Sequence[str]) -> None:
+    """Run the stages before `stage` that are not finished, each in a process of its own. Exits where one fails."""
+    for parent in recipe.stages_before(loaded.recipe, stage):
+        if _report_done(Run(out, loaded, parent, parents)):
+            continue
+        options = _command(parent, more_data, "hw", "directory")  # what these chose is already announced
+        code = endings.run_child([sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(loaded.directory)])
+        if code:
+            sys.exit(code)
+
+
+def _predict_peak(loaded: Loaded, stage: str) -> int | None:
+    """Bytes at the stage's predicted peak, None where nothing can be predicted. Raises UserError if they do not fit."""
+    with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
+        return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
 
 
 @click.command()

@@ -1,5 +1,7 @@
 """Preference pairs as token ids."""
 
+from collections.abc import Sequence
+
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
@@ -8,7 +10,7 @@ from rlhf.recipe import Dpo, Rm
 
 
 def encode_pairs(
-    codec: Codec, pairs: list[PreferencePair], options: Rm | Dpo
+    codec: Codec, pairs: Sequence[PreferencePair], options: Rm | Dpo
 ) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int], list[PreferencePair]]:
     """Return both sides of each pair as token ids, counts of what was cut, and the pairs that are left.
 

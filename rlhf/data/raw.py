@@ -244,8 +244,8 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
-    import pyarrow  # type: ignore[import-untyped]  # slow to import, and only needed here
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow  # slow to import, and only needed here
+    import pyarrow.parquet
 
     number = 0
     try:

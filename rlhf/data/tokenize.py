@@ -8,7 +8,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
@@ -30,6 +30,16 @@ TURNS = ("\n\nHuman:", "\n\nAssistant:")
 class Encoded(NamedTuple):
     prompt: list[int]
     response: list[int]
+
+
+class SpecialIds(Protocol):
+    """Ids of special tokens that sampling needs of a tokenizer."""
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def eos_id(self) -> int: ...
 
 
 class Codec:
@@ -78,9 +88,11 @@ class Codec:
         """
         rows = [{"role": m.role, "content": m.content} for m in messages]
         try:
-            return self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
+            text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template may raise anything
             raise UserError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
+        assert isinstance(text, str)
+        return text
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
         """Return the ids of each prompt, cut to its last `max_length` tokens, and the number of cut prompts.
@@ -152,7 +164,9 @@ class Codec:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of response ids, without the leading space that the transcript puts before it."""
-        return self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True).strip()
+        text = self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text.strip()
 
     def write_chat_template(self) -> bool:
         """Give the tokenizer a chat template that renders a conversation to the same ids as training did.
@@ -168,6 +182,7 @@ class Codec:
         for gap in ("", " "):
             self.tokenizer.chat_template = template.replace("GAP", repr(gap))
             text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+            assert isinstance(text, str)
             if self._ids([text], bos=False) == self.encode_prompts([conversation], 1 << 20)[0]:
                 return True
         return False
@@ -189,7 +204,7 @@ class Codec:
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
         if not texts:
             return []
-        encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        encoded: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         start = self.tokenizer.bos_token_id
         if not bos or start is None:
             return encoded

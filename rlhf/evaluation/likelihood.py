@@ -3,16 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from transformers import PreTrainedModel
 
 from rlhf.data.tokenize import pad_right
 from rlhf.models.loading import mixed_precision
+from rlhf.models.model import Model
 
 
 @torch.no_grad()
-def perplexity(
-    model: PreTrainedModel, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
-) -> float:
+def perplexity(model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int) -> float:
     """Return exp of the mean negative log-likelihood per scored token, over all tokens of all sequences.
 
     `sequences`: (ids, number of tokens at the start that are not scored). Batches are sorted by length and do not
@@ -27,7 +25,7 @@ def perplexity(
 
 @torch.no_grad()
 def sequence_logprobs(
-    model: PreTrainedModel, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
+    model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
 ) -> torch.Tensor:
     """Return the sum of the log-probabilities of each sequence's scored tokens in nats.
 
@@ -41,7 +39,7 @@ def sequence_logprobs(
 
 
 def _token_losses(
-    model: PreTrainedModel, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
+    model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
     """Yield for each batch its indices in `sequences`, the losses of its scored tokens, and their mask (B, T).
 

@@ -14,15 +14,16 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+
+from rlhf.models.model import Model, dtype_of
 
 Forward = Callable[[Tensor], Tensor]
 FourBit = Literal["library", "row_groups", "unpacked"]
@@ -32,7 +33,7 @@ FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight o
 
 
 @contextmanager
-def lean_adapters(model: PreTrainedModel) -> Iterator[None]:
+def lean_adapters(model: Model) -> Iterator[None]:
     """Compute LoRA in fewer kernels: one product with all A that read the same input, one in-place product for each B.
 
     In bfloat16 the sum with the base layer's result is made in float32 and rounded once, where peft rounds B A x, its
@@ -43,7 +44,7 @@ def lean_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def lean_norms(model: PreTrainedModel) -> Iterator[None]:
+def lean_norms(model: Model) -> Iterator[None]:
     """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, after the weight; transformers rounds twice."""
     norms = [module for module in model.modules() if isinstance(module, LlamaRMSNorm | MistralRMSNorm)]
     with _replaced({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
@@ -51,25 +52,23 @@ def lean_norms(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def merged_adapters(model: PreTrainedModel) -> Iterator[None]:
+def merged_adapters(model: Model) -> Iterator[None]:
     """Multiply with W + scaling * B A, a copy in the model's dtype of each weight that has an active adapter.
 
     The sum is made in float32 and rounded once. Where the base is in 4 bits the copy is not: it needs the memory of the
     unpacked weights.
     """
-    dtype = _dtype(model)
+    dtype = dtype_of(model)
     forwards: dict[nn.Module, Forward] = {}
-    for layer, name in _plain_adapters(model).items():
-        base = layer.get_base_layer()
-        a, b = (part[name].weight.float() for part in (layer.lora_A, layer.lora_B))
-        weight = torch.addmm(_unpacked(base).float(), b, a, alpha=layer.scaling[name]).to(dtype)
+    for layer, (base, a, b, scaling) in _plain_adapters(model).items():
+        weight = torch.addmm(_unpacked(base).float(), b.float(), a.float(), alpha=scaling).to(dtype)
         forwards[layer] = _linear(weight, base.bias)
     with _replaced(forwards):
         yield
 
 
 @contextmanager
-def four_bit_weights(model: PreTrainedModel, method: FourBit) -> Iterator[None]:
+def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
     """Choose how 4-bit weights are multiplied with.
 
     `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
@@ -88,11 +87,20 @@ def four_bit_weights(model: PreTrainedModel, method: FourBit) -> Iterator[None]:
 # -- adapters ------------------------------------------------------------------------------------------------------
 
 
-def _lora_forwards(model: PreTrainedModel) -> dict[nn.Module, Forward]:
+class _Adapter(NamedTuple):
+    """A linear layer with one active adapter: W x + scaling * B (A x)."""
+
+    base: nn.Linear
+    a: Tensor  # (r, in)
+    b: Tensor  # (out, r)
+    scaling: float
+
+
+def _lora_forwards(model: Model) -> dict[nn.Module, Forward]:
     """Return lean forward passes of the LoRA layers; siblings with the same input share a product."""
-    dtype = _dtype(model)
+    dtype = dtype_of(model)
     adapters = _plain_adapters(model)
-    groups: list[list[LoraLayer]] = []
+    groups: list[list[nn.Module]] = []
     for parent in model.modules():
         children = {name: child for name, child in parent.named_children() if child in adapters}
         for names in SAME_INPUT:
@@ -100,31 +108,31 @@ def _lora_forwards(model: PreTrainedModel) -> dict[nn.Module, Forward]:
         groups += [[child] for child in children.values()]
     forwards: dict[nn.Module, Forward] = {}
     for group in filter(None, groups):
-        forwards |= _lora_group([(layer, adapters[layer]) for layer in group], dtype)
+        forwards |= _lora_group({layer: adapters[layer] for layer in group}, dtype)
     return forwards
 
 
-def _lora_group(group: list[tuple[LoraLayer, str]], dtype: torch.dtype) -> dict[nn.Module, Forward]:
-    """Return forward passes of LoRA layers with the same input, by layer; `group` names the adapter of each."""
-    down = _DownProjection([layer.lora_A[name].weight.to(dtype) for layer, name in group])
+def _lora_group(group: dict[nn.Module, _Adapter], dtype: torch.dtype) -> dict[nn.Module, Forward]:
+    """Return forward passes of LoRA layers with the same input, by layer; `group` holds the adapter of each."""
+    down = _DownProjection([adapter.a.to(dtype) for adapter in group.values()])
     forwards: dict[nn.Module, Forward] = {}
     start = 0
-    for layer, name in group:
-        up = layer.lora_B[name].weight.to(dtype).t()  # (r, out)
+    for layer, adapter in group.items():
+        up = adapter.b.to(dtype).t()  # (r, out)
         part = slice(start, start + len(up))
         start = part.stop
-        forwards[layer] = _lora_forward(layer, down, part, up, layer.scaling[name])
+        forwards[layer] = _lora_forward(adapter.base, down, part, up, adapter.scaling)
     return forwards
 
 
-def _lora_forward(layer: LoraLayer, down: "_DownProjection", part: slice, up: Tensor, scaling: float) -> Forward:
+def _lora_forward(base: nn.Linear, down: "_DownProjection", part: slice, up: Tensor, scaling: float) -> Forward:
     """Return the forward pass W x + scaling * B (A x).
 
     The adapter's part is added in place to the fresh result of the base layer.
     """
 
     def forward(x: Tensor) -> Tensor:
-        result = layer.base_layer(x)
+        result: Tensor = base(x)
         # a 4-bit layer returns the type of its input; where that is the model's type, these casts do nothing
         low, high = down(x)[:, part].to(result.dtype), up.to(result.dtype)
         result.view(-1, result.shape[-1]).addmm_(low, high, alpha=scaling)
@@ -152,19 +160,24 @@ class _DownProjection:
         return self._result
 
 
-def _plain_adapters(model: PreTrainedModel) -> dict[LoraLayer, str]:
+def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
     """Return the LoRA layers that add scaling * B A x of one adapter, with its name.
 
     All other layers keep peft's forward pass.
     """
-    adapters = {}
+    adapters: dict[nn.Module, _Adapter] = {}
     for layer in model.modules():
         if not isinstance(layer, LoraLayer) or layer.disable_adapters or layer.merged:
             continue
         active = [name for name in layer.active_adapters if name in layer.lora_A]
-        linear = isinstance(layer.get_base_layer(), nn.Linear)
-        if linear and len(active) == 1 and active[0] not in layer.lora_variant and not layer.lora_bias[active[0]]:
-            adapters[layer] = active[0]
+        base = layer.get_base_layer()
+        if not isinstance(base, nn.Linear) or len(active) != 1:
+            continue
+        (name,) = active
+        if name not in layer.lora_variant and not layer.lora_bias[name]:
+            a, b = layer.lora_A[name], layer.lora_B[name]
+            assert isinstance(a, nn.Linear) and isinstance(b, nn.Linear)
+            adapters[layer] = _Adapter(base, a.weight, b.weight, layer.scaling[name])
     return adapters
 
 
@@ -182,7 +195,7 @@ def _norm_forward(weight: Tensor, eps: float) -> Forward:
 # -- 4-bit weights -------------------------------------------------------------------------------------------------
 
 
-def _four_bit_layers(model: PreTrainedModel) -> list[nn.Linear]:
+def _four_bit_layers(model: Model) -> list[nn.Linear]:
     try:
         from bitsandbytes.nn import Linear4bit
     except ImportError:
@@ -197,10 +210,12 @@ def _unpacked(layer: nn.Linear) -> Tensor:
         return layer.weight
     if getattr(state, "packing_format_for_cpu", False):  # only the layer's own kernel reads that format
         identity = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
-        return layer(identity).t().contiguous()
+        columns: Tensor = layer(identity)
+        return columns.t().contiguous()
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(layer.weight.data, state)
+    weight: Tensor = dequantize_4bit(layer.weight.data, state)
+    return weight
 
 
 def _in_row_groups(layer: nn.Linear) -> Forward:
@@ -233,7 +248,8 @@ def fused_rows(x: Tensor, rows: int, out_features: int, in_features: int) -> int
     from bitsandbytes.backends.cuda.ops import _gemm_4bit_use_custom_fn
 
     def fused(count: int) -> bool:
-        return _gemm_4bit_use_custom_fn(x.device.index, x.dtype, count, out_features, in_features)
+        chosen: bool = _gemm_4bit_use_custom_fn(x.device.index, x.dtype, count, out_features, in_features)
+        return chosen
 
     return next(filter(fused, range(rows, 1, -1)), 1)
 
@@ -246,11 +262,6 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Forward:
         return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
 
     return forward
-
-
-def _dtype(model: PreTrainedModel) -> torch.dtype:
-    """Return the type in which the model multiplies."""
-    return model.get_input_embeddings().weight.dtype
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import nn
@@ -31,6 +31,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models import weights as stored
+from rlhf.models.model import Model, dtype_of
 from rlhf.models.weights import ADAPTER_FILE as ADAPTER_FILE
 from rlhf.models.weights import adapter_weights as adapter_weights
 from rlhf.observe.console import install_command
@@ -65,7 +66,8 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
     if device.type == "cpu":
         _keep_freed_memory()
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and changes no result here
+        # costs time and changes no result here
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
     else:
         cuda.configure(recipe.hardware.deterministic)
         cuda.cap_memory(device)
@@ -175,6 +177,7 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
     """
     if Path(name).is_dir():
         folders.check(Path(name))
+    base: PreTrainedModel
     base, report = kind.from_pretrained(
         name,
         device_map={"": device},
@@ -208,7 +211,8 @@ def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
     no such path.
     """
     if recipe.hardware.engine == "fsdp":
-        for module in base.modules():
+        modules: Iterator[Any] = base.modules()
+        for module in modules:
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
     return base
@@ -293,7 +297,7 @@ def _random_base(
     assert architecture
     config = AutoConfig.for_model(architecture.model_type, **_config_fields(architecture), num_labels=1)
     quantizer = AutoHfQuantizer.from_config(nf4) if nf4 else None
-    model = skeleton(kind, config, quantizer, options)
+    model: Any = skeleton(kind, config, quantizer, options)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             weight = torch.empty(parameter.shape, dtype=options["dtype"], device=device)
@@ -307,20 +311,24 @@ def _random_base(
         model.hf_quantizer = quantizer
         quantizer.postprocess_model(model)
     model.hf_device_map = {"": device}
-    return model.eval()
+    base: PreTrainedModel = model.eval()
+    return base
 
 
 def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
     """Return a model without memory, with bitsandbytes' layers where there is a quantizer."""
     with torch.device("meta"):
-        model = kind.from_config(config, **options)
+        model: PreTrainedModel = kind.from_config(config, **options)
     if quantizer:
         quantizer.preprocess_model(model, device_map=None)
     return model
 
 
-def _quantized(module: nn.Module, weight: torch.Tensor) -> nn.Parameter:
-    """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU."""
+def _quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
+    """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU.
+
+    `module` is the Linear4bit that holds the weight.
+    """
     from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn import Params4bit
 
@@ -387,23 +395,22 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
     lora = {key: weight for key, weight in start.items() if "lora_" in key}
     stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))
-    outcome = set_peft_model_state_dict(model, {**start, **sft})
-    assert not outcome.unexpected_keys
+    stored.set_adapter_state(model, {**start, **sft})
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates
     return model
 
 
-def computes_in_bfloat16(model: PreTrainedModel | PeftModel) -> bool:
+def computes_in_bfloat16(model: Model) -> bool:
     """Return whether the base is in bfloat16.
 
     All forward passes then run in `mixed_precision`; adapters are float32.
     """
-    return model.get_input_embeddings().weight.dtype == torch.bfloat16
+    return dtype_of(model) == torch.bfloat16
 
 
-def mixed_precision(model: PreTrainedModel) -> torch.autocast:
+def mixed_precision(model: Model) -> torch.autocast:
     """Return the context of every forward pass.
 
     A bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training.
@@ -442,7 +449,7 @@ def save_adapter(
     base, revision = base_name(run), run.loaded.recipe.model.revision
     weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
     state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
-    model.peft_config[adapter].save_pretrained(folder)
+    model.peft_config[adapter].save_pretrained(str(folder))
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
     config = json.loads((folder / "adapter_config.json").read_text())

@@ -27,7 +27,8 @@ def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -
         "paged_adamw_8bit": bitsandbytes.optim.PagedAdamW8bit,
         "paged_adamw_32bit": bitsandbytes.optim.PagedAdamW32bit,
     }
-    return kinds[name](groups, **options)
+    optimizer: torch.optim.Optimizer = kinds[name](groups, **options)
+    return optimizer
 
 
 def page_states(optimizer: Any) -> None:

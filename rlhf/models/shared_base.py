@@ -13,9 +13,9 @@ recomputation uses whatever adapter is active then. A backward pass under anothe
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft import set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from rlhf.models.weights import (
     attach_adapter,
     check_shapes,
     reward_weights,
+    set_adapter_state,
 )
 from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
 from rlhf.objectives.logprobs import linear_token_logprobs
@@ -131,7 +132,8 @@ class SharedBase:
             if role != "base":
                 layer._active_adapter = active
         if role != "base":
-            self.peft.active_adapter = self.peft.base_model.active_adapter = role
+            tuner: Any = self.peft.base_model
+            self.peft.active_adapter = tuner.active_adapter = role
         self._active = role
 
     @contextmanager
@@ -155,7 +157,7 @@ class SharedBase:
         another role is active by then.
         """
         with mixed_precision(self.base):
-            states = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            states: Tensor = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         if states.requires_grad:
             states.register_hook(self._backward_check(self._active))
         return states
@@ -167,7 +169,8 @@ class SharedBase:
         return hidden.gather(1, index)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.base.get_output_embeddings()(hidden)
+        logits: Tensor = self.base.get_output_embeddings()(hidden)
+        return logits
 
     def logprobs(
         self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: str = "none"
@@ -195,7 +198,8 @@ class SharedBase:
         """Return the values (B, R) of the states before each response token, float32."""
         assert self.value_head is not None
         with torch.autocast(hidden.device.type, enabled=False):  # sampling may run in mixed precision
-            return self.value_head(hidden.float()).squeeze(-1)
+            values: Tensor = self.value_head(hidden.float())
+        return values.squeeze(-1)
 
     def scores(self, rollout: Rollout) -> Tensor:
         """Return the reward model's raw scores (B,) float32 of prompts with their responses."""
@@ -208,7 +212,8 @@ class SharedBase:
         self.activate("reward")
         hidden = self.hidden(ids.to(self.device))
         at_end = hidden[torch.arange(len(hidden), device=hidden.device), last.to(hidden.device)]
-        return self.score_head(at_end.float()).squeeze(-1)
+        scores: Tensor = self.score_head(at_end.float())
+        return scores.squeeze(-1)
 
     def _add(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""
@@ -216,8 +221,7 @@ class SharedBase:
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         self.peft.add_adapter(role, config)
         check_shapes(weights, adapter_state(self.peft, role), str(rm_dir / "adapter" / ADAPTER_FILE))
-        outcome = set_peft_model_state_dict(self.peft, weights, adapter_name=role)
-        assert not outcome.unexpected_keys
+        set_adapter_state(self.peft, weights, role)
         self._prepare_adapters()
 
     def _prepare_adapters(self) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
+from rlhf.models.model import Model
 from rlhf.run import reader, records
 from rlhf.run.reader import reading
 
@@ -54,7 +55,8 @@ def adapter_config(folder: Path) -> LoraConfig:
     if reader.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
         raise UserError(f"{folder / ADAPTER_CONFIG} is missing")
     with reading(folder / ADAPTER_CONFIG):
-        return LoraConfig.from_pretrained(folder)
+        config: LoraConfig = LoraConfig.from_pretrained(str(folder))
+    return config
 
 
 def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -67,9 +69,7 @@ def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], T
     return lora, head[SCORE_WEIGHT]
 
 
-def attach_adapter(
-    base: PreTrainedModel | PeftModel, stage_dir: Path, name: str = "default", trainable: bool = False
-) -> PeftModel:
+def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainable: bool = False) -> PeftModel:
     """Attach a finished stage's adapter to a base, or beside the adapters that it has already.
 
     Raises UserError unless it fits.
@@ -88,7 +88,16 @@ def attach_adapter(
 
 def adapter_state(model: PeftModel, name: str = "default") -> dict[str, Tensor]:
     """Return the weights of one adapter by the names that they have in its file."""
-    return get_peft_model_state_dict(model, state_dict=dict(model.named_parameters()), adapter_name=name)
+    weights: dict[str, Tensor] = get_peft_model_state_dict(
+        model, state_dict=dict(model.named_parameters()), adapter_name=name
+    )
+    return weights
+
+
+def set_adapter_state(model: PeftModel, weights: Mapping[str, Tensor], name: str = "default") -> None:
+    """Give an adapter the weights with these names, all of which it must have."""
+    outcome: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=name)
+    assert not outcome.unexpected_keys
 
 
 def check_shapes(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:

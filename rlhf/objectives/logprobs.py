@@ -1,5 +1,8 @@
 """Log-probabilities of sampled tokens, and entropies, from logits or hidden states."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,13 +60,16 @@ def linear_token_logprobs(
         raise ValueError(f"entropy must be none, value or gradient, not {entropy!r}")
     if weight.requires_grad:
         raise ValueError("the output matrix must be frozen: it would get no gradient from here")
-    logp, entropies = _LinearLogprobs.apply(hidden, weight, ids, temperature, chunk, entropy)
+    apply: Callable[..., tuple[Tensor, Tensor]] = _LinearLogprobs.apply
+    logp, entropies = apply(hidden, weight, ids, temperature, chunk, entropy)
     return logp, None if entropy == "none" else entropies
 
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, ids, temperature, chunk, entropy):
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, chunk: int, entropy: str
+    ) -> tuple[Tensor, Tensor]:
         need_grad = ctx.needs_input_grad[0]
         logp_slopes, entropy_slopes = [], []  # gradients with respect to hidden
         logps, entropies = [], []
@@ -98,6 +104,6 @@ class _LinearLogprobs(torch.autograd.Function):
         return logp, entropy_values
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         terms = [grad.unsqueeze(1) * slope for grad, slope in zip(grads, ctx.saved_tensors, strict=False)]
         return sum(terms).to(ctx.saved_tensors[0].dtype), None, None, None, None, None

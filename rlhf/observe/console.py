@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.recipe import POLICIES, published
+from rlhf.recipe import POLICIES, Recipe, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.terminal import harmless as harmless
 
@@ -148,13 +148,14 @@ def summary_table(summary: Mapping[str, Any], where: Any) -> None:
     """Figures and targets first, then every other metric of a finished stage."""
     title = f"{summary['recipe']} {summary['version']}: {summary['stage']}, seed {summary['seed']}"
     table = Table(title=title + (", modified recipe" if summary["modified"] else ""), title_justify="left")
-    for column, side in (
+    columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("metric", "left"),
         (_asking(summary["targets"]), "left"),
         ("measured", "right"),
         ("verdict", "left"),
-    ):
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    )
+    for column, side in columns:
+        table.add_column(column, justify=side)
     for entry in summary["targets"]:
         figure = published.recorded(entry)
         found = verdict(published.verdict_of(entry))
@@ -191,9 +192,9 @@ def next_step(stage: str, stages: Iterable[str]) -> str:
     return f"next: {' or '.join(known)}, make report" if known else ""
 
 
-def say_next(stage: str, recipe: Any) -> None:
+def say_next(stage: str, recipe: Recipe) -> None:
     """Print what may follow a stage of a recipe."""
-    has = [name for name in ("sft", "rm", *POLICIES) if getattr(recipe, name) is not None]
+    has = [name for name in ("sft", "rm", *POLICIES) if recipe.section(name) is not None]
     if following := next_step(stage, has):
         OUT.print(following, style="dim", markup=False)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.recipe import GROUPS, ONLINE, Recipe, as_yaml
+from rlhf.recipe import GROUPS, ONLINE, Group, OnlineOptions, OnPolicy, Optimization, Recipe, as_yaml
 from rlhf.run.directory import Run
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
@@ -45,8 +45,23 @@ class History:
         self.responses: list[str] = []
 
     @property
-    def options(self) -> Any:
-        return getattr(self.recipe, self.stage)
+    def options(self) -> Optimization | OnlineOptions:
+        """The recipe's section of the stage."""
+        found = self.recipe.section(self.stage)
+        assert isinstance(found, Optimization | OnPolicy)
+        return found
+
+    @property
+    def supervised(self) -> Optimization:
+        """The section of a stage that learns from given rows."""
+        assert isinstance(self.options, Optimization)
+        return self.options
+
+    @property
+    def online(self) -> OnlineOptions:
+        """The section of a stage that learns from its own samples."""
+        assert not isinstance(self.options, Optimization)
+        return self.options
 
     def values(self, key: str) -> list[float]:
         found = [row[key] for row in self.rows if row.get(key) is not None]
@@ -124,8 +139,8 @@ def see_chance(h: History) -> str | None:
     if len(found) < MANY:
         return None
     late = found[len(found) // 2 :]
-    pairs = len(late) * h.options.logging_steps * h.options.per_device_train_batch_size
-    pairs *= h.options.gradient_accumulation_steps
+    pairs = len(late) * h.options.logging_steps * h.supervised.per_device_train_batch_size
+    pairs *= h.supervised.gradient_accumulation_steps
     accuracy, noise = statistics.fmean(late), math.sqrt(0.25 / pairs)
     return f"accuracy is {accuracy:.3f} on {pairs} pairs: a guess" if accuracy < 0.5 + 2 * noise else None
 
@@ -139,7 +154,7 @@ def see_overconfident(h: History) -> str | None:
 
 
 def see_high_kl(h: History) -> str | None:
-    limit = min(h.options.best_kl_limit or KL_LIMIT, KL_LIMIT)
+    limit = min(h.online.best_kl_limit or KL_LIMIT, KL_LIMIT)
     found = h.last("objective/kl_per_token", 3)
     if found is None or found <= limit:
         return None
@@ -148,7 +163,7 @@ def see_high_kl(h: History) -> str | None:
 
 def see_negative_kl(h: History) -> str | None:
     found = h.last("objective/kl_per_token", 3)
-    if found is None or found >= -0.01 or h.options.kl_estimator != "k1":
+    if found is None or found >= -0.01 or h.online.kl_estimator != "k1":
         return None
     return f"KL to the reference is negative, {found:.3g} nats per token"
 
@@ -156,7 +171,9 @@ def see_negative_kl(h: History) -> str | None:
 def see_longer(h: History) -> str | None:
     first, last = h.first("response/length"), h.last("response/length")
     worse, better = h.first("objective/scores"), h.last("objective/scores")
-    if None in (first, last, worse, better) or not (last > 1.5 * first and better > worse):  # type: ignore[operator]
+    if first is None or last is None or worse is None or better is None:
+        return None
+    if not (last > 1.5 * first and better > worse):
         return None
     return f"responses have grown from {first:.0f} to {last:.0f} tokens while the score rose"
 
@@ -206,9 +223,9 @@ def see_value_explosion(h: History) -> str | None:
 def see_flat_reward(h: History) -> str | None:
     """From the first to the last quarter of the rows so far, once they are a quarter of the run. The score is compared
     before KL and penalties; steps in which only the critic learns are left out."""
-    only_critic = h.options.value_warmup_steps if h.stage == "ppo" else 0
+    only_critic = h.recipe.ppo.value_warmup_steps if h.stage == "ppo" else 0
     found = h.values("objective/scores")[only_critic // h.options.logging_steps :]
-    if len(found) < max(MANY, h.options.steps // h.options.logging_steps // 4):
+    if len(found) < max(MANY, h.online.steps // h.options.logging_steps // 4):
         return None
     quarter = len(found) // 4
     first, last = statistics.fmean(found[:quarter]), statistics.fmean(found[-quarter:])
@@ -224,7 +241,7 @@ def slower(h: History) -> dict[str, Any]:
 
 
 def faster(h: History) -> dict[str, Any]:
-    epochs = {f"{h.stage}.num_train_epochs": 2 * h.options.num_train_epochs}
+    epochs = {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs}
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
 
 
@@ -237,19 +254,19 @@ def calmer(h: History) -> dict[str, Any]:
     """The guide's remedies for divergence during PPO, those that are left."""
     found = slower(h)
     epochs = "num_ppo_epochs" if h.stage == "ppo" else "num_iterations"
-    if getattr(h.options, epochs) > 2:
+    if h.online.passes > 2:
         found[f"{h.stage}.{epochs}"] = 2
-    if h.options.num_mini_batches > 1:
-        found[f"{h.stage}.num_mini_batches"] = h.options.num_mini_batches // 2
+    if h.online.num_mini_batches > 1:
+        found[f"{h.stage}.num_mini_batches"] = h.online.num_mini_batches // 2
     return found
 
 
 def tighter(h: History) -> dict[str, Any]:
     """More weight on the divergence; where the coefficient follows a target, a smaller target."""
-    if h.options.kl_target is not None:
-        return {f"{h.stage}.kl_target": h.options.kl_target / 2}
+    if h.online.kl_target is not None:
+        return {f"{h.stage}.kl_target": h.online.kl_target / 2}
     key = "kl_coef" if h.stage == "ppo" else "beta"
-    return {f"{h.stage}.{key}": 2 * h.options.kl_coef or 0.05}
+    return {f"{h.stage}.{key}": 2 * h.online.kl_coef or 0.05}
 
 
 def closer(h: History) -> dict[str, Any]:
@@ -257,7 +274,7 @@ def closer(h: History) -> dict[str, Any]:
 
 
 def ending(h: History) -> dict[str, Any]:
-    return {f"{h.stage}.missing_eos_penalty": 2 * (h.options.missing_eos_penalty or 0.5)} | tighter(h)
+    return {f"{h.stage}.missing_eos_penalty": 2 * (h.online.missing_eos_penalty or 0.5)} | tighter(h)
 
 
 def better_rewards(h: History) -> dict[str, Any]:
@@ -269,11 +286,12 @@ def humbler(h: History) -> dict[str, Any]:
 
 
 def lively(h: History) -> dict[str, Any]:
-    return tighter(h) | {f"{h.stage}.entropy_coef": 2 * h.options.entropy_coef or 0.01}
+    return tighter(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
 
 
 def livelier_groups(h: History) -> dict[str, Any]:
-    return {f"{h.stage}.num_generations": 2 * h.options.num_generations, f"{h.stage}.resample_groups": 4}
+    assert isinstance(h.online, Group)
+    return {f"{h.stage}.num_generations": 2 * h.online.num_generations, f"{h.stage}.resample_groups": 4}
 
 
 CHECKS = (
@@ -303,7 +321,7 @@ CHECKS = (
         ONLINE,
         see_negative_kl,
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
-        lambda h: {f"{h.stage}.old_logprobs": "recompute"} if h.options.old_logprobs == "rollout" else {},
+        lambda h: {f"{h.stage}.old_logprobs": "recompute"} if h.online.old_logprobs == "rollout" else {},
     ),
     Check("longer", ONLINE, see_longer, "The reward model likes length, and the policy has found out", closer),
     Check("fewer_ends", ONLINE, see_fewer_ends, "Running on pays more than ending", ending),
@@ -322,7 +340,7 @@ CHECKS = (
         ("ppo",),
         see_value_explosion,
         "The critic diverges, and advantages with it",
-        lambda h: {"ppo.value_learning_rate": h.options.value_learning_rate / 4},
+        lambda h: {"ppo.value_learning_rate": h.recipe.ppo.value_learning_rate / 4},
     ),
 )
 NAMES = tuple(check.name for check in CHECKS)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -155,7 +155,7 @@ def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
 
 def deal(rows: RowsT) -> RowsT:
     """This rank's rows of a sequence: every world-th. Of rows by length every rank gets about the same work."""
-    return rows[rank() :: world()]  # type: ignore[return-value]
+    return cast(RowsT, rows[rank() :: world()])  # a slice is of the sequence's own type
 
 
 def all_sum(*tensors: "Tensor") -> None:
@@ -215,9 +215,10 @@ def from_main(make: Callable[[], T]) -> T:
         return make()
     from torch import distributed
 
-    found = [make() if rank() == 0 else None]
+    found: list[Any] = [make() if rank() == 0 else None]
     distributed.broadcast_object_list(found)
-    return found[0]  # type: ignore[return-value]
+    made: T = found[0]
+    return made
 
 
 def agree(what: str, value: Any) -> None:
@@ -243,7 +244,8 @@ def shard(decoder: "nn.Module", whole: "set[nn.Parameter]") -> None:
     """
     from torch.distributed.fsdp import fully_shard
 
-    for layer in decoder.layers:  # type: ignore[union-attr]
+    layers: Any = decoder.layers
+    for layer in layers:
         fully_shard(layer, ignored_params=whole)
     fully_shard(decoder, ignored_params=set(decoder.parameters()))  # nothing more; it lets layers be fetched ahead
 

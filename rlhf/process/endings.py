@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rlhf.terminal import say
 
@@ -63,7 +64,7 @@ class _Listener:
         self.kept: Callable[[], str] = str
         self.raised = False  # whether the main thread has seen a signal
         self.watched = True  # whether another thread ends the process at the second one
-        self.installed: dict[int, object] = {}
+        self.installed: dict[int, Any] = {}  # by signal: the handler that was there before
 
     def handle(self, number: int, _: FrameType | None) -> None:
         if self.raised:
@@ -149,7 +150,7 @@ def listening(tell: Callable[[str], None] = say) -> Iterator[None]:
         signal.set_wakeup_fd(before)
         for number, handler in listener.installed.items():
             if signal.getsignal(number) == listener.handle:
-                signal.signal(number, handler)  # type: ignore[arg-type]
+                signal.signal(number, handler)
         os.close(writer)
 
 

@@ -16,6 +16,7 @@ from rlhf.recipe.published import Figure as Figure
 from rlhf.recipe.schema import SHARED as SHARED
 from rlhf.recipe.schema import Architecture as Architecture
 from rlhf.recipe.schema import Data as Data
+from rlhf.recipe.schema import Dialogues as Dialogues
 from rlhf.recipe.schema import Dpo as Dpo
 from rlhf.recipe.schema import Evaluate as Evaluate
 from rlhf.recipe.schema import Flaw as Flaw
@@ -29,6 +30,7 @@ from rlhf.recipe.schema import Pretrain as Pretrain
 from rlhf.recipe.schema import Recipe as Recipe
 from rlhf.recipe.schema import Rm as Rm
 from rlhf.recipe.schema import Sft as Sft
+from rlhf.recipe.schema import StageOptions as StageOptions
 from rlhf.recipe.schema import Sums as Sums
 from rlhf.recipe.schema import Tokenizer as Tokenizer
 from rlhf.recipe.schema import Toy as Toy
@@ -194,15 +196,15 @@ def parents(recipe: Recipe, stage: str) -> list[str]:
     needed = {*_PARENTS[stage]}
     if stage == "merge":
         needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
-    section = getattr(recipe, stage)
+    section = recipe.section(stage)
     if isinstance(section, Group) and not section.model_scores:
         needed.discard("rm")
-    return [name for name in STAGES if name in needed and getattr(recipe, name) is not None]
+    return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 
 
 def stages_before(recipe: Recipe, stage: str) -> list[str]:
     """The stages to run before `stage`, in order: its parents, and one policy to evaluate, PPO's where there is one."""
-    policies = [name for name in POLICIES if getattr(recipe, name) is not None] if stage == "evaluate" else []
+    policies = [name for name in POLICIES if recipe.section(name) is not None] if stage == "evaluate" else []
     return [*parents(recipe, stage), *policies[:1]]
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
@@ -59,7 +59,7 @@ class Figure(Section):
     source: str
 
     @model_validator(mode="after")
-    def _consistent(self):
+    def _consistent(self) -> Self:
         if (self.metric is None) == (self.not_comparable is None):
             raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
         if (self.value is None) == (self.range is None):
@@ -113,7 +113,9 @@ class Figure(Section):
         elif tolerance is not None:
             margin = Decimal(repr(tolerance))
         elif self.range is None:  # half a unit of the last digit; a whole number is exact to one
-            margin = Decimal(5).scaleb((0 if end == int(end) else exact.as_tuple().exponent) - 1)  # type: ignore[operator]
+            digits = exact.as_tuple().exponent
+            assert isinstance(digits, int)  # a string only for NaN and infinity
+            margin = Decimal(5).scaleb((0 if end == int(end) else digits) - 1)
         else:
             margin = Decimal(0)
         return float(exact + sign * margin)

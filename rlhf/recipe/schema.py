@@ -10,7 +10,7 @@ otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bo
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -72,7 +72,7 @@ class Architecture(Section):
     tie_word_embeddings: bool
 
     @model_validator(mode="after")
-    def _divides(self):
+    def _divides(self) -> Self:
         if self.hidden_size % self.num_attention_heads or self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
         return self
@@ -88,7 +88,7 @@ class Model(Section):
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
 
     @model_validator(mode="after")
-    def _complete(self):
+    def _complete(self) -> Self:
         if self.source in ("hub", "local") and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -110,7 +110,7 @@ class Tokenizer(Section):
     template: Literal["hh", "plain", "chat"]
 
     @model_validator(mode="after")
-    def _complete(self):
+    def _complete(self) -> Self:
         made_here = self.source in ("train", "words")
         if made_here and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
@@ -192,7 +192,7 @@ class Data(Section):
     lengths: Lengths | None = None
 
     @model_validator(mode="after")
-    def _complete(self):
+    def _complete(self) -> Self:
         for source, key in (
             ("toy", "toy"),
             ("sums", "sums"),
@@ -223,7 +223,7 @@ class Lora(Section):
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
 
     @model_validator(mode="after")
-    def _inside(self):
+    def _inside(self) -> Self:
         outside = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
         if outside and self.target_modules != "all-linear":
             raise ValueError(f"target_modules: {outside.pop()} is shared by all roles and stays as it is")
@@ -255,7 +255,7 @@ class Optimization(Section):
     max_length: Tokens
 
     @model_validator(mode="after")
-    def _aligned(self):
+    def _aligned(self) -> Self:
         if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
             raise ValueError("save_steps must be a multiple of logging_steps")
         return self
@@ -285,7 +285,7 @@ class Dialogues(Optimization):
     adapter: Literal["last", "best"] = "last"  # which weights are the result; best: those with the lowest such loss
 
     @model_validator(mode="after")
-    def _evaluated(self):
+    def _evaluated(self) -> Self:
         if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
             raise ValueError(
                 f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
@@ -296,7 +296,7 @@ class Dialogues(Optimization):
         return self
 
     @model_validator(mode="after")
-    def _room(self):
+    def _room(self) -> Self:
         if self.max_prompt_length >= self.max_length:
             raise ValueError("max_prompt_length must leave room for a response below max_length")
         return self
@@ -312,7 +312,7 @@ class Rm(Dialogues):
     center_rewards_coefficient: NonNegative
 
     @model_validator(mode="after")
-    def _ranking(self):
+    def _ranking(self) -> Self:
         if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
             raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
         return self
@@ -339,6 +339,9 @@ class Merge(Section):
     base: Literal["full", "dequantized"] = "full"  # the weights as published, or as NF4 rounded them for training
 
 
+StageOptions = Pretrain | Sft | Rm | OnlineOptions | Dpo | Evaluate | Merge  # a section of one stage
+
+
 class Recipe(Section):
     status: Literal["draft", "released"]
     default: bool  # the one that `--hw` picks among the recipes of its hardware
@@ -360,7 +363,16 @@ class Recipe(Section):
     merge: Merge
 
     @model_validator(mode="after")
-    def _consistent(self):
+    def _consistent(self) -> Self:
+        self._check_sources()
+        self._check_model()
+        self._check_supervised()
+        self._check_online()
+        self._check_merge()
+        self._check_lengths()
+        return self
+
+    def _check_sources(self) -> None:
         if (self.model.source == "pretrain") != (self.pretrain is not None):
             raise ValueError("model.source: pretrain and a pretrain section belong together")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
@@ -369,6 +381,8 @@ class Recipe(Section):
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
         if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
             raise ValueError("tokenizer.source: words and data.source: lengths belong together")
+
+    def _check_model(self) -> None:
         shape, words = self.model.architecture, self.tokenizer.vocab_size
         if self.tokenizer.source == "words" and shape and shape.vocab_size and words != shape.vocab_size:
             raise ValueError(
@@ -381,16 +395,20 @@ class Recipe(Section):
                 raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
-        for stage in ("sft", "rm", "dpo"):
+
+    def _check_supervised(self) -> None:
+        for stage, options in (("sft", self.sft), ("rm", self.rm), ("dpo", self.dpo)):
             try:
-                getattr(self, stage).share(self.hardware.count)
+                options.share(self.hardware.count)
             except ValueError as error:
                 raise ValueError(f"{stage}: {error}") from None
-            if getattr(self, stage).eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
+            if options.eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
                 raise ValueError(
                     f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
                     f"{self.hardware.engine}, which divides the weights"
                 )
+
+    def _check_online(self) -> None:
         for stage, options in self.online().items():
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
@@ -406,16 +424,34 @@ class Recipe(Section):
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
-        if self.merge.stage in GROUPS and getattr(self, self.merge.stage) is None:
+
+    def _check_merge(self) -> None:
+        if self.merge.stage in GROUPS and self.section(self.merge.stage) is None:
             raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}")
         if self.merge.base == "dequantized" and self.model.quantization == "none":
             raise ValueError("merge.base: dequantized needs model.quantization: nf4")
+
+    def _check_lengths(self) -> None:
         if self.model.architecture is not None:
             room = self.model.architecture.max_position_embeddings
             for stage, need in self.lengths().items():
                 if need > room:
                     raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
-        return self
+
+    def section(self, stage: str) -> StageOptions | None:
+        """Return the section of a stage, None where the recipe has none. Raises KeyError for what is not a stage."""
+        sections: dict[str, StageOptions | None] = {
+            "pretrain": self.pretrain,
+            "sft": self.sft,
+            "rm": self.rm,
+            "ppo": self.ppo,
+            "rloo": self.rloo,
+            "grpo": self.grpo,
+            "dpo": self.dpo,
+            "evaluate": self.evaluate,
+            "merge": self.merge,
+        }
+        return sections[stage]
 
     def online(self) -> "dict[str, OnlineOptions]":
         """Return the sections of the stages that learn from their own samples, those that the recipe has."""

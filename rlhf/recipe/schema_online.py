@@ -1,6 +1,6 @@
 """The sections of a recipe for stages that learn from their own samples: PPO, RLOO and GRPO."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -89,7 +89,7 @@ class OnPolicy(Section):
         return 1
 
     @model_validator(mode="after")
-    def _fits(self):
+    def _fits(self) -> Self:
         if self.batch_size % self.num_mini_batches:
             raise ValueError("batch_size must be a multiple of num_mini_batches")
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
@@ -130,7 +130,7 @@ class Ppo(OnPolicy):
         return self.num_ppo_epochs
 
     @model_validator(mode="after")
-    def _divides(self):
+    def _divides(self) -> Self:
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
         if self.sigmoid_scores and self.normalize_scores:
@@ -183,7 +183,7 @@ class Group(OnPolicy):
         return MODEL_REWARD in self.reward_funcs
 
     @model_validator(mode="after")
-    def _grouped(self):
+    def _grouped(self) -> Self:
         if self.batch_size % self.num_generations or self.rollout_batch_size % self.num_generations:
             raise ValueError(
                 f"batch_size and rollout_batch_size must be multiples of num_generations: {self.num_generations}"

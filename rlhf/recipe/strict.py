@@ -100,7 +100,7 @@ def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
     """Valid keys of the section that `path` leads to."""
     for part in path:
         field = kind.model_fields.get(part)
-        inner = [t for t in _section_types(field.annotation)] if field else []
+        inner = _section_types(field.annotation) if field else []
         if not inner:
             return list(kind.model_fields)
         kind = inner[0]
@@ -139,7 +139,7 @@ def as_yaml(value: Any) -> str:
 
 def with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of parsed YAML in which each dotted key of `overrides` has its value."""
-    changed = json.loads(json.dumps(content))
+    changed: dict[str, Any] = json.loads(json.dumps(content))
     for key, value in overrides.items():
         *path, last = key.split(".")
         node = changed

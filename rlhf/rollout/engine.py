@@ -9,20 +9,21 @@ float32 and a token now and then in bfloat16.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from rlhf.data.batch import Rollout
-from rlhf.data.tokenize import Codec, pad_right
+from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.errors import UserError
 from rlhf.models import lean
 from rlhf.models.lean import FourBit
 from rlhf.models.loading import mixed_precision
+from rlhf.models.model import Model, dtype_of
 from rlhf.process import distributed
 
 LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device
@@ -113,9 +114,9 @@ Phase = Callable[[str], AbstractContextManager[Any]]
 
 @torch.no_grad()
 def sample(
-    model: PreTrainedModel,
+    model: Model,
     prompts: Sequence[list[int]],
-    codec: Codec,
+    codec: SpecialIds,
     sampling: Sampling,
     value_fn: ValueFn | None = None,
     phase: Phase = record_function,
@@ -206,11 +207,11 @@ class _Decoding:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Model,
         prompts: Sequence[list[int]],
         uniforms: Tensor,
         sampling: Sampling,
-        codec: Codec,
+        codec: SpecialIds,
         value_fn: ValueFn | None,
     ):
         self.decoder, self.head, self.value_fn = model.get_decoder(), model.get_output_embeddings(), value_fn
@@ -229,14 +230,14 @@ class _Decoding:
             )
         self.growth = WINDOW[device.type]
         slots = _round_up(self.width + self.room, self.growth.whole)
-        self.dtype = model.get_input_embeddings().weight.dtype
+        self.dtype = dtype_of(model)
         # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.eager = model.config._attn_implementation == "eager"
         self.bias = self.eager or FEW_KERNELS[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
         self.layers = [_Layer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
-        self.cache = Cache(layers=self.layers)
+        self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
         self.position = lengths[:, None] - 1  # of the newest token
@@ -335,7 +336,7 @@ class _Decoding:
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Return the hidden states (B, H) of the last place."""
-        states = self.decoder(
+        states: Tensor = self.decoder(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
         ).last_hidden_state
         return states[:, -1]
@@ -356,7 +357,7 @@ class _Decoding:
         for name in ("rows", "real", "position", "uniforms", "tokens", "logprobs", "values", "ended"):
             setattr(self, name, getattr(self, name)[keep])
         for layer in self.layers:
-            layer.reorder_cache(keep)
+            layer.reorder_cache(cast(torch.LongTensor, keep))
 
     def _deliver(self) -> None:
         for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
@@ -374,8 +375,11 @@ class _Layer(CacheLayerMixin):
     Each prompt has `copies` rows in them.
     """
 
+    keys: Tensor  # both from the first update on
+    values: Tensor
+
     def __init__(self, slots: int, copies: int = 1):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated
         self.slots = slots
         self.copies = copies
         self.window = 0
@@ -389,7 +393,7 @@ class _Layer(CacheLayerMixin):
         self.values = value_states.new_zeros(batch_size, heads, self.slots, value_states.shape[-1])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.slot is None:
             self.lazy_initialization(key_states, value_states)
             self.window = key_states.shape[2]
@@ -411,7 +415,7 @@ class _Layer(CacheLayerMixin):
 
 
 @contextmanager
-def cheaper(model: PreTrainedModel, sampling: Sampling, whole: bool = True) -> Iterator[None]:
+def cheaper(model: Model, sampling: Sampling, whole: bool = True) -> Iterator[None]:
     """Use the forward passes of rlhf/models/lean.py that device and `sampling` choose.
 
     `whole`: this process holds all weights; otherwise nothing is replaced.
@@ -433,7 +437,7 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 @contextmanager
-def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+def _attention(model: Model, name: str) -> Iterator[None]:
     """Use another attention implementation inside the block."""
     usual = model.config._attn_implementation
     if usual in (name, "eager"):

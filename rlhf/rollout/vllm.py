@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from rlhf.data.batch import Rollout
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
 from rlhf.rollout.engine import Sampling, collate
 
@@ -60,7 +60,7 @@ class Client:
             self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
 
     def sample(
-        self, prompts: Sequence[list[int]], codec: Codec, sampling: Sampling, device: torch.device | None = None
+        self, prompts: Sequence[list[int]], codec: SpecialIds, sampling: Sampling, device: torch.device | None = None
     ) -> Rollout:
         """Sample one response per prompt, in their order; each has a seed of its own from torch's generator."""
         seeds = torch.randint(2**31, (len(prompts),)).tolist()
@@ -73,7 +73,7 @@ class Client:
         return replace(rollout, logprobs=logprobs.to(device))
 
     def _complete(
-        self, prompt: list[int], seed: int, codec: Codec, sampling: Sampling
+        self, prompt: list[int], seed: int, codec: SpecialIds, sampling: Sampling
     ) -> tuple[list[int], list[float]]:
         result = self._call(
             "/v1/completions",

@@ -48,7 +48,7 @@ def execute(
     """
     cuda.set_environment(loaded.recipe)
     run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
-    if getattr(loaded.recipe, stage) is None:
+    if loaded.recipe.section(stage) is None:
         raise UserError(_no_section(stage, loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
@@ -90,7 +90,7 @@ def _no_section(stage: str, loaded: Loaded) -> str:
     if stage not in GROUPS:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
     root = default_root()
-    alternatives = [str(folder) for folder in available(root) if getattr(load(folder).recipe, stage) is not None]
+    alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
     hint = f"use --recipe {' or '.join(alternatives)}" if alternatives else "docs/groups.md explains it"
     return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {hint}"
 
@@ -101,7 +101,8 @@ def module_of(stage: str) -> str:
 
 
 def _run(run: Run, device: Any) -> Result:
-    return importlib.import_module(module_of(run.stage)).run_stage(run, device)
+    result: Result = importlib.import_module(module_of(run.stage)).run_stage(run, device)
+    return result
 
 
 def kept(run: Run) -> str:
@@ -148,7 +149,7 @@ def _way_out(run: Run, error: BaseException) -> str:
             f" on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with the same --set, looks for "
             "settings that fit, and nvidia-smi shows who else is on the card"
         )
-    options = getattr(run.loaded.recipe, run.stage)
+    options = run.loaded.recipe.section(run.stage)
     sizes = [
         f"{run.stage}.{key} (now {value})"
         for key in ("per_device_train_batch_size", "rollout_batch_size", "batch_size")

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig
 
 from rlhf.data import load
@@ -12,6 +11,7 @@ from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, mixed_precision, round_to_nf4
+from rlhf.models.model import Model
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
@@ -80,10 +80,9 @@ def _heldout(codec: Codec, examples: Sequence[Example], options: Sft, device: to
 
 
 @torch.no_grad()
-def _logprobs(model: nn.Module, texts: Sequence[Tensor]) -> Tensor:
+def _logprobs(model: Model, texts: Sequence[Tensor]) -> Tensor:
     """Return log-probabilities (tokens, V), float32, of the token after each token."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    with mixed_precision(base):
+    with mixed_precision(model):
         return torch.cat([model(input_ids=ids).logits[0].float().log_softmax(-1) for ids in texts])
 
 

@@ -33,7 +33,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
         heldout = codec.encode_texts(texts.heldout[: options.max_eval_samples], options.max_length)
 
     torch.manual_seed(recipe.seed)
-    model = new_base(architecture, codec, recipe.model.dtype).to(device)
+    model = new_base(architecture, codec, recipe.model.dtype)
+    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     trainer = Trainer(
         model=model,
         args=arguments(TrainingArguments, run, options),

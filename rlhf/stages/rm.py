@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
 from rlhf.data import amount, load
@@ -19,6 +18,7 @@ from rlhf.data.tokenize import Codec, Encoded
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
 from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
+from rlhf.models.model import Model
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.observe.console import working
 from rlhf.observe.telemetry import Telemetry
@@ -108,7 +108,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs())
 
 
-def _scorer(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _scorer(model: Model) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return the trained model as a function for `scores_of`.
 
     The model locates the last real token itself.
@@ -118,7 +118,8 @@ def _scorer(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], to
     @torch.no_grad()
     def score(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         with mixed_precision(model):
-            return model(input_ids=ids.to(model.device), use_cache=False).logits.squeeze(-1)
+            scores: torch.Tensor = model(input_ids=ids.to(model.device), use_cache=False).logits
+        return scores.squeeze(-1)
 
     return score
 
@@ -138,7 +139,7 @@ class _MarginRankingTrainer(RewardTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        _, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        _, outputs = super().compute_loss(model, inputs, return_outputs=True)  # type: ignore[no-untyped-call]  # not annotated
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = margin_ranking_loss(chosen, rejected, self.margin)
         return (loss, outputs) if return_outputs else loss

@@ -7,24 +7,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
-from peft import PeftModel, set_peft_model_state_dict
+from peft import PeftModel
 from torch.utils.data import DataLoader, Sampler
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.models import weights as stored
+from rlhf.models.model import Model
 from rlhf.models.optimizer import page_states
 from rlhf.models.weights import ADAPTER_FILE
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Optimization
+from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, resuming
 from rlhf.run.directory import Run
@@ -72,17 +73,26 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **overrid
     )
 
 
-def with_exact_weights(model: PreTrainedModel, build: Callable[[], TrainerT]) -> TrainerT:
+def with_exact_weights(model: Model, build: Callable[[], TrainerT]) -> TrainerT:
     """Build a trainer and restore the values and type that the trainable weights had before.
 
     On a 4-bit base TRL casts them to bfloat16 when it is built, which rounds a warm start away.
     """
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     trainer = build()
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in _model(trainer).named_parameters():
         if name in before:
             parameter.data = before[name].to(parameter.device)
     return trainer
+
+
+def _model(trainer: Trainer) -> Any:
+    """Return the model of a trainer, which was built with one.
+
+    The type is Any because the classes of peft and torch share no base class for what is used here.
+    """
+    assert trainer.model is not None
+    return trainer.model
 
 
 class LengthBuckets(Sampler[int]):
@@ -119,6 +129,16 @@ class LengthBuckets(Sampler[int]):
         return (row for batch in (*full, *short) for row in batch)
 
 
+class Order(Protocol):
+    """Rows in an order of their own in each epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
 class ShardedBatches(Sampler[list[int]]):
     """Micro-batches of one rank: the rows of each optimizer's batch are assigned to the ranks in turn.
 
@@ -126,14 +146,14 @@ class ShardedBatches(Sampler[list[int]]):
     rows; the few rows left over, fewer than there are ranks, are not used in this epoch.
     """
 
-    def __init__(self, order: Sampler[int], micro_batch: int, accumulated: int):
+    def __init__(self, order: Order, micro_batch: int, accumulated: int):
         self.order, self.micro_batch, self.accumulated = order, micro_batch, accumulated
 
     def set_epoch(self, epoch: int) -> None:
-        self.order.set_epoch(epoch)  # type: ignore[attr-defined]
+        self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return math.ceil(len(self.order) // distributed.world() / self.micro_batch)  # type: ignore[arg-type]
+        return math.ceil(len(self.order) // distributed.world() / self.micro_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         order, world = list(self.order), distributed.world()
@@ -157,19 +177,22 @@ def train(
     one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
     Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
     """
+    options = run.loaded.recipe.section(run.stage)
+    assert isinstance(options, Optimization)
     trainer.remove_callback(PrinterCallback)
-    if getattr(run.loaded.recipe, run.stage).group_by_length:
+    methods: Any = trainer  # some of which are replaced
+    if options.group_by_length:
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
-        trainer._get_train_sampler = lambda dataset=None: sampler
+        methods._get_train_sampler = lambda dataset=None: sampler
     if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds differently without the mask
         hide_right_padding(trainer)
     if distributed.world() > 1:
-        trainer.get_train_dataloader = lambda: _sharded_loader(trainer)
+        methods.get_train_dataloader = lambda: _sharded_loader(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
-        eval_steps = getattr(getattr(run.loaded.recipe, run.stage), "eval_steps", None)
+        eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
         if evaluate is not None and eval_steps:
             trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
         if run.resumed_from:
@@ -178,12 +201,13 @@ def train(
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     # an engine that divides the weights would make each rank count its own share
     if distributed.world() == 1 and trainer.optimizer is not None:
-        telemetry.note_components(trainer.model, trainer.optimizer)
+        telemetry.note_components(_model(trainer), trainer.optimizer)
     if evaluate is not None and eval_steps:
         _take_best(trainer, run)
     if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
-        return trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    return dict(trainer.model.named_parameters())
+        weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        return weights
+    return dict(_model(trainer).named_parameters())
 
 
 def _check_resumed(trainer: Trainer, run: Run) -> None:
@@ -238,12 +262,12 @@ def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _sharded_loader(trainer: Trainer) -> DataLoader:
+def _sharded_loader(trainer: Trainer) -> DataLoader[Any]:
     """Return a loader of this rank's batches in the order of one process.
 
     transformers would fill a short last batch with other rows.
     """
-    order = trainer._get_train_sampler()
+    order: Any = trainer._get_train_sampler()
     if not isinstance(order, LengthBuckets):
         order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate does it for one
     batches = ShardedBatches(order, trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
@@ -254,7 +278,8 @@ def _sharded_loader(trainer: Trainer) -> DataLoader:
         pin_memory=trainer.args.dataloader_pin_memory,
     )
     loader.set_epoch = batches.set_epoch  # transformers looks for it here; in a resumed epoch it calls the sampler's
-    return loader
+    result: DataLoader[Any] = loader
+    return result
 
 
 def hide_right_padding(trainer: Trainer) -> None:
@@ -267,7 +292,7 @@ def hide_right_padding(trainer: Trainer) -> None:
 
     The collator checks each batch, on the CPU. Raises ValueError for one that is not padded on the right.
     """
-    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, trainer.model.get_decoder()
+    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, _model(trainer).get_decoder()
 
     def checked(rows: Any) -> Any:
         batch = collate(rows)
@@ -283,7 +308,8 @@ def hide_right_padding(trainer: Trainer) -> None:
         finally:
             hook.remove()
 
-    trainer.data_collator, trainer.compute_loss = checked, compute_loss_without_mask
+    methods: Any = trainer
+    methods.data_collator, methods.compute_loss = checked, compute_loss_without_mask
 
 
 def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -346,7 +372,7 @@ class _Evaluation(TrainerCallback):
     ):
         self.run, self.telemetry, self.evaluate, self.every, self.log = run, telemetry, evaluate, every, log
 
-    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
         if state.global_step % self.every == 0 or control.should_save:
             training, began, cpu = model.training, time.monotonic(), time.process_time()
             with self.telemetry.phase("evaluate"):
@@ -381,7 +407,9 @@ def best_step(run: Run) -> dict[str, float]:
 def _take_best(trainer: Trainer, run: Run) -> None:
     """Choose the best checkpoint and, with `adapter: best`, give the model its adapter."""
     best = distributed.from_main(lambda: choose_checkpoint(run))
-    if getattr(run.loaded.recipe, run.stage).adapter == "last" or best in (None, trainer.state.global_step):
+    options = run.loaded.recipe.section(run.stage)
+    assert isinstance(options, Dialogues)
+    if options.adapter == "last" or best is None or best == trainer.state.global_step:
         return
     folder = run.checkpoint(best)
     if problem := checkpoint_problem(folder):
@@ -389,8 +417,7 @@ def _take_best(trainer: Trainer, run: Run) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
     best_weights = stored.tensors(folder / ADAPTER_FILE)
     stored.check_shapes(best_weights, stored.adapter_state(model), str(folder / ADAPTER_FILE))
-    outcome = set_peft_model_state_dict(model, best_weights)
-    assert not outcome.unexpected_keys
+    stored.set_adapter_state(model, best_weights)
 
 
 def free_memory() -> None:

@@ -6,7 +6,7 @@ Afterwards every stage runs without network (`HF_HUB_OFFLINE=1`).
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from rlhf.data import formats, hub
 from rlhf.errors import UserError
@@ -32,6 +32,21 @@ class Fetched(NamedTuple):
     licence: str
     gated: bool
     rows: int | None  # of a data set
+
+
+class What(TypedDict):
+    """A version of a repository, by the hub's names of arguments."""
+
+    repo_id: str
+    repo_type: str
+    revision: str
+
+
+class Patterns(TypedDict, total=False):
+    """Which of its files are taken, likewise."""
+
+    allow_patterns: list[str]
+    ignore_patterns: list[str]
 
 
 def sources(recipe: Recipe) -> list[Source]:
@@ -65,12 +80,13 @@ def fetch(recipe: Recipe) -> Iterator[Fetched]:
 
 
 def _fetch(source: Source, recipe: Recipe) -> Fetched:
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, snapshot_download
 
     api = HfApi()
-    what = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
+    what: What = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
     with working(f"asking for {source.name}"):
         info = api.repo_info(**what)
+        assert isinstance(info, ModelInfo | DatasetInfo) and info.siblings is not None
         wanted = _patterns(source, [sibling.rfilename for sibling in info.siblings])
         planned = snapshot_download(**what, **wanted, dry_run=True)
     missing = sum(file.file_size or 0 for file in planned if file.will_download)
@@ -107,7 +123,7 @@ def _fetch(source: Source, recipe: Recipe) -> Fetched:
     )
 
 
-def _patterns(source: Source, files: list[str]) -> dict[str, list[str]]:
+def _patterns(source: Source, files: list[str]) -> Patterns:
     """Which files of a repository are taken: of weights one layout, of a data set one folder."""
     if source.kind == "dataset":
         return {"allow_patterns": hub.data_patterns(source.data_dir)}

@@ -26,7 +26,7 @@ def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
 
 def final_stages(loaded: Loaded) -> list[str]:
     """Return the stages that train a policy, and evaluate where one of the recipe's targets is about it."""
-    policies = [stage for stage in POLICIES if getattr(loaded.recipe, stage) is not None]
+    policies = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
     return [*policies, *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
 
 

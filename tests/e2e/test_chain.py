@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf import ab
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.files import read_json, read_lines, sha256
+from rlhf.files import read_lines, sha256
 from rlhf.run.directory import Run
-from tests.conftest import run_stages, small
+from tests.conftest import content_of, run_stages, small
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
 CHAIN = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
@@ -47,7 +47,7 @@ def digests(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory) -> Path:
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("chain")
     run_stages(small(), out, *CHAIN)
     return out
@@ -56,11 +56,11 @@ def chain(tmp_path_factory) -> Path:
 def test_every_stage_leaves_what_the_next_reads(chain):
     root = chain / "cpu-tiny/v1"
     for stage in CHAIN:
-        summary = read_json(root / stage / "summary.json")
+        summary = content_of(root / stage / "summary.json")
         assert summary is not None, stage
         assert (summary["status"], summary["stage"], summary["modified"]) == ("done", stage, True)
         assert all(value == value for value in summary["metrics"].values()), stage  # no NaN
-        manifest = read_json(root / stage / "manifest.json")
+        manifest = content_of(root / stage / "manifest.json")
         assert manifest is not None
         assert manifest["packages"]["trl"]
         if stage not in ("evaluate", "merge"):
@@ -73,7 +73,7 @@ def test_every_stage_leaves_what_the_next_reads(chain):
         f"step-{n:06d}" for n in (1, 2, 3, 4)
     ]
     assert {"base/true_reward", "sft/score", "ppo/kl_per_token", "dpo/win_rate_vs_sft"} <= set(
-        read_json(root / "evaluate/summary.json")["metrics"]
+        content_of(root / "evaluate/summary.json")["metrics"]
     )
 
 
@@ -98,7 +98,7 @@ def test_the_merged_model_is_base_plus_adapter(chain):
 
 
 def test_same_seed_same_bytes_in_another_process(chain, tmp_path):
-    code = "from pathlib import Path; from tests.conftest import run_stages, small; "
+    code = "from pathlib import Path; from tests.conftest import content_of, run_stages, small; "
     code += f"run_stages(small(), Path({str(tmp_path)!r}), 'pretrain', 'sft', 'rm', 'ppo', 'dpo')"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     assert digests(tmp_path) == digests(chain)
@@ -133,7 +133,7 @@ def test_resuming_after_a_crash_gives_the_same_bytes(chain, tmp_path, monkeypatc
     weights = "model/model.safetensors" if stage == "pretrain" else "adapter/adapter_model.safetensors"
     for name in (weights, "metrics.jsonl"):
         assert (target / stage / name).read_bytes() == (source / stage / name).read_bytes(), name
-    assert read_json(target / stage / "manifest.json")["resumed_from"] == f"step-{stop_after:06d}"
+    assert content_of(target / stage / "manifest.json")["resumed_from"] == f"step-{stop_after:06d}"
 
 
 def test_a_missing_adapter_is_one_clear_line(chain, tmp_path):
@@ -179,7 +179,7 @@ def test_evaluate_runs_again_when_a_new_policy_is_there(trained, tmp_path):
     assert not any(key.startswith("dpo/") for key in first["metrics"])
     second = run_stages(small(dpo__max_steps=1), tmp_path, "dpo", "evaluate")
     assert "dpo/true_reward" in second["metrics"]
-    assert read_json(target / "evaluate.before-1/summary.json") == first
+    assert content_of(target / "evaluate.before-1/summary.json") == first
 
 
 def test_several_answers_to_each_prompt(chain, tmp_path):
@@ -202,7 +202,7 @@ def test_two_policies_compared_say_what_the_evaluation_says(chain):
     """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
     root = chain / "cpu-tiny/v1"
     found = comparison.compare(comparison.load(root, "dpo"), comparison.load(root, "ppo"))
-    metrics = read_json(root / "evaluate/summary.json")["metrics"]
+    metrics = content_of(root / "evaluate/summary.json")["metrics"]
     rows = {row["name"]: row for row in found["rows"]}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):
         assert rows[key]["a"] == pytest.approx(metrics[f"dpo/{key}"], abs=1e-6)
@@ -225,21 +225,21 @@ def test_other_toy_settings_get_other_data(trained, tmp_path):
     """Data of another seed that lies about in the root is never taken for ours."""
     linked(trained, tmp_path, "data")
     run_stages(small(seed=4), tmp_path, "pretrain")
-    ours = read_json(tmp_path / "cpu-tiny/v1/pretrain/manifest.json")["data"]
-    assert ours["sha256"] != read_json(trained / "cpu-tiny/v1/pretrain/manifest.json")["data"]["sha256"]
+    ours = content_of(tmp_path / "cpu-tiny/v1/pretrain/manifest.json")["data"]
+    assert ours["sha256"] != content_of(trained / "cpu-tiny/v1/pretrain/manifest.json")["data"]["sha256"]
 
 
 def test_what_was_made_from_another_policy_is_made_again(chain, tmp_path):
     target = linked(chain, tmp_path, "data", "pretrain", "sft", "rm")
     run_stages(small(), tmp_path, "ppo", "merge", "evaluate")
-    before = {name: read_json(target / name / "summary.json") for name in ("merge", "evaluate")}
+    before = {name: content_of(target / name / "summary.json") for name in ("merge", "evaluate")}
     (target / "ppo").rename(tmp_path / "old-ppo")
     run_stages(small(ppo__kl_coef=0.5), tmp_path, "ppo")
     with pytest.raises(UserError, match=r"merge was made with another ppo\.kl_coef"):
         run_stages(small(ppo__kl_coef=0.5), tmp_path, "merge")  # other settings: never overwritten
     evaluated = run_stages(small(ppo__kl_coef=0.5), tmp_path, "evaluate")
     assert evaluated["metrics"]["ppo/kl_per_token"] != before["evaluate"]["metrics"]["ppo/kl_per_token"]
-    assert read_json(target / "evaluate.before-1/summary.json") == before["evaluate"]
+    assert content_of(target / "evaluate.before-1/summary.json") == before["evaluate"]
 
 
 def test_a_stage_made_from_another_parent_is_not_taken_for_done(chain, tmp_path):
@@ -295,7 +295,7 @@ def test_wall_time_of_a_resumed_run_counts_what_went_before(chain, tmp_path, mon
         run_stages(small(), tmp_path, "sft")
     monkeypatch.undo()
     record = target / "sft/checkpoints/step-000004/checkpoint.json"
-    spent = read_json(record)
+    spent = content_of(record)
     record.write_text(json.dumps(spent | {"wall_seconds": 1000.0}))
     assert run_stages(small(), tmp_path, "sft", resume=True)["wall_seconds"] > 1000
 

@@ -24,6 +24,13 @@ def done(trained, tmp_path_factory):
     return out
 
 
+class Silent(chat.Speaker):
+    """A speaker without a model."""
+
+    def __init__(self):
+        pass
+
+
 def said(done, monkeypatch, capsys, text: str, *options: str) -> tuple[int, str, str]:
     changes = [part for key, value in SMALL.items() for part in ("--set", f"{key}={as_yaml(value)}")]
     changes += ["--set", "merge.stage=sft", "--out", str(done), *options]
@@ -49,12 +56,9 @@ def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monk
 
 
 def test_a_conversation_is_remembered_until_it_is_not(done, monkeypatch):
-    asked = []
+    asked: list[list[str]] = []
 
-    class Parrot(chat.Speaker):
-        def __init__(self):
-            pass
-
+    class Parrot(Silent):
         def answer(self, messages, temperature, tokens):
             asked.append([m.content for m in messages])
             yield from ("as ", "you say")
@@ -64,7 +68,7 @@ def test_a_conversation_is_remembered_until_it_is_not(done, monkeypatch):
 
 
 def test_commands_are_answered_and_not_sent_to_the_model(capsys):
-    class Nobody:
+    class Nobody(Silent):
         def answer(self, messages, temperature, tokens):
             raise AssertionError("asked")
 
@@ -73,7 +77,7 @@ def test_commands_are_answered_and_not_sent_to_the_model(capsys):
 
 
 def test_the_space_before_an_answer_is_not_shown(capsys):
-    class Spaced:
+    class Spaced(Silent):
         def answer(self, messages, temperature, tokens):
             yield from (" ", " Yes", " and no")
 

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.conftest import rlhf, write_records
 Z = 1.959963984540054
 
 
-def a_run(root: Path, answers: list[tuple[str, list[dict]]], reward_model: str = "a" * 64, **more) -> Path:
+def a_run(root: Path, answers: list[tuple[str, list[dict[str, Any]]]], reward_model: str = "a" * 64, **more) -> Path:
     """A run directory as far as a comparison reads it; `answers`: of the policy `ppo` to each prompt."""
     (root / "evaluate").mkdir(parents=True)
     (root / "rm").mkdir()
@@ -31,12 +32,12 @@ def a_run(root: Path, answers: list[tuple[str, list[dict]]], reward_model: str =
     return root
 
 
-def says(score: float, truth: float | None = None, text: str = "an answer") -> dict:
+def says(score: float, truth: float | None = None, text: str = "an answer") -> dict[str, Any]:
     return {"response": text, "score": score} | ({} if truth is None else {"true_reward": truth})
 
 
-def compared(a: Path, b: Path) -> dict[str, dict]:
-    found = comparison.compare(comparison.load(a, "ppo"), comparison.load(b, "ppo"))
+def compared(a: Path, b: Path) -> dict[str, Any]:
+    found: dict[str, Any] = comparison.compare(comparison.load(a, "ppo"), comparison.load(b, "ppo"))
     return found | {row["name"]: row for row in found["rows"]}
 
 
@@ -110,8 +111,8 @@ def test_scores_of_two_reward_models_have_no_difference(tmp_path, monkeypatch, c
     scored = ("--scored", tmp_path / "a.jsonl", "--scored", tmp_path / "b.jsonl")
     code, out, err = rlhf(monkeypatch, capsys, "compare", a, b, *scored, "--json")
     assert code == 0, err
-    rows = {row["name"]: row for row in json.loads(out)["rows"]}
-    assert rows["score"]["difference"] == 1.0 and rows["win_rate_by_score"]["b"] == 1.0
+    by_name = {row["name"]: row for row in json.loads(out)["rows"]}
+    assert by_name["score"]["difference"] == 1.0 and by_name["win_rate_by_score"]["b"] == 1.0
     assert rlhf(monkeypatch, capsys, "compare", a, b, *scored[:2])[0] == 2
 
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
-from rlhf.files import read_json, sha256
-from tests.conftest import beside, run_stages, small
+from rlhf.files import sha256
+from tests.conftest import beside, content_of, run_stages, small
 from tests.e2e.test_chain import Crash, crash
 from tests.e2e.test_damaged_runs import ROOT, one_line
 
@@ -24,7 +24,7 @@ STEP = {"pretrain": 6, "sft": 4, "dpo": 4, "ppo": 2}
 
 
 @pytest.fixture(scope="module")
-def interrupted(trained, tmp_path_factory) -> Path:
+def interrupted(trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that stopped behind the checkpoint of STEP."""
     out = tmp_path_factory.mktemp("interrupted")
     for stage, step in STEP.items():
@@ -220,7 +220,7 @@ def test_a_checkpoint_with_a_file_too_many_is_passed_over(interrupted, tmp_path,
     put("pytorch_model.bin", b"x")(folder)
     run_stages(small(), tmp_path, "ppo", resume=True)
     assert f"{folder} cannot be used (pytorch_model.bin does not belong to it)" in capsys.readouterr().err
-    assert read_json(tmp_path / ROOT / "ppo/manifest.json")["resumed_from"] == "step-000001"
+    assert content_of(tmp_path / ROOT / "ppo/manifest.json")["resumed_from"] == "step-000001"
 
 
 def test_nan_in_a_log_is_a_missing_value(interrupted, tmp_path):

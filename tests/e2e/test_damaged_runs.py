@@ -17,16 +17,16 @@ from safetensors.torch import load_file, save_file
 from rlhf import ab, report
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.files import read_json, sha256
+from rlhf.files import sha256
 from rlhf.run.directory import Run
 from rlhf.use import chat, score
-from tests.conftest import beside, run_stages, small, write_records
+from tests.conftest import beside, content_of, run_stages, small, write_records
 
 ROOT = Path("cpu-tiny/v1")
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
 
 
-def one_line(caught: pytest.ExceptionInfo) -> str:
+def one_line(caught: pytest.ExceptionInfo[BaseException]) -> str:
     said = str(caught.value)
     assert "\n" not in said and said.isprintable() and len(said) < 700, said
     return said
@@ -284,14 +284,14 @@ def test_generated_data_that_was_cut_off_is_made_again(trained, tmp_path):
     """Killed while it was written: there is no made.json yet."""
     beside(trained, tmp_path, "pretrain")
     (tmp_path / ROOT / "data").unlink()
-    manifest = read_json(trained / ROOT / "pretrain/manifest.json")
+    manifest = content_of(trained / ROOT / "pretrain/manifest.json")
     folder = data_folder(trained)
     (tmp_path / ROOT / "data" / folder).mkdir(parents=True)
     for name in ("corpus.jsonl", "pairs.jsonl"):
         whole = (trained / ROOT / "data" / folder / name).read_bytes()
         (tmp_path / ROOT / "data" / folder / name).write_bytes(whole[: len(whole) // 2])
     run_stages(small(), tmp_path, "sft")
-    assert read_json(tmp_path / ROOT / "sft/manifest.json")["data"]["sha256"] == manifest["data"]["sha256"]
+    assert content_of(tmp_path / ROOT / "sft/manifest.json")["data"]["sha256"] == manifest["data"]["sha256"]
 
 
 # -- runs that move ----------------------------------------------------------------------------------------------------
@@ -304,13 +304,13 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
         config(base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
     for stage in ("pretrain", "sft", "rm"):
         summary = Run(tmp_path, small(), stage).done()
-        assert summary == read_json(trained / ROOT / stage / "summary.json")
+        assert summary == content_of(trained / ROOT / stage / "summary.json")
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())
     AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
     found = report._checked(report.load(root))
     assert isinstance(found, dict) and found["pairs"] > 100
-    assert not any(Path(file["name"]).is_absolute() for file in read_json(root / "sft/manifest.json")["data"]["files"])
+    assert not any(Path(file["name"]).is_absolute() for file in content_of(root / "sft/manifest.json")["data"]["files"])
     assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"
 
 
@@ -335,7 +335,7 @@ def test_a_target_of_lora_that_no_module_has_is_refused_with_the_names_there_are
 
 def test_a_manifest_that_names_no_data_is_read(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
-    manifest = read_json(root / "sft/manifest.json")
+    manifest = content_of(root / "sft/manifest.json")
     (root / "sft/manifest.json").write_text(json.dumps(manifest | {"data": None}))
     assert Run(tmp_path, small(), "sft").done()
 

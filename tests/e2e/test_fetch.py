@@ -83,11 +83,11 @@ class Hub:
             listed |= {name: {"type": "directory", "path": name, "size": 0, "oid": "0" * 40} for name in folders}
             if rest[0] == "paths-info":
                 asked = parse_qs(sent.decode())["paths"] if b"paths=" in sent else json.loads(sent)["paths"]
-                found = [listed[name] for name in asked if name in listed]
+                entries = [listed[name] for name in asked if name in listed]
             else:
                 below = "".join(f"{part}/" for part in rest[2:])
-                found = [listed[name] for name in listed if name.startswith(below)]
-            return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
+                entries = [listed[name] for name in listed if name.startswith(below)]
+            return 200, {"Content-Type": "application/json"}, json.dumps(entries).encode()
         name = "/".join(rest[2:])
         if rest[:2] != ["resolve", COMMIT] or name not in files:
             code = "EntryNotFound" if rest[1:2] == [COMMIT] else "RevisionNotFound"
@@ -134,7 +134,7 @@ def hub(trained) -> Iterator[tuple[Hub, str]]:
 
 
 @pytest.fixture
-def from_hub(tmp_path) -> Path:
+def from_hub(tmp_path: Path) -> Path:
     """The small recipe with base, tokenizer and pairs from the hub."""
     content = yaml.load((RECIPE / "recipe.yaml").read_text(), Yaml)
     source = {"source": "hub", "name": "org/tiny", "revision": COMMIT}

@@ -6,17 +6,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf import ab, report
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.files import read_json, read_lines
+from rlhf.files import read_lines
 from rlhf.recipe import as_yaml
 from rlhf.run.directory import Run
 from rlhf.use import chat
-from tests.conftest import GROUP, RECIPE, SMALL, beside, grouped, rlhf, run_stages
+from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, grouped, rlhf, run_stages
 from tests.e2e.test_chain import Crash, crash
 
 ROOT = Path("cpu-tiny/v1")
@@ -46,7 +47,7 @@ def test_what_a_run_leaves(done):
     assert {"rewards/model", "groups/reward_sd", "objective/kl_per_token", "policy/entropy_avg"} <= rows[0].keys()
     assert not any(name.startswith("val/e") or "value" in name for name in rows[0])
     assert ("loss/kl_avg" in rows[0]) == (stage == "grpo")
-    summary = read_json(folder / "summary.json")
+    summary = content_of(folder / "summary.json")
     assert summary["metrics"]["kl_per_token"] > 0 and summary["metrics"]["best_step"] in (1, 2, 3, 4)
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*"))[-1] == "step-000004"
 
@@ -80,7 +81,7 @@ def test_killed_without_warning_it_ends_with_the_same_bytes(trained, tmp_path):
     started.wait()
     assert not (cut / ROOT / "grpo/summary.json").exists()
     assert subprocess.run([*line, "--resume"], capture_output=True).returncode == 0
-    assert read_json(cut / ROOT / "grpo/manifest.json")["resumed_from"] is not None
+    assert content_of(cut / ROOT / "grpo/manifest.json")["resumed_from"] is not None
     for name in SAME:
         assert (cut / ROOT / "grpo" / name).read_bytes() == (whole / ROOT / "grpo" / name).read_bytes(), name
 
@@ -148,9 +149,7 @@ def test_functions_need_no_reward_model_and_see_the_answers(own_data, tmp_path, 
     names = ["seen_rewards:even", "length(most=3)", "numeric_answer"]
     loaded = grouped("grpo", RULES | {"reward_funcs": names, "reward_weights": [1.0, 0.5, 2.0]}, **changes)
     summary = run_stages(loaded, out, "grpo")
-    import seen_rewards
-
-    for prompt, answer in seen_rewards.seen:
+    for prompt, answer in sys.modules["seen_rewards"].seen:
         number = int(prompt.split("What is ")[1].split()[0])
         assert answer == str(2 * number)
     row = read_lines(out / ROOT / "grpo/metrics.jsonl")[-1]
@@ -159,7 +158,7 @@ def test_functions_need_no_reward_model_and_see_the_answers(own_data, tmp_path, 
     found = summary["metrics"]
     gain = found["reward_numeric_answer"] - found["reward_numeric_answer_sft"]
     assert found["reward_numeric_answer_gain"] == pytest.approx(gain) and "score" in found
-    assert "rm" not in read_json(out / ROOT / "grpo/manifest.json")["parents"]
+    assert "rm" not in content_of(out / ROOT / "grpo/manifest.json")["parents"]
 
 
 def test_groups_without_signal_are_replaced_and_named(own_data, tmp_path, monkeypatch):
@@ -175,7 +174,7 @@ def test_groups_without_signal_are_replaced_and_named(own_data, tmp_path, monkey
     shares = []
     for times in (0, 6):
         out = beside(folder, tmp_path / str(times), "pretrain", "sft")
-        group = RULES | {"reward_funcs": ["rare_rewards:rare"], "resample_groups": times, "steps": 8}
+        group: dict[str, Any] = RULES | {"reward_funcs": ["rare_rewards:rare"], "resample_groups": times, "steps": 8}
         run_stages(grouped("grpo", group, **changes), out, "grpo")
         rows = read_lines(out / ROOT / "grpo/metrics.jsonl")
         shares.append(sum(row["groups/no_signal"] for row in rows) / len(rows))

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.files import read_json, read_lines
+from rlhf.evaluation.policies import compare
+from rlhf.files import read_lines
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.stages.online import session
-from tests.conftest import RECIPE, SMALL, beside, run_stages, small
+from tests.conftest import RECIPE, SMALL, beside, content_of, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = ("pretrain", "sft", "rm")
@@ -62,7 +63,7 @@ def test_killed_three_times_it_ends_with_the_same_bytes(trained, tmp_path):
         return partial is not None and int(partial.name.split("-")[1]) > 12
 
     def resumed_at() -> int:
-        return checkpoint_step(Path(read_json(cut / "manifest.json")["resumed_from"] or "step-0"))
+        return checkpoint_step(Path(content_of(cut / "manifest.json")["resumed_from"] or "step-0"))
 
     kill_when(start(tmp_path / "cut"), later(2, 6))
     kill_when(start(tmp_path / "cut", "--resume"), while_writing)
@@ -77,7 +78,7 @@ def test_killed_three_times_it_ends_with_the_same_bytes(trained, tmp_path):
 
     for name in ("metrics.jsonl", "samples.jsonl", "adapter/adapter_model.safetensors", "checkpoints/best.json"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), f"{name} differs; moments from seed {seed}"
-    assert read_json(cut / "summary.json")["metrics"] == read_json(whole / "summary.json")["metrics"]
+    assert content_of(cut / "summary.json")["metrics"] == content_of(whole / "summary.json")["metrics"]
 
 
 @pytest.mark.parametrize(("keep", "limited"), [(2, False), (1, True)])
@@ -87,7 +88,7 @@ def test_old_checkpoints_go_and_the_best_stays(trained, tmp_path, keep, limited,
         changes["ppo__best_kl_limit"] = 1e-9  # nothing but an untrained policy could stay within it
     out = beside(trained, tmp_path, *PARENTS)
     summary = run_stages(small(**changes), out, "ppo")
-    found = read_json(out / ROOT / "ppo/checkpoints/best.json")
+    found = content_of(out / ROOT / "ppo/checkpoints/best.json")
     steps = sorted(map(checkpoint_step, (out / ROOT / "ppo/checkpoints").glob("step-*")))
     rows = {row["step"]: row for row in read_lines(out / ROOT / "ppo/metrics.jsonl")}
     adapter = (out / ROOT / "ppo/adapter/adapter_model.safetensors").read_bytes()
@@ -99,7 +100,7 @@ def test_old_checkpoints_go_and_the_best_stays(trained, tmp_path, keep, limited,
     else:
         scores = {step: row["eval/score"] for step, row in rows.items()}
         assert len(scores) == 5, "every checkpoint is evaluated"
-        chosen = max(scores, key=scores.get)
+        chosen = max(scores, key=lambda step: scores[step])
         assert found["best_step"] == summary["metrics"]["best_step"] == chosen
         assert steps == sorted({chosen, 4, 5}) == [fact["step"] for fact in found["checkpoints"]]
     kept = out / ROOT / f"ppo/checkpoints/step-{chosen:06d}/adapter/adapter_model.safetensors"
@@ -115,15 +116,14 @@ def test_a_damaged_newest_checkpoint_does_not_crowd_out_the_good_ones(trained, t
     (folder / "summary.json").unlink()
     (folder / "checkpoints/step-000005/state.pt").write_bytes(b"cut short")
     run_stages(small(**changes), out, "ppo", resume=True)
-    assert read_json(folder / "manifest.json")["resumed_from"] == "step-000004"
+    assert content_of(folder / "manifest.json")["resumed_from"] == "step-000004"
     assert all(checkpoint_problem(found) is None for found in (folder / "checkpoints").glob("step-*"))
 
 
 def test_an_evaluation_that_is_not_finite_is_no_candidate_for_the_best(trained, tmp_path, monkeypatch):
-    compare = session.compare
     monkeypatch.setattr(session, "compare", lambda *args: compare(*args) | {"score": math.nan})
     out = beside(trained, tmp_path, *PARENTS)
     summary = run_stages(small(ppo__steps=2), out, "ppo")
     assert summary["metrics"]["best_step"] is None
-    found = read_json(out / ROOT / "ppo/checkpoints/best.json")
+    found = content_of(out / ROOT / "ppo/checkpoints/best.json")
     assert [fact["score"] for fact in found["checkpoints"]] == [None, None]

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf.errors import UserError
-from rlhf.files import read_json, sha256
+from rlhf.files import sha256
 from rlhf.models.loading import load_base, load_codec
 from rlhf.recipe import Loaded
 from rlhf.run.directory import Run
-from tests.conftest import run_stages, small
+from tests.conftest import content_of, run_stages, small
 
 
 def pretrained(trained: Path, folder: Path, **changes) -> Loaded:
@@ -47,7 +47,7 @@ def test_the_chain_starts_from_a_local_checkpoint(trained, tmp_path):
     run_stages(loaded, tmp_path, "sft", "rm", "ppo", "dpo", "evaluate", "merge")
     config = json.loads((tmp_path / "cpu-tiny/v1/ppo/adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == loaded.recipe.model.name
-    assert read_json(tmp_path / "cpu-tiny/v1/merge/summary.json")["metrics"]["adapter_effect"] > 0
+    assert content_of(tmp_path / "cpu-tiny/v1/merge/summary.json")["metrics"]["adapter_effect"] > 0
     with pytest.raises(UserError, match=r"pretrain: .* has no such stage; it starts from"):
         run_stages(loaded, tmp_path, "pretrain")
 
@@ -161,7 +161,9 @@ def test_a_checkpoint_without_all_its_weights_is_refused(trained, tmp_path, chan
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(trained, tmp_path):
-    shape = small().recipe.model.architecture.model_dump() | {"vocab_size": 300}
+    architecture = small().recipe.model.architecture
+    assert architecture
+    shape = architecture.model_dump() | {"vocab_size": 300}
     loaded = pretrained(trained, tmp_path, model__architecture=shape)
     with pytest.raises(UserError, match=r"has 400 entries, model\.architecture\.vocab_size is only 300"):
         load_codec(Run(tmp_path, loaded, "sft"))

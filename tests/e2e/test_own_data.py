@@ -4,14 +4,14 @@ import gzip
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf.data import load
 from rlhf.errors import UserError
-from rlhf.files import read_json
 from rlhf.run.directory import Run
-from tests.conftest import run_stages, small
+from tests.conftest import content_of, run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]
 QUESTIONS = [f"What do you know about the {a} {b}?" for a in WORDS for b in WORDS if a != b][:80]
@@ -22,7 +22,7 @@ def answer(question: str, good: bool) -> str:
     return f"The {subject} is well known." if good else "No idea."
 
 
-def write(file: Path, rows: list[dict]) -> str:
+def write(file: Path, rows: list[dict[str, Any]]) -> str:
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()
     file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
     return str(file)
@@ -50,7 +50,7 @@ def prompts(folder: Path, count: int = len(QUESTIONS)) -> str:
 
 
 def conversations(folder: Path) -> list[str]:
-    def says(role: str, text: str) -> dict:
+    def says(role: str, text: str) -> dict[str, Any]:
         return {"role": role, "content": text}
 
     rows = [
@@ -74,7 +74,7 @@ def test_own_files_run_through_the_whole_chain(tmp_path, make):
     assert {"ppo/score", "dpo/kl_per_token"} <= set(summary["metrics"])
     assert not any("true_reward" in key for key in summary["metrics"])  # nobody knows the truth of real data
     root = tmp_path / "runs/cpu-tiny/v1"
-    facts = {stage: read_json(root / stage / "manifest.json")["data"] for stage in ("pretrain", "sft", "ppo")}
+    facts = {stage: content_of(root / stage / "manifest.json")["data"] for stage in ("pretrain", "sft", "ppo")}
     assert facts["pretrain"] == facts["sft"] == facts["ppo"]
     if make is hh:
         assert (facts["sft"]["pairs"], facts["sft"]["prompts_differ"], facts["sft"]["empty"]) == (78, 1, 1)
@@ -94,7 +94,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     run = Run(tmp_path / "runs", loaded, "ppo")
     run.start(False, [], {"name": "cpu", "type": "cpu"})
     corpus = load.load(run)
-    assert len(corpus.bare_prompts) == len(QUESTIONS) == read_json(run.path / "manifest.json")["data"]["prompts"]
+    assert len(corpus.bare_prompts) == len(QUESTIONS) == content_of(run.path / "manifest.json")["data"]["prompts"]
     assert len(corpus.prompts()) == 2 * len(QUESTIONS)
     assert len(corpus.preferences("rm")) == len(corpus.demonstrations()) == len(QUESTIONS)
     assert not any("Tell me, please." in text for text in corpus.texts("hh").train)
@@ -105,7 +105,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
         UserError, match=r"^pretrain needs texts, and the data has only prompts without an answer, which"
     ):
         run_stages(alone, tmp_path / "alone", "pretrain")
-    corpus = load.Corpus(*(load.Split([], []) for _ in range(3)), corpus.bare_prompts)
+    corpus = load.Corpus(load.Split([], []), load.Split([], []), load.Split([], []), corpus.bare_prompts)
     for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
         with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without an answer"):
             rows()

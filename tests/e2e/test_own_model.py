@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ def blocks(language: str) -> list[str]:
 def checkpoint(folder: Path, kind: str) -> str:
     """A model with random weights and a tokenizer without unknown token whose padding token is EOS."""
     raw = tokenize.train(["Which word is the opposite of full? A lemon is a kind of fruit."] * 20, 400)._tokenizer
+    assert raw is not None
     raw.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|fim_pad|>"])
     special = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "additional_special_tokens": ["<|fim_pad|>"]}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
@@ -91,7 +93,9 @@ def test_what_is_in_the_way_is_said(trained, tmp_path):
     tokenizer = {"source": "local", "name": folder, "template": "chat"}
     with pytest.raises(UserError, match=r"set tokenizer\.pad_token .*such as .*<\|fim_pad\|>"):
         run_stages(of(folder, trained, tokenizer=tokenizer), tmp_path / "runs", "sft")
-    described = of(folder, trained, model__architecture=recipe.load(RECIPE).recipe.model.architecture.model_dump())
+    architecture = recipe.load(RECIPE).recipe.model.architecture
+    assert architecture
+    described = of(folder, trained, model__architecture=architecture.model_dump())
     with pytest.raises(UserError, match=r"is a qwen3 model: .*model\.architecture=null.*docs/own-model\.md"):
         load_base(Run(tmp_path / "other", described, "sft"), torch.device("cpu"))
 
@@ -111,7 +115,7 @@ def test_the_snippets_on_the_page_give_the_models_own_answer(trained, tmp_path, 
     run_stages(small(ppo__steps=2), out, "ppo")
     monkeypatch.chdir(tmp_path)
     hh, chat = blocks("python")
-    names: dict = {}
+    names: dict[str, Any] = {}
     exec(hh.replace("cpu-tiny/v2", "cpu-tiny/v1"), names)  # of the version that the tests train
     assert capsys.readouterr().out == names["text"] + "\n"
     codec = load_codec(Run(out, small(), "ppo"))

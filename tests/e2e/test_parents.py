@@ -8,10 +8,9 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.files import read_json
 from rlhf.run.directory import Run
 from rlhf.run.finished import stage_folder
-from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
+from tests.conftest import RECIPE, SMALL, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -37,7 +36,7 @@ def experiment(trained, tmp_path_factory):
 def test_ppo_takes_its_parents_from_the_other_root_and_says_so(experiment):
     runs = experiment / "runs"
     assert [p.name for p in (runs / "less-kl" / ROOT).iterdir() if p.is_dir() and p.name != "data"] == ["ppo"]
-    manifest = read_json(runs / "less-kl" / ROOT / "ppo" / "manifest.json")
+    manifest = content_of(runs / "less-kl" / ROOT / "ppo" / "manifest.json")
     assert manifest["parents"].keys() == manifest["parents_from"].keys() == {"pretrain", "sft", "rm"}
     for stage, place in manifest["parents_from"].items():
         assert not Path(place).is_absolute()
@@ -49,14 +48,14 @@ def test_the_result_is_the_one_with_parents_of_its_own(experiment, trained, tmp_
     run_stages(small(ppo__kl_coef=0.05), own, "ppo")
     file = ROOT / "ppo" / "adapter" / "adapter_model.safetensors"
     assert (own / file).read_bytes() == (experiment / "runs" / "less-kl" / file).read_bytes()
-    assert read_json(own / ROOT / "ppo" / "manifest.json")["parents_from"] == {}
+    assert content_of(own / ROOT / "ppo" / "manifest.json")["parents_from"] == {}
 
 
 def test_later_stages_find_the_parents_without_being_told(experiment):
     loaded, runs = small(ppo__kl_coef=0.05), experiment / "runs"
     summary = run_stages(loaded, runs / "less-kl", "evaluate")
     assert {name.split("/")[0] for name in summary["metrics"]} == {"base", "sft", "ppo", "rm"}
-    manifest = read_json(runs / "less-kl" / ROOT / "evaluate" / "manifest.json")
+    manifest = content_of(runs / "less-kl" / ROOT / "evaluate" / "manifest.json")
     assert manifest["parents_from"].keys() == {"pretrain", "sft", "rm"}
     assert Run(runs / "less-kl", loaded, "ppo").done() is not None
     found = comparison.load(runs / "less-kl" / ROOT, "ppo")

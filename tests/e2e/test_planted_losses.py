@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ F.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention = pla
 """
 
 
-def record(tmp_path: Path, planted: str, monkeypatch) -> dict:
+def record(tmp_path: Path, planted: str, monkeypatch) -> dict[str, Any]:
     """Steps of SFT with something planted in the process that takes them."""
     root = tmp_path / planted
     root.mkdir()

@@ -1,18 +1,19 @@
 """`rlhf score`: the same numbers as the stages have, for every kind of file, and clear refusals."""
 
 import json
+from typing import Any
 
 import pytest
 
 from rlhf.data import load
-from rlhf.files import read_json, read_lines
+from rlhf.files import read_lines
 from rlhf.recipe import as_yaml
 from rlhf.rollout.engine import collate
 from rlhf.use import score
-from tests.conftest import RECIPE, SMALL, rlhf, small
+from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
 
 
-def told(row) -> list[dict]:
+def told(row) -> list[dict[str, Any]]:
     return [{"role": message.role, "content": message.content} for message in row]
 
 
@@ -43,7 +44,7 @@ def test_pairs_have_the_scores_and_the_accuracy_of_the_stage(trained, heldout, c
     code, out, err = command(file, "--to", tmp_path / "new" / "scores.jsonl")
     assert code == 0, err
     rm = trained / "cpu-tiny/v1/rm"
-    metrics = read_json(rm / "summary.json")["metrics"]
+    metrics = content_of(rm / "summary.json")["metrics"]
     rows = read_lines(tmp_path / "new" / "scores.jsonl")
     assert len(rows) == metrics["heldout_pairs"] and rows[3]["source"] == f"{file}:4"
     margins = [row["margin"] for row in rows]
@@ -56,7 +57,7 @@ def test_pairs_have_the_scores_and_the_accuracy_of_the_stage(trained, heldout, c
             assert ours[side]["response"] == theirs[side]["response"]
             assert ours[side]["score"] == pytest.approx(theirs[side]["score"], abs=1e-5)
     assert {row["reward_model"] for row in rows} == {
-        read_json(rm / "summary.json")["result_sha256"]["adapter/adapter_model.safetensors"][:16]
+        content_of(rm / "summary.json")["result_sha256"]["adapter/adapter_model.safetensors"][:16]
     }
 
 
@@ -96,7 +97,9 @@ def test_samples_have_the_score_that_ppo_and_evaluation_give_their_tokens(traine
     model = score.RewardModel(small(), trained)
     codec, options = model.codec, model.options
     sides, _ = codec.encode([(p.prompt, p.rejected) for p in pairs], options.max_prompt_length, options.max_length)
-    rollout = collate([s.prompt for s in sides], [s.response for s in sides], codec.pad_id, codec.eos_id)
+    whole = [side for side in sides if side]
+    assert len(whole) == len(sides)
+    rollout = collate([s.prompt for s in whole], [s.response for s in whole], codec.pad_id, codec.eos_id)
     rows = [{"step": 0, "prompt": codec.prompt_text(p.prompt), "ppo": {"response": p.rejected}} for p in pairs]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     scored, _ = model.score(score.read([tmp_path / "samples.jsonl"]))

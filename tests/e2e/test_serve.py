@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def client(done):
 
 
 NAME = "cpu-tiny/v1/merge/model"
-SAID = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello there"}]
+SAID: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello there"}]
 
 
 def expected(done: Path, tokens: int) -> tuple[str, int]:
@@ -76,7 +77,9 @@ def expected(done: Path, tokens: int) -> tuple[str, int]:
     for _ in range(tokens):
         with torch.no_grad():
             ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], -1)
-    return tokenizer.decode(ids[0, -tokens:], skip_special_tokens=True), ids.shape[1] - tokens
+    answer = tokenizer.decode(ids[0, -tokens:], skip_special_tokens=True)
+    assert isinstance(answer, str)
+    return answer, ids.shape[1] - tokens
 
 
 def test_the_likeliest_answer_is_the_models_own(done, client):
@@ -146,6 +149,7 @@ def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(t
         f"with endings.listening(): serve.serve({server}, {where})"
     )
     ours = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert ours.stderr is not None
     assert ours.stderr.readline() == f"loading m; it will answer at http://127.0.0.1:{port}/v1\n"
     assert not serve._listens("127.0.0.1", port)
     assert ours.stderr.readline() == f"serving m at http://127.0.0.1:{port}/v1; Ctrl-C ends it\n"

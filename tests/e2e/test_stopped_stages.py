@@ -13,10 +13,9 @@ import pytest
 
 from rlhf import stages
 from rlhf.errors import UserError
-from rlhf.files import read_json
 from rlhf.process import endings
 from rlhf.run.directory import Run
-from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
+from tests.conftest import RECIPE, SMALL, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = ("pretrain", "sft", "rm")
@@ -63,7 +62,7 @@ def test_a_signal_ends_a_stage_in_one_line_with_its_checkpoint(command, trained,
     if (stage, name) == ("ppo", "SIGTERM"):
         summary = run_stages(small(), out, "ppo", resume=True)
         assert summary["status"] == "done"
-        assert read_json(out / ROOT / "ppo/manifest.json")["resumed_from"] == checkpoint.name
+        assert content_of(out / ROOT / "ppo/manifest.json")["resumed_from"] == checkpoint.name
 
 
 def test_a_stage_without_a_checkpoint_says_so(command, tmp_path, monkeypatch):
@@ -94,8 +93,11 @@ def test_memory_and_disks_that_run_out_are_one_line(command, trained, tmp_path, 
     out = beside(trained, tmp_path, "pretrain")
     sft = importlib.import_module("rlhf.stages.sft")
 
+    def save(folder: Path) -> None:
+        (folder / "state").write_text("as it was")
+
     def fails(run: Run, device: object) -> None:
-        run.save_checkpoint(4, lambda folder: (folder / "state").write_text("as it was"))
+        run.save_checkpoint(4, save)
         raise error
 
     monkeypatch.setattr(sft, "run_stage", fails)

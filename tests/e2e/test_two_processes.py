@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlhf import stages
-from rlhf.files import read_json, read_lines
+from rlhf.files import read_lines
 from rlhf.recipe import Loaded, as_yaml, with_random_weights
-from tests.conftest import GROUP, RECIPE, SMALL, beside, run_stages, small
+from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +27,17 @@ THIRTY = {"logging_steps": 1, "save_steps": 15, "num_train_epochs": 9, "max_step
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def sizes(changes: dict[str, object]) -> Loaded:
+def sizes(changes: Mapping[str, object]) -> Loaded:
     return small(**{key.replace(".", "__"): value for key, value in changes.items()})
 
 
-def command(stage: str, out: Path, changes: dict[str, object], recipe: Path = RECIPE) -> list[str]:
-    flags = [part for key, value in (SMALL | changes).items() for part in ("--set", f"{key}={as_yaml(value)}")]
+def command(stage: str, out: Path, changes: Mapping[str, object], recipe: Path = RECIPE) -> list[str]:
+    flags = [part for key, value in {**SMALL, **changes}.items() for part in ("--set", f"{key}={as_yaml(value)}")]
     return ["rlhf.cli", "run", stage, "--recipe", str(recipe), "--out", str(out), *flags]
 
 
-def run_two(stage: str, out: Path, changes: dict[str, object], recipe: Path = RECIPE) -> None:
-    line = command(stage, out, changes | {"hardware.count": 2}, recipe)
+def run_two(stage: str, out: Path, changes: Mapping[str, object], recipe: Path = RECIPE) -> None:
+    line = command(stage, out, {**changes, "hardware.count": 2}, recipe)
     done = subprocess.run([sys.executable, "-m", *line], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
@@ -60,10 +62,10 @@ def test_trl_stages_take_the_same_thirty_steps(trained, tmp_path, stage):
     run_stages(sizes(changes), one, stage)
     run_two(stage, two, changes)
     compare(one / ROOT / stage, two / ROOT / stage, 30)
-    manifest = read_json(two / ROOT / stage / "manifest.json")
+    manifest = content_of(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
     again, result, _ = stages.execute(stage, sizes(changes | {"hardware.count": 2}), two)
-    assert result is None and again == read_json(two / ROOT / stage / "summary.json"), "done: nobody else is needed"
+    assert result is None and again == content_of(two / ROOT / stage / "summary.json"), "done: nobody else is needed"
 
 
 PPO = {"ppo.steps": 30, "ppo.save_steps": 10, "ppo.eval_steps": 10, "ppo.lr_scheduler_type": "constant"}
@@ -97,7 +99,7 @@ def test_ppo_takes_the_same_steps_with_its_base_divided(trained, tmp_path, ppo_a
 def test_a_base_in_four_bits_is_divided_too(tmp_path):
     """On a random base, which needs no training; NF4 wants rows of whole blocks of 64."""
     sizes_of_nf4 = {"model.architecture.hidden_size": 64, "model.architecture.intermediate_size": 128}
-    changes = sizes_of_nf4 | {"model.quantization": "nf4", "hardware.engine": "fsdp"}
+    changes: dict[str, Any] = sizes_of_nf4 | {"model.quantization": "nf4", "hardware.engine": "fsdp"}
     changes |= with_random_weights(sizes(changes).recipe, 120, "hh")
     one, two = tmp_path / "one", tmp_path / "two"
     run_stages(sizes(changes), one, "sft", "rm", "ppo")
@@ -123,7 +125,7 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     (error,) = (line for line in said.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
     assert error.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in error
     run_stages(sizes(PPO), out, "ppo", resume=True)
-    assert read_json(folder / "manifest.json")["resumed_from"] == "step-000020"
+    assert content_of(folder / "manifest.json")["resumed_from"] == "step-000020"
     compare(ppo_alone, folder, 30)
 
 

@@ -3,21 +3,23 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.files import read_json, read_lines
+from rlhf.files import read_lines
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe import watch
+from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
-from tests.conftest import beside, grouped, run_stages, small
+from tests.conftest import beside, content_of, grouped, run_stages, small
 
 FOUND: set[str] = set()  # all that any test of this module has seen
 ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}
 
 
-def findings(out: Path, stage: str) -> dict[str, dict]:
+def findings(out: Path, stage: str) -> dict[str, dict[str, Any]]:
     rows = read_lines(out / "cpu-tiny/v1" / stage / "findings.jsonl")
     found = {row["check"]: row for row in rows}
     assert len(found) == len(rows), "each is said once"
@@ -25,7 +27,7 @@ def findings(out: Path, stage: str) -> dict[str, dict]:
     return found
 
 
-def supervised(trained: Path, out: Path, stage: str, *parents: str, **options) -> dict[str, dict]:
+def supervised(trained: Path, out: Path, stage: str, *parents: str, **options) -> dict[str, dict[str, Any]]:
     """A stage of many short steps after finished parents; what was found in it."""
     changes = {f"{stage}__{key}": value for key, value in (ROWS | options).items()}
     run_stages(small(**changes), beside(trained, out, "pretrain", *parents), stage)
@@ -50,7 +52,7 @@ def test_a_learning_rate_that_overflows(trained, tmp_path, capsys):
     assert found["nan"]["remedies"] == {"sft.learning_rate": 5e24}
     said = capsys.readouterr().err
     assert "is not a number [nan]" in said and "Try sft.learning_rate=5e+24" in said
-    assert "nan" in (read_json(tmp_path / "cpu-tiny/v1/sft/summary.json") or {})["findings"]
+    assert "nan" in (content_of(tmp_path / "cpu-tiny/v1/sft/summary.json") or {})["findings"]
 
 
 def test_a_learning_rate_that_is_too_high(tmp_path):
@@ -82,7 +84,9 @@ def from_base(trained: Path, out: Path, **changes):
     """A recipe that starts from the small base as if it were a published one, so that other data can follow."""
     base = str(trained / "cpu-tiny/v1/pretrain/model")
     source = {"source": "local", "name": base}
-    whole = {f"model__{k}": v for k, v in source.items()} | {f"tokenizer__{k}": v for k, v in source.items()}
+    whole: dict[str, Any] = {f"model__{k}": v for k, v in source.items()} | {
+        f"tokenizer__{k}": v for k, v in source.items()
+    }
     whole |= {"pretrain": None, "model__architecture": None, "tokenizer__vocab_size": None}
     changes = {key: value for key, value in changes.items() if not key.startswith("pretrain__")}
     return small(**whole | changes)
@@ -107,7 +111,7 @@ def test_a_reward_model_that_knows_its_pairs_by_heart(trained, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory) -> Path:
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base that has learned enough words to have something to forget, and to end its answers."""
     out = tmp_path_factory.mktemp("taught")
     run_stages(small(**TAUGHT), out, "pretrain", "sft", "rm")
@@ -200,8 +204,6 @@ def test_updates_that_are_too_large(taught, tmp_path, capsys):
 
 
 def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_path, monkeypatch):
-    sample = session.sample
-
     made: list[SharedBase] = []
     build = SharedBase.__init__
 
@@ -210,7 +212,12 @@ def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_
         made.append(self)
 
     monkeypatch.setattr(SharedBase, "__init__", remember)
-    monkeypatch.setattr(session, "sample", lambda *a, **k: (made[-1].activate("reference"), sample(*a, **k))[1])
+
+    def of_the_reference(*arguments, **options):
+        made[-1].activate("reference")
+        return sample(*arguments, **options)
+
+    monkeypatch.setattr(session, "sample", of_the_reference)
     loaded = small(**PPO, ppo__learning_rate=0.01)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
     found = findings(tmp_path, "ppo")
@@ -249,4 +256,4 @@ def test_a_healthy_run_is_told_nothing(trained):
     """The chain that other tests train, twelve steps or so a stage, and the released recipe's record."""
     for stage in ("pretrain", "sft", "rm", "ppo", "dpo"):
         summary = trained / "cpu-tiny/v1" / stage / "summary.json"
-        assert not summary.exists() or (read_json(summary) or {})["findings"] == []
+        assert not summary.exists() or (content_of(summary) or {})["findings"] == []

@@ -35,7 +35,7 @@ def installed(tmp_path_factory):
     return folder / "venv" / "bin" / "rlhf"
 
 
-def run(program: Path, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+def run(program: Path, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the installed `rlhf` in `folder`, without what could lead it to the checkout."""
     hidden = ("PYTHONPATH", "RLHF_RECIPES", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in hidden}

@@ -163,7 +163,7 @@ def _life(
             sync(handle)
             os.write(log, f"synced\t{path}\t{os.fstat(handle).st_size}\n".encode())
 
-        os.fsync = synced
+        vars(os)["fsync"] = synced
         sys.addaudithook(hook)
 
     def watch(pid: int, cpu: float) -> None:

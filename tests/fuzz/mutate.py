@@ -149,8 +149,7 @@ def json_case(random: Random, value: Any) -> tuple[str, str]:
     """A JSON value with one thing wrong: what was done, and its text."""
     paths = list(leaves(value))
     if not paths or random.random() < 0.06:
-        kind = random.randrange(4)
-        if kind == 0:
+        if random.randrange(4) == 0:
             return "nested without end", deep_text(random)
         whole = random.choice((None, [], "text", 3, [value], {"": value}))
         return f"the whole replaced by {json.dumps(whole)[:40]}", json.dumps(whole)

@@ -20,6 +20,9 @@ SOUND = 0.05  # share of cases that nothing is wrong with: a group that refuses 
 CANARY = "fuzz-canary"  # a file that only executed input would make
 
 
+Must = Literal["refuse", "accept", "either"]
+
+
 @dataclass
 class Case:
     """One malformed input and the command that reads it.
@@ -34,7 +37,7 @@ class Case:
     arguments: list[str]
     kept: Path
     stdin: bytes = b""
-    must: Literal["refuse", "accept", "either"] = "either"
+    must: Must = "either"
     valid: Callable[[Outcome], str | None] = lambda outcome: None
     reports: tuple[int, ...] = ()
     rewritten: tuple[str, ...] = ()  # names of files that a refusal may leave with other content

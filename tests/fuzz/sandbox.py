@@ -89,12 +89,13 @@ def run(
             os.kill(pid, signal.SIGKILL)
         watch(pid, cpu)
         time.sleep(_POLL)
-    texts = [_head(file) for file in (out, err)]
+    said, errors = _head(out), _head(err)
     for file in (out, err, given):
         file.unlink(missing_ok=True)
     return Outcome(
         os.waitstatus_to_exitcode(status),
-        *texts,
+        said,
+        errors,
         usage.ru_utime + usage.ru_stime,
         usage.ru_maxrss * 1024,
         stopped,

@@ -35,7 +35,7 @@ rows = st.dictionaries(st.sampled_from(KEYS), st.text() | st.lists(messages, max
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Callable[[str, bytes], Path]:
+def file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bytes], Path]:
     folder = tmp_path_factory.mktemp("readers")
 
     def write(name: str, content: bytes) -> Path:

@@ -1,18 +1,21 @@
 """Checkpoints of SFT, reward model and DPO are compared on validation rows, without changing what is trained."""
 
 import shutil
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from rlhf.data.load import load
+from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
-from rlhf.files import read_json, read_lines
+from rlhf.evaluation.policies import measure
+from rlhf.files import read_lines
 from rlhf.run.directory import Run
 from rlhf.stages import rm
 from rlhf.stages import supervised as trainer
 from rlhf.stages.online import session
-from tests.conftest import beside, run_stages, small
+from tests.conftest import beside, content_of, noted, run_stages, small
 from tests.e2e.test_chain import Crash, crash
 
 ROOT = "cpu-tiny/v1"
@@ -53,7 +56,7 @@ def test_evaluation_changes_nothing_that_is_trained(done):
 
 def test_what_is_logged_at_the_last_step_is_what_the_stage_reports(done):
     stage, _, folder = done
-    reported = read_json(folder / "summary.json")["metrics"]
+    reported = content_of(folder / "summary.json")["metrics"]
     last = rows_of(folder)[1][-1]
     same = {
         "sft": {"perplexity": "perplexity"},
@@ -67,10 +70,10 @@ def test_what_is_logged_at_the_last_step_is_what_the_stage_reports(done):
 def test_the_best_checkpoint_has_the_lowest_loss(done):
     _, _, folder = done
     losses = {row["step"]: row["eval/loss"] for row in rows_of(folder)[1]}
-    found = read_json(folder / "checkpoints/best.json")
+    found = content_of(folder / "checkpoints/best.json")
     assert found["checkpoints"] == [{"step": step, "loss": losses[step]} for step in (4, 8)]
-    assert found["best_step"] == min((4, 8), key=losses.get)
-    assert read_json(folder / "summary.json")["metrics"]["best_step"] == found["best_step"]
+    assert found["best_step"] == min((4, 8), key=lambda step: losses[step])
+    assert content_of(folder / "summary.json")["metrics"]["best_step"] == found["best_step"]
 
 
 def test_the_result_is_the_best_checkpoint_where_the_recipe_says_so(done, trained, tmp_path, monkeypatch):
@@ -138,10 +141,9 @@ def test_validation_rows_choose_and_test_rows_are_reported(split_chain, tmp_path
     """What the reward model scores while it trains are validation pairs; what it reports are test pairs."""
     out = beside(split_chain, tmp_path, "pretrain", "sft")
     loaded = apart(rm__eval_steps=4)
-    seen = []
-    encode = rm.encode_pairs
+    seen: list[Any] = []
     monkeypatch.setattr(
-        rm, "encode_pairs", lambda codec, pairs, options: seen.append(pairs) or encode(codec, pairs, options)
+        rm, "encode_pairs", lambda codec, pairs, options: noted(seen, pairs, encode_pairs(codec, pairs, options))
     )
     summary = run_stages(loaded, out, "rm")
     run = Run(out, loaded, "rm")
@@ -158,12 +160,11 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
     out = beside(split_chain, tmp_path, "pretrain", "sft")
     loaded = apart(ppo__steps=2, ppo__eval_steps=1)
     run_stages(loaded, out, "rm")
-    asked = []
-    measure = session.measure
+    asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
         session,
         "measure",
-        lambda *args, **options: asked.append((args[1], tuple(args[3]))) or measure(*args, **options),
+        lambda *args, **options: noted(asked, (args[1], tuple(args[3])), measure(*args, **options)),
     )
     run_stages(loaded, out, "ppo")
     run = Run(out, loaded, "ppo")

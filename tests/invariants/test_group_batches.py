@@ -16,7 +16,7 @@ from rlhf.rollout.engine import Sampling, collate, joined, sample
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Judged, Learner, collect, describe
 from rlhf.stages.online.scoring import ScoreNorm
-from tests.conftest import grouped
+from tests.conftest import grouped, noted
 
 CPU = torch.device("cpu")
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
@@ -44,7 +44,9 @@ def rollout(codec) -> Rollout:
 
 
 def options(stage: str, **changes) -> GroupOptions:
-    return getattr(grouped(stage, changes).recipe, stage)
+    found = grouped(stage, changes).recipe.section(stage)
+    assert isinstance(found, GroupOptions)
+    return found
 
 
 def learner(run: Run, stage: str, **changes) -> Learner:
@@ -55,7 +57,7 @@ def learner(run: Run, stage: str, **changes) -> Learner:
     made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():
         for weight in made.policy:
-            weight += 0.05 * torch.randn(weight.shape)
+            weight.add_(0.05 * torch.randn(weight.shape))
     return made
 
 
@@ -131,7 +133,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, stage:
         p, n = spans[i]
         shared.activate(role)
         states = shared.base.model(input_ids=rollout.ids[i : i + 1, : p + n]).last_hidden_state[0]
-        logits = shared.base.lm_head(states[p - 1 : -1]) / o.temperature
+        logits: Tensor = shared.base.lm_head(states[p - 1 : -1]) / o.temperature
         return (logits - logits.logsumexp(-1, keepdim=True))[torch.arange(n), rollout.ids[i, p : p + n]]
 
     count = len(spans)
@@ -213,9 +215,9 @@ def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout
 
 def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     made = learner(run, "grpo", beta=0.0)
-    roles = []
+    roles: list[str] = []
     activate = SharedBase.activate
-    monkeypatch.setattr(SharedBase, "activate", lambda self, role: (roles.append(role), activate(self, role))[1])
+    monkeypatch.setattr(SharedBase, "activate", lambda self, role: noted(roles, role, activate(self, role)))
     batch = collect(made, judged(rollout))
     found = describe(batch, made) | made.update(batch)
     assert set(roles) == {"policy"} and batch.kl is None
@@ -263,6 +265,7 @@ def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, codec
     torch.manual_seed(5)
     shared = sample(made.shared.base, prompts, codec, settings, copies=4)
     assert torch.equal(plain.ids, shared.ids) and torch.equal(plain.response_length, shared.response_length)
+    assert plain.logprobs is not None and shared.logprobs is not None
     assert (plain.logprobs - shared.logprobs)[plain.mask].abs().max() < 1e-5
     assert len({tuple(row) for row in shared.ids[:4].tolist()}) > 1, "the responses to a prompt differ"
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from rlhf.run.directory import Run
 from rlhf.stages.online.scoring import ScoreNorm, score_norm
 from rlhf.stages.online.session import prompt_order, sampling
 from rlhf.stages.ppo import Batch, Learner, collect, describe
-from tests.conftest import small
+from tests.conftest import noted, small
 
 NORM = ScoreNorm(0.1, 0.7)
 CPU = torch.device("cpu")
@@ -76,11 +77,18 @@ def trainer(run: Run, kind: str = "head", **changes) -> Learner:
     shared = roles(run)
     learner = Learner(shared, run.parent("rm"), options(value_model=kind, **changes), NORM)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
+        assert shared.value_head
         torch.nn.init.normal_(shared.value_head.weight, std=0.1)
     return learner
 
 
-def updated(run: Run, rollout: Rollout, kind: str = "head", change: Callable = lambda shared: None, **changes):
+def updated(
+    run: Run,
+    rollout: Rollout,
+    kind: str = "head",
+    change: Callable[[SharedBase], None] = lambda shared: None,
+    **changes,
+):
     """Trainable weights after one step on the same rollouts, and the step's statistics."""
     learner = trainer(run, kind, **changes)
     change(learner.shared)
@@ -116,9 +124,9 @@ def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, kind, s
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, rollout, monkeypatch, kind):
-    sizes = []
+    sizes: list[int] = []
     hidden = SharedBase.hidden
-    monkeypatch.setattr(SharedBase, "hidden", lambda self, ids: (sizes.append(len(ids)), hidden(self, ids))[1])
+    monkeypatch.setattr(SharedBase, "hidden", lambda self, ids: noted(sizes, len(ids), hidden(self, ids)))
     usual = collect(trainer(run, kind, per_device_train_batch_size=2), rollout)
     assert set(sizes) == {2}
     passes = len(sizes) // 4
@@ -233,11 +241,12 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
     learner = trainer(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
     with torch.no_grad():
         for weight in learner.policy:
-            weight += 0.05 * torch.randn_like(weight)
+            weight.add_(0.05 * torch.randn_like(weight))
     learner.shared.activate("policy")
     rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.value_fn)
     assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
     taken = collect(learner, rollout)
+    assert rollout.logprobs is not None
     assert torch.equal(taken.logp[rollout.mask], rollout.logprobs[rollout.mask])
     again = trainer(run, kind, response_length=8, temperature=0.7)
     for mine, theirs in zip(
@@ -259,6 +268,7 @@ def test_only_policy_and_value_move(run, rollout, kind):
     learner = trainer(run, kind)
     shared = learner.shared
     before = {name: p.detach().clone() for name, p in shared.peft.named_parameters()}
+    assert shared.score_head and shared.value_head
     score = shared.score_head.weight.clone()
     head = shared.value_head.weight.detach().clone()
     learner.update(collect(learner, rollout))
@@ -331,6 +341,7 @@ def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, cod
 
 def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rollout):
     shared = trainer(run, "adapter").shared
+    assert shared.value_head
     scores = (shared.scores(rollout) - NORM[0]) / NORM[1]
     shared.activate("value")
     with torch.no_grad():
@@ -339,14 +350,14 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
 
 
 def test_adamw_is_that_of_the_recipe(run):
-    asked = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.02}
+    asked: dict[str, Any] = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.02}
     groups = trainer(run, **asked).state.optimizer.param_groups
     assert len(groups) == 2
     for group in groups:
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-3, 0.02)
 
 
-def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, rollout):
+def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, rollout: Rollout):
     drawn: list[int] = []
 
     def draw(step: int) -> Rollout:

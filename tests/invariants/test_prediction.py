@@ -8,6 +8,7 @@ import collections
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from trl.trainer import dpo_trainer, reward_trainer, sft_trainer
 from bench.memory import budgets
 from bench.memory.measure import measure
 from rlhf import recipe
+from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
 from rlhf.memory import gpu
 from rlhf.memory import rehearse as rehearsing
@@ -95,12 +97,12 @@ def predict(tmp_path_factory):
         yield found
 
 
-def peaks(found: dict) -> dict[str, dict[str, int]]:
+def peaks(found: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Components at the peak of each phase of a rehearsal."""
     return {name: _highest(peak) for name, peak in found.items() if peak["operations"]}
 
 
-def _highest(peak: dict) -> dict[str, int]:
+def _highest(peak: dict[str, Any]) -> dict[str, int]:
     return max(peak["operations"].values(), key=lambda parts: sum(parts.values()))
 
 
@@ -112,7 +114,7 @@ def total(parts: dict[str, int]) -> int:
 
 
 @pytest.fixture(scope="module")
-def six(predict) -> tuple[dict, dict]:
+def six(predict) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every stage at six layers: predicted from two and four, and counted on real tensors."""
     loaded = tiny(6)
     return {stage: predict(loaded, stage) for stage in STAGES}, measure(loaded, list(STAGES))
@@ -158,11 +160,11 @@ def profiled(stage: str, loaded: Loaded) -> int:
     """Most bytes that torch's CPU allocator had given out at once while a stage ran."""
     most = 0
 
-    def plain(changed, run_stage) -> dict:
+    def plain(changed, run_stage) -> dict[str, Any]:
         run_stage(torch.device("cpu"))
         return {}
 
-    def watched(changed, run_stage) -> dict:
+    def watched(changed, run_stage) -> dict[str, Any]:
         nonlocal most
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
             run_stage(torch.device("cpu"))
@@ -315,7 +317,7 @@ CACHE = 2 * 2 * KV_HEADS * SIZE * 4 * 4 * (PROMPT + RESPONSE)  # keys and values
 def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
     """The cache of one batch of prompts is still there when the next one is made."""
     loaded, rehearse, before = two
-    kept: collections.deque = collections.deque(maxlen=1)
+    kept: collections.deque[Any] = collections.deque(maxlen=1)
     run = rollout._Decoding.run
 
     def keeping(self) -> list[torch.Tensor]:
@@ -323,7 +325,7 @@ def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
         kept.append([(layer.keys, layer.values) for layer in self.layers])
         return found
 
-    def sampled(*what, **options) -> rollout.Rollout:
+    def sampled(*what, **options) -> Rollout:
         try:
             return rollout.sample(*what, **options)
         finally:
@@ -365,7 +367,7 @@ def test_a_larger_micro_batch_raises_the_update_and_the_score_alone(two):
 def eight() -> tuple[Loaded, Rehearsals]:
     """NF4 and bfloat16 on a GPU's stand-in, rehearsed at the recipe's eight layers."""
     pytest.importorskip("bitsandbytes")
-    changes = {key.replace(".", "__"): value for key, value in NF4.items()}
+    changes: dict[str, Any] = {key.replace(".", "__"): value for key, value in NF4.items()}
     return tiny(8, **changes, ppo__max_eval_samples=8), Rehearsals(None)
 
 
@@ -454,7 +456,7 @@ def test_a_cache_grows_with_rows_and_tokens(two):
         assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
 
 
-def rehearsed(**operations: dict[str, int]) -> dict:
+def rehearsed(**operations: dict[str, int]) -> dict[str, Any]:
     return {"operations": operations, "paged": 0, "flops": 0, "recomputed": 0}
 
 
@@ -484,7 +486,8 @@ def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(stage, expand
     """Layers 2 and 4, whose events are repeated, beside all 10 of them: what is allocated to the byte, what is reserved
     and needed within 0.2 % or a page."""
     pytest.importorskip("bitsandbytes")
-    loaded = recipe.load(RECIPE, tiny(10, **{k.replace(".", "__"): v for k, v in NF4.items()}).overrides | WIDE)
+    changes: dict[str, Any] = {key.replace(".", "__"): value for key, value in NF4.items()}
+    loaded = recipe.load(RECIPE, tiny(10, **changes).overrides | WIDE)
     rehearser = rehearsing.Rehearser()
     found = rehearser(loaded, stage, expandable)["reserved"]
     deep = Rehearsals(None)
@@ -586,8 +589,13 @@ def test_what_was_predicted_before_is_read_again(predict, tmp_path, monkeypatch)
     """And another setting, or other code, is predicted anew."""
     loaded = tiny(4)
     first = predict(loaded, "merge")
-    asked = []
-    monkeypatch.setattr(Predictor, "_rehearse", lambda self, loaded, stage: asked.append(stage) or 1 / 0)
+    asked: list[str] = []
+
+    def rehearse(self, loaded, stage):
+        asked.append(stage)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Predictor, "_rehearse", rehearse)
     with Predictor() as other:
         assert other(loaded, "merge") == first
         assert not asked
@@ -653,7 +661,7 @@ PEAKS = {stage: {"load": {"base": 1_000}} for stage in STAGES} | {
 }
 
 
-def changed(stage: str, phase: str, part: str, factor: float) -> dict:
+def changed(stage: str, phase: str, part: str, factor: float) -> dict[str, Any]:
     found = copy.deepcopy(PEAKS)
     found[stage][phase][part] = round(found[stage][phase][part] * factor)
     return found
@@ -707,7 +715,7 @@ def test_more_operations_than_are_pinned_are_named():
 def test_operations_of_a_decoding_step_are_those_of_every_layer(predict, monkeypatch):
     """Counted once, in a worker, for the recipe's number of layers; on a CPU nothing is captured."""
     assert predict.decoding_step(tiny(4)) is None
-    changes = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
+    changes: dict[str, Any] = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
     roles = predict.decoding_step(tiny(4, **changes))
     assert set(roles) == {"policy", "reference", "base"}
     assert not any(step.unsafe for step in roles.values())

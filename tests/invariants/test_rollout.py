@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.unit.test_lean import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0
 KV = ("keys", "values")
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -40,8 +41,11 @@ def model(request) -> LlamaForCausalLM | MistralForCausalLM:
     """Random weights, large enough that the choice of token depends on the context."""
     torch.manual_seed(0)
     kind = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}[request.param]
-    found = kind[1](kind[0](**SIZES, initializer_range=0.3, pad_token_id=PAD, eos_token_id=EOS)).eval()
-    return found.requires_grad_(False)
+    found: LlamaForCausalLM | MistralForCausalLM = kind[1](
+        kind[0](**SIZES, initializer_range=0.3, pad_token_id=PAD, eos_token_id=EOS)
+    ).eval()
+    found.requires_grad_(False)
+    return found
 
 
 def prompts(count: int, longest: int = 20) -> list[list[int]]:
@@ -54,6 +58,11 @@ def drawn(model, rows: list[list[int]], seed: int = 0, observe=None, **changes) 
     torch.manual_seed(seed)
     settings = {"max_prompt_length": 64, "response_length": 40, "temperature": 1.0, "batch_size": 8} | changes
     return sample(model, rows, Ids(), Sampling(**settings), observe)
+
+
+def logprobs(found: Rollout) -> torch.Tensor:
+    assert found.logprobs is not None
+    return found.logprobs
 
 
 def responses(found: Rollout) -> list[list[int]]:
@@ -103,8 +112,8 @@ def test_log_probabilities_are_those_of_a_training_forward(model):
         states = model.model(input_ids=found.ids, use_cache=False).last_hidden_state
         picked = states.gather(1, found.predictors[..., None].expand(-1, -1, states.shape[-1]))
         expected = token_logprobs(model.lm_head(picked) / temperature, found.tokens)
-        assert found.logprobs.shape == found.mask.shape
-        assert (found.logprobs - expected)[found.mask].abs().max() < 2e-5
+        assert logprobs(found).shape == found.mask.shape
+        assert (logprobs(found) - expected)[found.mask].abs().max() < 2e-5
 
 
 def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
@@ -142,7 +151,7 @@ def test_windows_on_cuda(width, windows):
     """One for 128 or 256 steps of a prompt that is padded to 384, and for any prompt one every 256 steps."""
     room = 128 if width > 100 else 528
     growth = engine.WINDOW["cuda"]
-    decoding = SimpleNamespace(width=width, room=room, growth=growth)
+    decoding: Any = SimpleNamespace(width=width, room=room, growth=growth)
     decoding.layers = [engine._Layer(engine._round_up(width + room, growth.whole))]
     decoding.layers[0].window = width
     opened = [step for step in range(1, room) if engine._Decoding.open_window(decoding, step)]
@@ -189,9 +198,9 @@ def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_ke
             patch.setitem(engine.FEW_KERNELS, "cpu", few_kernels)
             found = drawn(base, rows, temperature=temperature, **how, **changes)
         assert responses(found) == responses(expected)
-        assert (found.logprobs - expected.logprobs)[found.mask].abs().max() < 1e-4
+        assert (logprobs(found) - logprobs(expected))[found.mask].abs().max() < 1e-4
         if role != "base":
-            assert not torch.equal(found.logprobs, expected.logprobs), "another path was taken"
+            assert not torch.equal(logprobs(found), logprobs(expected)), "another path was taken"
     assert not any("forward" in module.__dict__ for module in base.modules())
 
 
@@ -287,7 +296,7 @@ def test_drawing_follows_the_distribution():
 
 def test_the_usual_attention_comes_back_after_sampling(model, monkeypatch):
     """Decoding with padding on the left needs an attention that takes a mask; training keeps the recipe's."""
-    used = []
+    used: list[str] = []
     monkeypatch.setattr(model, "set_attn_implementation", used.append)
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
     with engine._attention(model, "sdpa"):

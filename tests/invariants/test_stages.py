@@ -29,16 +29,16 @@ from rlhf.data.rows import Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies as evaluation
-from rlhf.files import read_json, read_lines
+from rlhf.files import read_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Loaded, Ppo
-from rlhf.rollout.engine import collate
+from rlhf.rollout.engine import collate, sample
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
 from rlhf.stages.online import scoring, session
 from rlhf.stages.supervised import hide_right_padding
-from tests.conftest import beside, run_stages, small
+from tests.conftest import beside, content_of, noted, run_stages, small, there
 
 ROOT = Path("cpu-tiny/v1")
 ASSISTANT = "\n\nAssistant:"
@@ -48,9 +48,9 @@ class Built(Exception):
     """Ends a stage at the moment when it would begin to train."""
 
 
-def built(stage: str, loaded: Loaded, out: Path) -> Trainer:
-    """The trainer as a stage has made it, not yet run."""
-    found: list[Trainer] = []
+def built(stage: str, loaded: Loaded, out: Path) -> Any:
+    """The trainer as a stage has made it, not yet run; Any, as each stage has a kind of its own."""
+    found: list[Any] = []
 
     def stop(trainer: Trainer, *_: Any, **__: Any) -> None:
         found.append(trainer)
@@ -82,6 +82,7 @@ def adapter(root: Path, stage: str) -> dict[str, Tensor]:
 def last_answer(ids: list[int], codec: Codec) -> int:
     """Where the response starts: behind the last "Assistant:", which is one token."""
     turn = codec.tokenizer.convert_tokens_to_ids(ASSISTANT)
+    assert isinstance(turn, int)
     return len(ids) - ids[::-1].index(turn)
 
 
@@ -126,7 +127,7 @@ def test_without_the_mask_of_right_padding_losses_and_gradients_are_the_same(tra
     decoder = trainer.model.get_decoder()
     masks: list[Any] = []
     forward = decoder.forward
-    decoder.forward = lambda *ids, **given: (masks.append(given["attention_mask"]), forward(*ids, **given))[1]
+    decoder.forward = lambda *ids, **given: noted(masks, given["attention_mask"], forward(*ids, **given))
 
     def outcome() -> list[Tensor]:
         batch = first_batch(trainer)
@@ -170,7 +171,7 @@ def test_a_batch_that_is_padded_on_the_left_is_refused(trained, tmp_path):
 def test_the_reward_model_starts_as_sft_under_a_trainable_head(trained, tmp_path):
     trainer = built("rm", small(), beside(trained, tmp_path, "pretrain", "sft"))
     ids = torch.randint(10, 300, (2, 12), generator=torch.Generator().manual_seed(0))
-    sft = plain_sft(trained)
+    sft: Any = plain_sft(trained)
     with torch.no_grad():
         fresh = trainer.model.base_model.model.model(input_ids=ids).last_hidden_state
         theirs = sft.base_model.model.model(input_ids=ids).last_hidden_state
@@ -193,13 +194,14 @@ def test_the_reward_model_starts_as_sft_under_a_trainable_head(trained, tmp_path
         assert not torch.equal(saved[name], weight), name
 
 
-def scored(trainer: Trainer, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def scored(trainer: Any, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Scores of the chosen and the rejected half of a batch, a row at a time and without padding."""
     rows = [row[: int(m.sum())] for row, m in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
     model = trainer.model.base_model.model
     with torch.no_grad():
         scores = [model.score(model.model(input_ids=row[None]).last_hidden_state[0, -1]) for row in rows]
-    return torch.cat(scores).double().chunk(2)
+    chosen, rejected = torch.cat(scores).double().chunk(2)
+    return chosen, rejected
 
 
 @pytest.mark.parametrize("center", [0.0, 0.5])
@@ -217,7 +219,8 @@ def test_bradley_terry_with_its_margin_and_centring(trained, tmp_path, margin, c
 
 def test_the_margin_ranking_loss_is_the_hinge_and_trains(trained, tmp_path, monkeypatch):
     """Two real steps; then a batch with pairs on both sides of the hinge."""
-    trainers, train = [], Trainer.train
+    trainers: list[Any] = []
+    train = Trainer.train
 
     def recorded(trainer: Trainer, *args: Any, **options: Any) -> Any:
         trainers.append(trainer)
@@ -298,7 +301,8 @@ def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
     assert lengths[1] > lengths[0] + 8
 
     def encoded(prompt: int, whole: int) -> tuple[Any, dict[str, int]]:
-        return encode_pairs(codec, pairs, SimpleNamespace(max_prompt_length=prompt, max_length=whole))[:2]
+        options: Any = SimpleNamespace(max_prompt_length=prompt, max_length=whole)
+        return encode_pairs(codec, pairs, options)[:2]
 
     kept, counts = encoded(999, 999)
     assert len(kept) == 3
@@ -308,7 +312,8 @@ def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
     limit = lengths[1] - 2  # the second pair's prompt fills the whole room
     kept, counts = encoded(limit, limit)
     assert len(kept) == 2
-    assert encode_pairs(codec, pairs, SimpleNamespace(max_prompt_length=limit, max_length=limit))[2] == pairs[::2]
+    room: Any = SimpleNamespace(max_prompt_length=limit, max_length=limit)
+    assert encode_pairs(codec, pairs, room)[2] == pairs[::2]
     assert counts["pairs_dropped"] == 1
     assert counts["prompts_cut"] == 1
 
@@ -337,7 +342,7 @@ def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, 
     lengths = [len(row.get("prompt_ids", [])) + len(row[name]) for row in rows for name in names]
     assert len(rows) == 64
     assert max(lengths) == 30
-    cuts = read_json(tmp_path / ROOT / stage / "manifest.json")["cuts"]["train"]
+    cuts = content_of(tmp_path / ROOT / stage / "manifest.json")["cuts"]["train"]
     assert cuts["responses_cut"] == sum(row[name][-1] != codec.eos_id for row in rows for name in names) > 0
     assert cuts["prompts_cut"] > 0
     assert cuts["pairs_dropped"] == 0
@@ -348,7 +353,7 @@ def test_dpo_cuts_completions_to_their_own_limit(trained, tmp_path):
     trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
     responses = [row[name] for row in trainer.train_dataset for name in ("chosen_ids", "rejected_ids")]
     assert max(len(ids) for ids in responses) == 6
-    cuts = read_json(tmp_path / ROOT / "dpo" / "manifest.json")["cuts"]["train"]
+    cuts = content_of(tmp_path / ROOT / "dpo" / "manifest.json")["cuts"]["train"]
     eos = trainer.processing_class.eos_token_id
     assert cuts["responses_cut"] == sum(ids[-1] != eos for ids in responses) > 0
     assert cuts["prompts_cut"] == 0
@@ -383,7 +388,7 @@ class Spied:
         self.trains: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self.evaluates: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self.divergences: list[tuple[float, int]] = []  # of PPO: nats, and over how many tokens
-        self.norms: list[tuple[float, float]] = []
+        self.norms: list[scoring.ScoreNorm] = []
         with pytest.MonkeyPatch.context() as patch:
             self._listen(patch)
             for stage in self.STAGES:
@@ -392,10 +397,10 @@ class Spied:
         self.codec = load_codec(Run(out, self.loaded, "sft"))
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
-        forward, sample, exact_kl = LlamaModel.forward, evaluation.sample, evaluation.exact_kl
+        forward, exact_kl = LlamaModel.forward, evaluation.exact_kl
         score_norm, new_tokenizer = scoring.score_norm, tokenize.train
 
-        def train(trainer: Trainer, *_: Any, **__: Any) -> None:
+        def train(trainer: Any, *_: Any, **__: Any) -> None:
             for row in trainer.train_dataset:
                 sides = [row["input_ids"]] if "input_ids" in row else [row["chosen_ids"], row["rejected_ids"]]
                 self.trains[self.stage] |= {(*row.get("prompt_ids", ()), *ids) for ids in sides}
@@ -439,7 +444,7 @@ class Spied:
         """Whether the split holds out each dialogue; later pieces of a long text, without BOS, say nothing."""
         real = [[i for i in row if i != self.codec.pad_id] for row in rows]
         texts = [self.codec.tokenizer.decode(ids[1:]) for ids in real if ids[0] == self.codec.tokenizer.bos_token_id]
-        return [self.side(text) for text in texts]
+        return [self.side(str(text)) for text in texts]
 
     def side(self, text: str) -> bool:
         first = re.match(r"\n\nHuman:(.*?)\n\nAssistant:", text, re.DOTALL)
@@ -474,7 +479,7 @@ def test_nothing_is_evaluated_on_a_training_conversation(spied):
 def test_the_reported_divergence_is_per_response_token(spied):
     nats, tokens = map(sum, zip(*spied.divergences, strict=True))
     assert nats > 0
-    metrics = read_json(spied.out / ROOT / "ppo/summary.json")["metrics"]
+    metrics = content_of(spied.out / ROOT / "ppo/summary.json")["metrics"]
     assert metrics["kl_per_token"] == pytest.approx(nats / tokens, rel=1e-6)
 
 
@@ -503,7 +508,7 @@ def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
     shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
     shared.add_reward(rm)
     found = ppo.Learner(shared, rm, settings, NORM)
-    for weight in (*shared.parameters("policy"), shared.value_head.weight):
+    for weight in (*shared.parameters("policy"), there(shared.value_head).weight):
         weight.data += 0.05 * torch.randn(weight.shape)
     return found
 
@@ -525,11 +530,12 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
 
     def states(i: int, role: str) -> Tensor:
         shared.activate(role)
-        return shared.base.model(input_ids=rows[i][None]).last_hidden_state[0]
+        found: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
+        return found[0]
 
     def distribution(i: int, role: str) -> Tensor:
         p, n = spans[i]
-        logits = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
+        logits: Tensor = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
         return logits - logits.logsumexp(-1, keepdim=True)
 
     def logp(i: int, role: str) -> Tensor:
@@ -538,7 +544,8 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
 
     def value(i: int) -> Tensor:
         p, n = spans[i]
-        return shared.value_head(states(i, shared.value_role)[p - 1 : p + n - 1])[:, 0]
+        found: Tensor = there(shared.value_head)(states(i, shared.value_role)[p - 1 : p + n - 1])
+        return found[:, 0]
 
     old, ref, before, shaped, advantages = [], [], [], [], []
     with torch.no_grad():
@@ -547,16 +554,17 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
             ref.append(logp(i, "reference"))
             before.append(value(i))
             shaped.append(-o.kl_coef * (old[i] - ref[i]) if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
-            score = (shared.score_head(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
+            score = (there(shared.score_head)(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
             score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
             score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
-            shaped[i][-1] += score - o.missing_eos_penalty * (not rollout.ended[i])
+            shaped[i][-1] += score - (o.missing_eos_penalty or 0.0) * (not rollout.ended[i])
         flat = torch.cat(shaped)
         for i, (_, n) in enumerate(spans):
             rewards = (shaped[i] - flat.mean()) / flat.std() + flat.mean() if o.whiten_rewards else shaped[i]
             delta = rewards + o.gamma * torch.cat([before[i][1:], torch.zeros(1)]) - before[i]
             decay = o.gamma * o.lam
-            advantages.append(torch.stack([sum(decay ** (k - t) * delta[k] for k in range(t, n)) for t in range(n)]))
+            terms = [[decay ** (k - t) * delta[k] for k in range(t, n)] for t in range(n)]
+            advantages.append(torch.stack([sum(later, torch.zeros(())) for later in terms]))
     returns = [a + v for a, v in zip(advantages, before, strict=True)]
     spread, mean = torch.cat(advantages).std(), torch.cat(advantages).mean()
     advantages = [(a - mean) / spread for a in advantages]
@@ -576,7 +584,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
                     gain = gain - o.entropy_coef * (everything.exp() * everything).sum(-1)
                 (-gain.sum() / tokens).backward()
                 v = value(i)
-                near = before[i] + (v - before[i]).clamp(-o.cliprange_value, o.cliprange_value)
+                near = before[i] + (v - before[i]).clamp(-there(o.cliprange_value), there(o.cliprange_value))
                 error = torch.maximum((v - returns[i]) ** 2, (near - returns[i]) ** 2)
                 (o.vf_coef * 0.5 * error.sum() / tokens).backward()
             for optimizer in optimizers:
@@ -662,7 +670,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     policy, value = step.state.optimizer.param_groups
     assert {id(p) for p in policy["params"]} == {id(p) for p in shared.parameters("policy")}
     assert {id(p) for p in value["params"]} == {
-        id(p) for p in (*shared.parameters("value"), *shared.value_head.parameters())
+        id(p) for p in (*shared.parameters("value"), *there(shared.value_head).parameters())
     }
     assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
     for group in (policy, value):
@@ -684,14 +692,15 @@ def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, roll
     assert real.tolist() == pytest.approx(scaled.tolist(), abs=1e-4)
 
 
-def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout):
+def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout: Rollout):
     options = small(ppo__batch_size=128, ppo__rollout_batch_size=2).recipe.ppo
     shared = trained_roles(trained, options).shared
     scores = []
     shared.activate("reward")
     for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):
         with torch.no_grad():
-            scores.append(shared.score_head(shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]).item())
+            last = shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]
+            scores.append(there(shared.score_head)(last).item())
     drawn = []
 
     def draw(step: int) -> Rollout:  # unequal parts: a mean of means would not do

@@ -18,7 +18,7 @@ batches = st.lists(st.lists(st.tuples(number, number), max_size=6), min_size=1, 
 share = st.floats(0, 1)
 
 
-def padded(rows, extra=0, fill=0.0):
+def padded(rows, extra=0, fill=0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Right-padded rewards, values and mask, (B, longest row + extra)."""
     width = max(len(row) for row in rows) + extra
     full = [list(row) + [(fill, fill)] * (width - len(row)) for row in rows]

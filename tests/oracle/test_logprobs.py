@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlhf.objectives.logprobs import entropy, linear_token_logprobs, token_logprobs
+from tests.conftest import gradient
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 
@@ -85,13 +86,13 @@ def test_gradient_of_a_confident_token_survives_bfloat16():
     logits = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     token_logprobs(logits, torch.tensor([0])).backward()
     expected = 1 / (1 + math.exp(8))
-    assert logits.grad.flatten().tolist() == pytest.approx([expected, -expected], rel=2**-8)
+    assert gradient(logits).flatten().tolist() == pytest.approx([expected, -expected], rel=2**-8)
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 0), (torch.bfloat16, 1)])
 def test_no_more_than_the_float32_copy_is_kept_for_backward(dtype, copies):
     logits = torch.randn(4, 1000).to(dtype).requires_grad_()
-    kept = {}
+    kept: dict[int, torch.Tensor] = {}
 
     def pack(t):
         if t.numel() == logits.numel() and t.data_ptr() != logits.data_ptr():
@@ -109,7 +110,7 @@ def test_impossible_tokens():
     h = entropy(logits)
     assert h.item() == pytest.approx(math.log(2), rel=1e-14)
     h.backward()
-    assert logits.grad.tolist() == [0, 0, 0]  # the two equal tokens are at the maximum
+    assert gradient(logits).tolist() == [0, 0, 0]  # the two equal tokens are at the maximum
 
 
 def test_gradient_of_the_entropy_is_finite_when_a_probability_underflows():
@@ -118,7 +119,7 @@ def test_gradient_of_the_entropy_is_finite_when_a_probability_underflows():
     # dH/dx_i = -p_i (log p_i + H), with p = 1/(1+e), e/(1+e), 0.
     p = [1 / (1 + math.e), math.e / (1 + math.e)]
     h = -sum(q * math.log(q) for q in p)
-    assert logits.grad.tolist() == pytest.approx([-q * (math.log(q) + h) for q in p] + [0], abs=1e-6)
+    assert gradient(logits).tolist() == pytest.approx([-q * (math.log(q) + h) for q in p] + [0], abs=1e-6)
 
 
 def test_gradcheck():
@@ -167,7 +168,13 @@ def test_linear_is_the_two_steps_in_one_value_and_gradient(chunk, temperature):
 
 def test_linear_gradients_by_finite_differences():
     hidden, weight, ids = case()
-    assert torch.autograd.gradcheck(lambda x: linear_token_logprobs(x, weight, ids, 0.7, 3, "gradient"), (hidden,))
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logp, value = linear_token_logprobs(x, weight, ids, 0.7, 3, "gradient")
+        assert value is not None
+        return logp, value
+
+    assert torch.autograd.gradcheck(both, (hidden,))
     assert torch.autograd.gradcheck(lambda x: linear_token_logprobs(x, weight, ids, 0.7, 3)[0], (hidden,))
 
 
@@ -175,7 +182,7 @@ def test_linear_entropy_as_a_value_has_no_gradient():
     hidden, weight, ids = case()
     logp, value = linear_token_logprobs(hidden, weight, ids, entropy="value")
     assert logp.requires_grad
-    assert not value.requires_grad
+    assert value is not None and not value.requires_grad
     torch.testing.assert_close(value, entropy(hidden @ weight.T).detach())
     assert linear_token_logprobs(hidden, weight, ids)[1] is None
     with torch.no_grad():
@@ -191,13 +198,13 @@ def test_linear_survives_a_confident_policy_in_bfloat16():
     logp.sum().backward()
     rest = 2 * math.exp(-8) / (1 + 2 * math.exp(-8))
     assert logp.item() == pytest.approx(math.log1p(-rest), rel=1e-3)
-    assert hidden.grad.dtype == torch.bfloat16
-    assert hidden.grad[0, 0].item() == pytest.approx(rest, rel=1e-2)
+    assert gradient(hidden).dtype == torch.bfloat16
+    assert gradient(hidden)[0, 0].item() == pytest.approx(rest, rel=1e-2)
 
 
 def test_linear_never_holds_more_logits_than_a_chunk():
     """Watches every tensor that an operation returns, forward and backward."""
-    sizes = []
+    sizes: list[int] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -208,6 +215,7 @@ def test_linear_never_holds_more_logits_than_a_chunk():
     hidden, weight, ids = case(torch.float32, n=64, v=500, h=4)
     with Watch():
         logp, value = linear_token_logprobs(hidden, weight, ids, chunk=8, entropy="gradient")
+        assert value is not None
         (logp.sum() + value.sum()).backward()
     assert max(sizes) == 8 * 500
 

@@ -1,6 +1,7 @@
 """Losses against loops over tokens and pairs in Python floats."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -318,7 +319,7 @@ def test_bradley_terry_by_hand():
 @given(quads, st.floats(0, 1))
 def test_pair_losses_against_a_loop(rows, coef):
     a, b, c, d = (f64(*column) for column in zip(*rows, strict=True))
-    close = dict(rel=1e-12, abs=1e-14)
+    close: dict[str, Any] = {"rel": 1e-12, "abs": 1e-14}
     expected = mean(softplus(-(w - x - y)) for w, x, y, _ in rows) + coef * mean((w + x) ** 2 for w, x, _, _ in rows)
     assert bradley_terry_loss(a, b, margin=c, center_coef=coef).item() == pytest.approx(expected, **close)
     expected = mean(max(0.0, coef - (w - x)) for w, x, _, _ in rows)

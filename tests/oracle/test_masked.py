@@ -1,6 +1,7 @@
 """Masked statistics against numpy on the selected tokens alone."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_explained_variance_of_equal_returns_is_nan(count, dtype):
 def test_against_numpy(pairs):
     x, mask = tensors(pairs)
     real = np.array([v for v, m in pairs if m])
-    close = dict(rel=1e-12, abs=1e-12)
+    close: dict[str, Any] = {"rel": 1e-12, "abs": 1e-12}
     assert masked.masked_mean(x, mask).item() == pytest.approx(real.mean(), **close)
     assert masked.masked_var(x, mask).item() == pytest.approx(real.var(ddof=1), **close)
     assert masked.masked_var(x, mask, unbiased=False).item() == pytest.approx(real.var(), **close)

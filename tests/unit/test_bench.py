@@ -3,6 +3,7 @@
 import copy
 import json
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +29,7 @@ STAGE = {
     "mfu": None,
     "mbu": None,
 }
-RECORD = {
+RECORD: dict[str, Any] = {
     "recipe": "4090-llama2-7b",
     "version": "v1",
     "recipe_sha256": "0",
@@ -87,7 +88,7 @@ def loaded_of(name: str):
     return recipe.load(RECIPE.parents[1] / name / "v1")
 
 
-def record_of(**stages) -> dict:
+def record_of(**stages) -> dict[str, Any]:
     """A record of stages with a peak in GB and projected hours each."""
     found = copy.deepcopy(RECORD)
     found["stages"] = {
@@ -96,7 +97,7 @@ def record_of(**stages) -> dict:
     return found
 
 
-def verdicts_of(name: str, record: dict, price: float | None = None) -> dict[tuple[str, str], str]:
+def verdicts_of(name: str, record: dict[str, Any], price: float | None = None) -> dict[tuple[str, str], str]:
     """Stage and figure as the table prints them -> verdict."""
     compared = bench.comparisons(loaded_of(name), record, price)
     return {(row[0], f"{row[1]} {row[2]}"): row[4] for row in bench.figure_rows(compared)}
@@ -117,7 +118,8 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="records of cpu: Processor B and cpu: Processor A cannot be compared"):
         list(compare.losses(now | {"device": stored["other"]}, now))
     (folder / "2025-01-01_mine_hh.json").write_text(json.dumps(now | {"date": "mine"}))
-    assert bench.newest(loaded, now)["date"] == "mine"
+    newest = bench.newest(loaded, now)
+    assert newest is not None and newest["date"] == "mine"
 
 
 def test_budgets_that_are_broken_are_named():

@@ -16,7 +16,7 @@ from rlhf import cli, recipe
 from rlhf.observe import console, tracking
 from rlhf.process import distributed
 from rlhf.use import reproduce
-from tests.conftest import RECIPE, SMALL, beside, rlhf
+from tests.conftest import RECIPE, SMALL, beside, noted, rlhf
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
 LINE = json.dumps(ROW) + "\n"
@@ -151,7 +151,7 @@ def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
 def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path, monkeypatch, stage, changes, expected):
     """Each in a process of its own; the stage itself is not reached here, as nothing was really run."""
     children: list[list[str]] = []
-    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: children.append(words) or 0)
+    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: noted(children, words, 0))
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
     command("run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed")
     assert [words[4] for words in children] == expected.split()
@@ -165,7 +165,7 @@ def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, mon
     """It has said why itself."""
     children: list[str] = []
     run_child = "rlhf.process.endings.run_child"
-    monkeypatch.setattr(run_child, lambda words: children.append(words[4]) or 3 * (words[4] == "sft"))
+    monkeypatch.setattr(run_child, lambda words: noted(children, words[4], 3 * (words[4] == "sft")))
     code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
     assert (code, out, err) == (3, "", "") and children == ["pretrain", "sft"]
 

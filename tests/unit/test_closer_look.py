@@ -3,6 +3,7 @@
 import math
 import random
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,13 @@ from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import PolicySamples, closer_look, compare, reward_model_figures, score_histograms
 from rlhf.evaluation.references import Overlap, answers
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 def measured(scores: list[float], lengths: list[int], truths: list[float] | None = None, **more) -> PolicySamples:
@@ -35,6 +43,7 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
     before = measured([x + rng.gauss(0, 1) for x in lengths], lengths)
     after = measured([x + rng.gauss(0, 1) for x in more], more)
     found = closer_look(before, after, {})
+    assert after.scores is not None and before.scores is not None
     plain = (after.scores > before.scores).float().mean().item()
     assert plain > 0.65
     assert found["lc_win_rate_vs_sft"] < plain - 0.15
@@ -76,9 +85,11 @@ def test_a_length_bias_shows():
 
 def test_scores_of_all_policies_share_their_ranges():
     found = score_histograms({"sft": measured([0.0, 1.0], [1, 1]), "ppo": measured([3.0, 3.0], [1, 1])})
+    assert found is not None
     assert (found["edges"][0], found["edges"][-1]) == (0.0, 3.0)
     assert found["counts"]["ppo"][-1] == 2 and sum(found["counts"]["sft"]) == 2
-    assert score_histograms({"sft": measured([1.0, 1.0], [1, 1])})["edges"][0] == 1.0
+    found = score_histograms({"sft": measured([1.0, 1.0], [1, 1])})
+    assert found is not None and found["edges"][0] == 1.0
 
 
 # -- against reference answers ----------------------------------------------------------------------------------------
@@ -116,8 +127,7 @@ def encoder(tmp_path_factory):
     tokens = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     PreTrainedTokenizerFast(tokenizer_object=raw, **tokens).save_pretrained(folder)
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(known), max_position_embeddings=32, **shape)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(known), max_position_embeddings=32, **SHAPE)).save_pretrained(folder)
     return folder
 
 
@@ -130,8 +140,9 @@ def test_bertscore_against_its_formula(encoder):
 
     def embed(ids: list[int]) -> torch.Tensor:
         with torch.no_grad():
-            hidden = model(torch.tensor([[2, *ids, 3]])).last_hidden_state[0, 1:-1]
-        return hidden / hidden.norm(dim=-1, keepdim=True)
+            hidden: torch.Tensor = model(torch.tensor([[2, *ids, 3]])).last_hidden_state[0, 1:-1]
+        normed: torch.Tensor = hidden / hidden.norm(dim=-1, keepdim=True)
+        return normed
 
     a, b = embed([5, 6, 7]), embed([7, 8, 5, 13, 11])
     best_a = sum(max((x @ y).item() for y in b) for x in a) / 3
@@ -144,7 +155,7 @@ def test_bertscore_against_its_formula(encoder):
 def test_bertscore_of_texts_that_are_longer_than_the_encoder_reads(encoder, tmp_path, kind):
     shutil.copytree(encoder, tmp_path / "encoder")
     if kind == "roberta":  # whose positions begin behind that of the padding
-        shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        shape = SHAPE | {"num_hidden_layers": 1}
         config = RobertaConfig(vocab_size=54, max_position_embeddings=34, pad_token_id=1, **shape)
         RobertaModel(config).save_pretrained(tmp_path / "encoder")
     overlap = Overlap([("w2 " * 100, None)], str(tmp_path / "encoder"), torch.device("cpu"))

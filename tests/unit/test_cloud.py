@@ -9,6 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ def test_a_slurm_job_stops_its_stage_and_is_queued_again(tmp_path):
     environment = {"PATH": path, "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
     command = ["bash", str(ROOT / "cloud" / "slurm.sh"), "ppo"]
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background would not
-    options = {"stderr": subprocess.PIPE, "start_new_session": True, "preexec_fn": listens}
+    options: dict[str, Any] = {"stderr": subprocess.PIPE, "start_new_session": True, "preexec_fn": listens}
     job = subprocess.Popen(command, env=environment, **options)
     time.sleep(2)
     began = time.monotonic()
@@ -71,6 +72,7 @@ def test_torchrun_without_machines_says_how_it_is_used():
 def test_rays_workers_run_the_stage(monkeypatch, tmp_path):
     """What each worker does; Ray itself is not installed here."""
     spec = importlib.util.spec_from_file_location("ray_train", ROOT / "cloud" / "ray_train.py")
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     seen: list[list[str]] = []

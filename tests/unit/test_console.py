@@ -11,7 +11,7 @@ from rlhf.recipe import published
 def clock(monkeypatch):
     """A clock that tests set, as `clock[0]`."""
     now = [1000.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("rlhf.observe.console.time.monotonic", lambda: now[0])
     return now
 
 
@@ -59,8 +59,15 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
         name="gain", stage="ppo", metric="score_gain_sd", range=(0.6, None), unit="sd", source="us"
     )
     summary = {
-        **{"recipe": "r", "version": "v1", "stage": "ppo", "seed": 0, "modified": False, "wall_seconds": 3.0},
-        **{"tokens_per_second": 5.0, "peak_vram_bytes": None, "peak_rss_bytes": 1e9},
+        "recipe": "r",
+        "version": "v1",
+        "stage": "ppo",
+        "seed": 0,
+        "modified": False,
+        "wall_seconds": 3.0,
+        "tokens_per_second": 5.0,
+        "peak_vram_bytes": None,
+        "peak_rss_bytes": 1e9,
         "targets": [published.record(figure, 0.7)],
         "metrics": {"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
     }
@@ -92,5 +99,5 @@ def test_an_optional_part_is_installed_by_its_packages_without_a_checkout(monkey
     assert console.install_command("report") == "pip install '.[report]'"
     monkeypatch.setattr(console, "__file__", str(tmp_path / "rlhf" / "console.py"))
     requires = ["torch==2.13.*", "plotly<8,>=7.1; extra == 'report'", 'vllm; extra == "other"']
-    monkeypatch.setattr(console.importlib.metadata, "requires", lambda name: requires)
+    monkeypatch.setattr("rlhf.observe.console.importlib.metadata.requires", lambda name: requires)
     assert console.install_command("report") == "pip install 'plotly<8,>=7.1'"

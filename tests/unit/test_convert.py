@@ -1,6 +1,7 @@
 """Conversion: any known kind of rows becomes one plain form that reads back as the same rows."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from rlhf.data import convert, formats
 from rlhf.errors import UserError
 from tests.conftest import rlhf
 
-ROWS = {
+ROWS: dict[str, dict[str, Any]] = {
     "text": {"text": "Rain fell.\n"},
     "hh": {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello!", "rejected": "\n\nHuman: Hi\n\nAssistant: No."},
     "instruction": {"instruction": "Add the numbers.", "input": "2, 3", "output": "5"},
@@ -24,8 +25,8 @@ def write(file, *rows):
     return file
 
 
-def content(rows: formats.Rows) -> list:
-    kept = (*rows.documents, *rows.examples, *rows.pairs, *rows.prompts)
+def content(rows: formats.Rows) -> list[Any]:
+    kept: tuple[Any, ...] = (*rows.documents, *rows.examples, *rows.pairs, *rows.prompts)
     return [[getattr(row, name) for name in row.__slots__ if name != "source"] for row in kept]
 
 

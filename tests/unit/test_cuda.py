@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,8 @@ def environment(monkeypatch):
 @pytest.fixture
 def kernels() -> Iterator[None]:
     """The choice of kernels is as before when a test ends."""
-    cudnn, fill = torch.backends.cuda.cudnn_sdp_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # a module whose attribute is a property, which stubs lack
+    cudnn, fill = torch.backends.cuda.cudnn_sdp_enabled(), settings.fill_uninitialized_memory
     deterministic, warn_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -40,7 +42,7 @@ def kernels() -> Iterator[None]:
     yield
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    settings.fill_uninitialized_memory = fill
 
 
 def on_cuda(**changes) -> recipe.Recipe:

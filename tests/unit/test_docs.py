@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -262,7 +263,7 @@ def _exists(name: str) -> bool:
         parts = name.split(".")
         for end in range(len(parts), 0, -1):
             try:
-                found = importlib.import_module(".".join(parts[:end]))
+                found: Any = importlib.import_module(".".join(parts[:end]))
             except ModuleNotFoundError:
                 continue
             for part in parts[end:]:

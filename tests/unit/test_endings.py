@@ -64,7 +64,7 @@ def script(body: str, *signals: int) -> tuple[int, str, float]:
     """Exit code and stderr of a program that is sent signals once it has printed "ready", and how long it lived on."""
     code = "import hashlib, subprocess, sys, time\nfrom rlhf.process import endings\n" + textwrap.dedent(body)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline().strip() == "ready"
+    assert process.stdout is not None and process.stdout.readline().strip() == "ready"
     time.sleep(0.3)  # until it is in C
     began = time.monotonic()
     for number in signals:
@@ -126,6 +126,7 @@ def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
     """
     code = "import subprocess, time\nfrom rlhf.process import endings\n" + textwrap.dedent(body)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)

@@ -1,6 +1,7 @@
 """Perplexity, exact divergence, gains and win rates against numbers made in another way."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def tiny(seed: int) -> LlamaForCausalLM:
         num_key_value_heads=2,
         tie_word_embeddings=False,
     )
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.eval()
     model.lm_head.weight.data *= 20
     return model
 
@@ -101,7 +103,7 @@ def test_the_exact_divergence_is_from_the_role_to_the_reference(temperature):
     """Over whole distributions at the response tokens, one by one in float64; the other direction is another number."""
     lengths = [4, 6, 1]
     rollout = collate([[1, 3], [1], [1, 4, 5]], [[7] * n for n in lengths], PAD, EOS)
-    roles = Roles(len(lengths), max(lengths))
+    roles: Any = Roles(len(lengths), max(lengths))
     there = back = 0.0
     for row, length in enumerate(lengths):
         for slot in range(length):
@@ -177,6 +179,7 @@ def repeated(one: PolicySamples, times: int) -> PolicySamples:
     def again(x: Tensor) -> Tensor:
         return x.repeat_interleave(times)
 
+    assert one.scores is not None and one.truths is not None
     texts = [text for text in one.texts for _ in range(times)]
     return PolicySamples(
         texts, again(one.lengths), again(one.ended), one.kl, again(one.scores), again(one.truths), times

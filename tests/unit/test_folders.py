@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def folder(trained, tmp_path) -> Path:
+def folder(trained: Path, tmp_path: Path) -> Path:
     shutil.copytree(trained / "cpu-tiny/v1/pretrain/model", tmp_path / "model")
     return tmp_path / "model"
 
@@ -131,14 +132,20 @@ def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, mon
 def test_a_whole_index_is_read(folder, trained, tmp_path):
     with_index(metadata={"total_size": 1})(folder)
     run = Run(tmp_path, pretrained(trained, tmp_path, model__name=str(folder)), "sft")
-    assert load_base(run, CPU).config.hidden_size == small().recipe.model.architecture.hidden_size
+    architecture = small().recipe.model.architecture
+    assert architecture and load_base(run, CPU).config.hidden_size == architecture.hidden_size
 
 
 def test_nan_in_weights_that_are_quantised_when_they_are_loaded(tmp_path, trained):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes))
     options = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4"}
     run = Run(tmp_path, pretrained(trained, tmp_path, **options), "sft")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -75,7 +76,7 @@ def refusal(*args, call=read, **options) -> str:
     return str(caught.value)
 
 
-def pair_of(write, row: dict) -> PreferencePair:
+def pair_of(write, row: dict[str, Any]) -> PreferencePair:
     (pair,) = read([write("one.jsonl", lines(row))]).pairs
     return pair
 
@@ -368,10 +369,11 @@ def test_the_report_names_hashes_counts_and_sums_up(write):
 # Kinds of files
 
 
-def parquet(rows: list[dict]) -> bytes:
+def parquet(rows: list[dict[str, Any]]) -> bytes:
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
-    return sink.getvalue().to_pybytes()
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 @pytest.mark.parametrize("kind", ROWS)

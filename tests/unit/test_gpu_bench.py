@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bench import results
 from bench.gpu import attention, command, memory, nf4, packages, plan, record, runner, speed, suites, variants
-from bench.gpu.item import Context
+from bench.gpu.item import Context, load
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Verdict
 from rlhf.cli import guarded
@@ -37,10 +38,10 @@ def gpu_bench(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def good_record(name: str = "memory-4090") -> dict:
+def good_record(name: str = "memory-4090") -> dict[str, Any]:
     """A record as a GPU would leave it."""
     item = BY_NAME[name]
-    found = record.opened(item, False, None if item.recipe is None else runner.load(item, False))
+    found = record.opened(item, False, None if item.recipe is None else load(item, False))
     found |= {"outcome": "done", "seconds": 1.0, "device": {"type": "cuda", "name": "NVIDIA H200"}}
     found["code"] = {"commit": "0123456789" * 4, "dirty": False}
     record.decide(found, Verdict(True, "all | well"))
@@ -220,7 +221,9 @@ EACH = {item.function: item for item in reversed(ITEMS) if item.stand_in and "su
 def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
     if item.name == "speed-h100":  # what steps.measure does is tested elsewhere, and takes long
         stage = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": None}
-        monkeypatch.setattr(speed.steps, "measure", lambda loaded, stages, out, **_: dict.fromkeys(stages, stage))
+        monkeypatch.setattr(
+            "bench.gpu.speed.steps.measure", lambda loaded, stages, out, **_: dict.fromkeys(stages, stage)
+        )
     for module in item.modules:
         pytest.importorskip(module)
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -236,7 +239,7 @@ def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
     CHECKS.get(item.name, lambda measured: None)(found["measured"])
 
 
-def decoding_has_every_variant(measured: dict) -> None:
+def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     (table,) = measured["rows"].values()
     assert list(table["variants"]) == [*variants.DECODING, *variants.SAMPLING]
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
@@ -248,7 +251,7 @@ def decoding_has_every_variant(measured: dict) -> None:
     assert table["bytes_read"] == 4 * (2 * layer + 32 + 261 * 32 + 2 * lora + cache)
 
 
-def training_has_every_variant(measured: dict) -> None:
+def training_has_every_variant(measured: dict[str, Any]) -> None:
     assert set(measured["micro_batches"]) == {"sft", "ppo"} and measured["switch_ms"] > 0
     for table in measured["micro_batches"].values():
         assert len(table["variants"]) == 2 * len(variants.TRAINING)
@@ -256,13 +259,13 @@ def training_has_every_variant(measured: dict) -> None:
             assert row["operations"] > 0 and 0 < row["host_seconds"] <= row["seconds"]
 
 
-def attention_has_every_kind(measured: dict) -> None:
+def attention_has_every_kind(measured: dict[str, Any]) -> None:
     kinds = {(label.split(",")[0], label.endswith("no mask")) for label in measured["as the stages run"]}
     assert {("training", True), ("training", False), ("decode", False)} <= kinds
     assert len(measured) == 3, "as the stages run, and the other setting of cuDNN"
 
 
-def memory_has_reserved_or_not(measured: dict) -> None:
+def memory_has_reserved_or_not(measured: dict[str, Any]) -> None:
     phases = {(row["stage"], row["phase"]) for row in measured["phases"]}
     assert {("sft", "train"), ("sft", "evaluate/decode"), ("rm", "train")} <= phases
     assert all(
@@ -291,7 +294,7 @@ CHECKS = {
     ],
 )
 def test_a_suite_is_decided_by_its_tests(outcomes, dry_run, holds, why):
-    assert suites.verdict(dict(enumerate(outcomes)), dry_run) == (holds, why)
+    assert suites.verdict(dict(zip("abc", outcomes, strict=False)), dry_run) == (holds, why)
 
 
 def test_a_suite_runs_the_tests_that_are_chosen(tmp_path):
@@ -380,9 +383,9 @@ def test_two_optimizers_are_given_the_same_weights_and_gradients():
 
 
 def test_a_variant_changes_a_switch_for_a_while_only():
-    usual = rollout.WINDOW
+    usual: object = rollout.WINDOW
     with variants.setting(rollout, "WINDOW", 4096)(None):
-        assert rollout.WINDOW == 4096
+        assert vars(rollout)["WINDOW"] == 4096
     assert usual == rollout.WINDOW
     with (
         pytest.raises(variants.Unavailable, match=r"rlhf.rollout.engine has no LEAN"),

@@ -16,7 +16,7 @@ from rlhf.terminal import LONGEST
 def ends(monkeypatch, capsys):
     """Exit code and stderr of a command that raises an error."""
 
-    def run(error: BaseException, *words: str) -> tuple[int, str]:
+    def run(error: BaseException, *words: str) -> tuple[str | int | None, str]:
         @click.command()
         @click.argument("rest", nargs=-1)
         def command(rest):

@@ -14,6 +14,7 @@ from rlhf.memory import gpu, kernels, predict
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.gpu import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
 from rlhf.memory.rehearse import PHASES
+from tests.conftest import noted
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CARDS = ("4090", "h100", "8xh100")
@@ -82,7 +83,7 @@ def library_unpacks(card: Gpu, rows: int, out: int, inner: int) -> bool:
     """What bitsandbytes itself does: its kernel for CUDA is called, with both of its ways replaced by notes."""
     library = pytest.importorskip("bitsandbytes") and kernels._bitsandbytes_cuda()
     assert library
-    ways = []
+    ways: list[bool] = []
     x = torch.empty(rows, inner, dtype=torch.bfloat16, device=META)
     packed = torch.empty(out * inner // 2, 1, dtype=torch.uint8, device=META)
     scales = torch.empty(out * inner // 64, device=META)
@@ -90,8 +91,8 @@ def library_unpacks(card: Gpu, rows: int, out: int, inner: int) -> bool:
     library._gemm_4bit_use_custom_cuda.cache_clear()
     with (
         mock.patch.object(library, "_gpu_dispatch_props", lambda index: (card.multiprocessors, *card.capability)),
-        mock.patch.object(library, "_dequant_linear_fallback", lambda *_, **__: ways.append(True) or x),
-        mock.patch.object(library, "_gemm_4bit_kernel_impl", lambda *_, **__: ways.append(False) or x),
+        mock.patch.object(library, "_dequant_linear_fallback", lambda *_, **__: noted(ways, True, x)),
+        mock.patch.object(library, "_gemm_4bit_kernel_impl", lambda *_, **__: noted(ways, False, x)),
     ):
         torch.ops.bitsandbytes.gemm_4bit.default.redispatch(cuda, x, packed, [out, inner], scales, 64, "nf4")
     library._gemm_4bit_use_custom_cuda.cache_clear()

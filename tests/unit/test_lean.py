@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.models import lean
+from tests.conftest import noted
 
 SIZES = {
     "vocab_size": 64,
@@ -52,7 +54,8 @@ def adapted(dtype: torch.dtype, kind: str = "llama", nf4: bool = False, **lora):
             parameter.data += 0.3 * torch.randn_like(parameter)  # ones would hide where a norm is rounded
     if nf4:
         four_bit(base)
-    settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "init_lora_weights": False} | lora
+    settings: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "init_lora_weights": False}
+    settings |= lora
     found = get_peft_model(base, LoraConfig(**settings), adapter_name="policy", autocast_adapter_dtype=True)
     found.add_adapter("reference", LoraConfig(**settings))
     for name, parameter in found.named_parameters():
@@ -72,7 +75,8 @@ def states(model, role: str, ids: Tensor) -> Tensor:
         model.base_model.set_adapter(role, inference_mode=role == "reference")
     half = base.dtype == torch.bfloat16
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-        return base.model(input_ids=ids, use_cache=False).last_hidden_state.float()
+        found: Tensor = base.model(input_ids=ids, use_cache=False).last_hidden_state
+    return found.float()
 
 
 def activated(model, role: str):
@@ -174,7 +178,7 @@ def test_weights_are_those_of_the_moment():
 @pytest.mark.parametrize("what", ["dora", "two adapters", "some layers"])
 def test_adapters_of_other_kinds(what):
     """What is more than B A x is left to peft."""
-    changes = {"dora": {"use_dora": True}, "some layers": {"target_modules": ["q_proj"]}}
+    changes: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "some layers": {"target_modules": ["q_proj"]}}
     model = adapted(torch.float32, **changes.get(what, {}))
     base = activated(model, "policy")
     if what == "two adapters":
@@ -182,7 +186,8 @@ def test_adapters_of_other_kinds(what):
 
     def computed() -> Tensor:
         with torch.no_grad():
-            return base.model(input_ids=IDS, use_cache=False).last_hidden_state
+            found: Tensor = base.model(input_ids=IDS, use_cache=False).last_hidden_state
+        return found
 
     expected = computed()
     with lean.lean_adapters(base):
@@ -242,7 +247,7 @@ def test_rows_are_multiplied_in_groups_in_a_step_only(monkeypatch):
     layer = base.model.layers[0].mlp.up_proj.get_base_layer()
     sizes: list[int] = []
     usual = type(layer).forward
-    monkeypatch.setattr(type(layer), "forward", lambda self, x: (sizes.append(x.shape[0]), usual(self, x))[1])
+    monkeypatch.setattr(type(layer), "forward", lambda self, x: noted(sizes, x.shape[0], usual(self, x)))
     with lean.four_bit_weights(base, "row_groups"):
         for rows, length, expected in ((4, 1, [4]), (5, 1, [3, 2]), (10, 1, [4, 4, 2]), (10, 3, [10])):
             sizes.clear()
@@ -257,7 +262,7 @@ def test_groups_are_what_the_library_would_not_unpack(monkeypatch, card, propert
     ops = pytest.importorskip("bitsandbytes.backends.cuda.ops")
     monkeypatch.setattr(ops, "_gpu_dispatch_props", lambda index: properties)
     ops._gemm_4bit_use_custom_cuda.cache_clear()
-    x = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
+    x: Any = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
     shapes = {(4096, 4096), (1024, 4096), (11008, 4096), (4096, 11008), (14336, 4096), (4096, 14336)}
     for out_features, in_features in shapes:
         for rows in range(1, 65):

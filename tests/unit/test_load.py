@@ -1,6 +1,7 @@
 """What `data.drop` leaves out before training, and what the manifest says about it."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,17 +13,24 @@ from tests.conftest import small
 ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"
 
 
-def row(n: int, chosen: str = "", rejected: str = "") -> dict:
+def row(n: int, chosen: str = "", rejected: str = "") -> dict[str, Any]:
     return {"prompt": f"Question {n}?", "chosen": chosen or f"It is {n}.", "rejected": rejected or f"It is not {n}."}
+
+
+class Described(Run):
+    """A run that keeps in memory what it would write into its manifest."""
+
+    described: dict[str, Any]
+
+    def describe(self, **facts: Any) -> None:
+        self.described = facts
 
 
 def corpus(tmp_path, rows, drop):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], data__drop=drop), "sft")
-    described = {}
-    run.describe = lambda **facts: described.update(facts)
-    return load(run), described["data"]
+    run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], data__drop=drop), "sft")
+    return load(run), run.described["data"]
 
 
 def test_nothing_is_dropped_by_default(tmp_path):
@@ -60,8 +68,7 @@ def test_validation_rows_are_held_out_rows_of_other_conversations(tmp_path):
     file.write_text("".join(json.dumps(row(n)) + "\n" for n in range(400)))
 
     def parts(**changes):
-        run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
-        run.describe = lambda **_: None
+        run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
         return load(run)
 
     whole = parts(data__heldout_fraction=0.3)
@@ -80,8 +87,7 @@ def test_a_part_without_rows_is_refused(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row(n)) + "\n" for n in range(20)))
     changes = {"data__heldout_fraction": 0.3, "data__validation_fraction": 1e-6}
-    run = Run(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
-    run.describe = lambda **_: None
+    run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
     with pytest.raises(UserError, match=r"no rows for validation; .*data.validation_fraction"):
         _ = load(run).preferences("rm").validation
 

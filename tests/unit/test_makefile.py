@@ -27,7 +27,7 @@ TARGETS = ["help", "help-all", "setup", *STAGES, *OTHERS]
 VARIABLES = re.findall(r"^([A-Z_]+) \?=", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 
 
-def make(*arguments) -> subprocess.CompletedProcess:
+def make(*arguments) -> subprocess.CompletedProcess[str]:
     """Run make in the checkout, with nothing handed down from a make or a shell that runs these tests."""
     handed_down = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", *VARIABLES}
     environment = {name: value for name, value in os.environ.items() if name not in handed_down}
@@ -474,17 +474,14 @@ def test_a_container_s_options_are_checked(words):
 
 def test_without_an_engine_the_way_out_is_named(tmp_path):
     """Nothing but a shell and make's own tools on the path."""
+    command = [str(shutil.which("make")), "sft", "HW=4090"]
     for name in ("bash", "sed", "git", "id", "mkdir", "awk"):
         (tmp_path / name).symlink_to(shutil.which(name))
-    result = subprocess.run(
-        [shutil.which("make"), "sft", "HW=4090"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True
-    )
+    result = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert result.returncode
     assert "RUNTIME=docker: there is no docker on this machine. Install it" in result.stderr
     assert "RUNTIME=local" in result.stderr
     (tmp_path / "docker").write_text("#!/bin/bash\nexit 1\n")
     (tmp_path / "docker").chmod(0o755)
-    result = subprocess.run(
-        [shutil.which("make"), "sft", "HW=4090"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True
-    )
+    result = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert result.returncode and "docker does not answer" in result.stderr

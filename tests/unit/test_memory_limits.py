@@ -2,6 +2,7 @@
 
 import importlib
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(run_stage=run_stage))
-    run = SimpleNamespace(stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1"))
+    run: Any = SimpleNamespace(stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1"))
     run.root, run.checkpoint_steps = tmp_path, list
     way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"
     with pytest.raises(UserError, match=way_out), _in_words(run):

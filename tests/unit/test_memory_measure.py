@@ -2,11 +2,13 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
 
 from bench.memory import measure
+from rlhf.models.loading import load_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.stages import sft
 from tests.conftest import small
@@ -84,8 +86,7 @@ def test_a_telemetry_that_begins_later_takes_no_peak_from_the_measurement(alloca
 
 def test_no_model_of_a_stage_is_alive_when_the_next_one_is_measured(monkeypatch):
     """The trainer that holds it refers to itself, so it waits for a collection; none happens by itself here."""
-    bases: list[weakref.ref] = []
-    load_base = sft.load_base
+    bases: list[weakref.ref[Any]] = []
 
     def spy(*args, **kwargs):
         base = load_base(*args, **kwargs)

@@ -1,6 +1,7 @@
 """Paged optimizer states after a resume, with a stand-in for bitsandbytes' paged memory."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.stages.online.train_state import TrainState
 from rlhf.stages.supervised import _RunCallback
-from tests.conftest import small
+from tests.conftest import noted, small
 
 bnb = pytest.importorskip("bitsandbytes.optim.optimizer")
 SIZES = {"large": 100_352, "small": 65_536}  # numbers in a parameter; bitsandbytes pages states from 100,000 on
@@ -42,7 +43,7 @@ def paged(monkeypatch) -> list[Tensor]:
     def get_state_buffer(self, p: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         out = torch.zeros_like(p, dtype=dtype)
         if self.is_paged and p.numel() >= 1e5:
-            out.is_paged = True
+            vars(out)["is_paged"] = True
             asked.append(out)
         return out
 
@@ -87,15 +88,17 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     """transformers' Trainer calls back after it has loaded its checkpoint, PPO loads its own."""
     asked: list[object] = []
     monkeypatch.setattr("rlhf.stages.supervised.page_states", asked.append)
-    callback = _RunCallback(SimpleNamespace(resumed_from=None), None, None)
+    unused: Any = None
+    run: Any = SimpleNamespace(resumed_from=None, leads=False)
+    callback = _RunCallback(run, unused, unused)
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0), None, optimizer="theirs")
     assert asked == ["theirs"]
 
-    shared = SimpleNamespace(peft=None)
+    shared: Any = SimpleNamespace(peft=None)
     state = TrainState("ppo", shared, small().recipe.ppo, {"policy": parameters()})
-    state.save(SimpleNamespace(leads=False), tmp_path)
+    state.save(run, tmp_path)
     load = state.optimizer.load_state_dict
-    monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: (asked.append("loaded"), load(saved)))
+    monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: noted(asked, "loaded", load(saved)))
     monkeypatch.setattr("rlhf.stages.online.train_state.page_states", asked.append)
     state.restore(torch.load(tmp_path / "state.pt"), tmp_path / "state.pt")
     assert asked[1:] == ["loaded", state.optimizer]

@@ -1,10 +1,12 @@
 """The comparison with the peer: medians, ratios, contenders that do not fit, and the peer's environment."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.peer import __main__ as peer
+from bench.peer.inputs import BATCH
 
 PARTS = [
     {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},
@@ -13,7 +15,7 @@ PARTS = [
 ]
 
 
-def record(figures: dict, clock: str) -> dict:
+def record(figures: dict[str, Any], clock: str) -> dict[str, Any]:
     return {
         "device": "a device",
         "date": "2026-01-01",
@@ -31,7 +33,7 @@ def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers(
     found = peer.summarise(dict(zip(names, [PARTS, slower, ours, ours, ours], strict=True)), "cpu")
     assert found[names[0]]["seconds_per_step"] == 5.0
     assert found[names[0]]["seconds_range"] == [4.0, 9.0]
-    assert found[names[0]]["samples_per_second"] == peer.BATCH / 8
+    assert found[names[0]]["samples_per_second"] == BATCH / 8
     assert found[names[2]]["times_faster"] == pytest.approx([5 / 2.25, 10 / 2.25])
     assert found[names[2]]["memory_ratio"] == [1.0, 1.0]
     assert "| 2.25 (2.00 to 2.50) |" in peer.markdown(record(found, "cpu"))
@@ -44,7 +46,7 @@ def test_a_contender_that_does_not_fit_is_a_row():
         raise peer.OutOfMemory
 
     names = [*peer.THEIRS, *peer.OURS]
-    runs = {name: PARTS for name in names} | {names[0]: [peer.attempt(full)]}
+    runs = dict.fromkeys(names, PARTS) | {names[0]: [peer.attempt(full)]}
     found = peer.summarise(runs, "wall")
     assert found[names[0]] == {"out_of_memory": True}
     assert "times_faster" not in found[names[2]]
@@ -64,8 +66,8 @@ def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypa
         (folder / "bin").mkdir(parents=True)
         (folder / "bin/python").touch()
 
-    monkeypatch.setattr(peer.subprocess, "run", run)
-    monkeypatch.setattr(peer.venv, "create", create)
+    monkeypatch.setattr("bench.peer.__main__.subprocess.run", run)
+    monkeypatch.setattr("bench.peer.__main__.venv.create", create)
     monkeypatch.setenv("PIP_ARGS", "--extra-index-url 'a place'")
     peer.peer_python(tmp_path / "env")
     (install,) = commands

@@ -3,7 +3,9 @@
 import json
 import re
 import shlex
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +60,7 @@ def write_recipe(folder: Path, name: str, vocab: int = 2000, **changes) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("recipes")
 
 
@@ -71,7 +73,7 @@ def small(folder) -> Path:
 @pytest.fixture(scope="module")
 def narrow(folder) -> Path:
     """For a card of 2 GB, and larger than that. On a stand-in size costs nothing."""
-    changes = {"hardware__device": "cuda", "hardware__memory_gb": 2.0, "model__dtype": "bfloat16"}
+    changes: dict[str, Any] = {"hardware__device": "cuda", "hardware__memory_gb": 2.0, "model__dtype": "bfloat16"}
     changes |= {"model__architecture__hidden_size": 4096, "model__architecture__intermediate_size": 16384}
     changes |= {"sft__per_device_train_batch_size": 32, "sft__gradient_accumulation_steps": 1}
     return write_recipe(folder, "narrow", **changes)
@@ -207,9 +209,10 @@ def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp
 
 
 def global_batch(loaded: Loaded, stage: str) -> int:
-    options = getattr(loaded.recipe, stage)
-    if stage in recipe.ONLINE:
+    options = loaded.recipe.section(stage)
+    if isinstance(options, recipe.OnPolicy):
         return options.batch_size // options.num_mini_batches
+    assert isinstance(options, recipe.Optimization)
     return options.per_device_train_batch_size * options.gradient_accumulation_steps
 
 
@@ -289,11 +292,12 @@ def test_the_search_finds_what_trying_everything_finds_and_asks_less(ratio):
     ladders = [[fit.Choice({"sft.n": n, "c": c}, (2 + c) * (1 + ratio / n)) for n in sizes] for c in (False, True)]
     axis = fit.Axis((("sft", "train"),), ladders, {})
     for limit in range(900, 2800, 10):
-        asked = []
+        asked: list[fit.Choice] = []
 
-        def refused(choice: fit.Choice, limit: int = limit, asked: list = asked) -> bool:
+        def refused(choice: fit.Choice, limit: int = limit, asked: list[fit.Choice] = asked) -> bool:
             asked.append(choice)
-            return 1000 + (20 if choice.changes["c"] else 100) * choice.changes["sft.n"] > limit
+            rows: int = choice.changes["sft.n"]
+            return 1000 + (20 if choice.changes["c"] else 100) * rows > limit
 
         found = fit._fastest(axis, refused)
         count = len({id(choice) for choice in asked})
@@ -355,7 +359,7 @@ def test_where_nothing_fits_the_answer_is_one_line(command, predict, small):
 
 def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
     """A large vocabulary on a GPU: held-out logits, of as many rows as a micro-batch has, need most."""
-    changes = {"hardware__device": "cuda", "model__dtype": "bfloat16", "evaluate__batch_size": 1}
+    changes: dict[str, Any] = {"hardware__device": "cuda", "model__dtype": "bfloat16", "evaluate__batch_size": 1}
     changes |= {"sft__per_device_train_batch_size": 2, "sft__gradient_accumulation_steps": 1}
     made = write_recipe(folder, "logits", vocab=8000, **changes)
     one = recipe.load(made, {"sft.per_device_train_batch_size": 1, "sft.gradient_accumulation_steps": 2})
@@ -553,7 +557,7 @@ def test_evaluations_are_those_of_a_run():
     assert found and found.decoded_bytes == 60 + 5
 
 
-def projected(price: float | None = None, **rates) -> dict:
+def projected(price: float | None = None, **rates) -> dict[str, Any]:
     return plan.make(lambda loaded, stage: SFT, sft_recipe(), ("sft",), price)["stages"]["sft"]
 
 
@@ -583,7 +587,7 @@ def test_cost_is_hours_times_the_price():
 
 
 def test_hours_and_cost_of_the_chain_are_added_up():
-    stage = {
+    stage: dict[str, Any] = {
         "peak_bytes": 10**9,
         "reserved_bytes": 2 * 10**9,
         "needed_bytes": 10**9,
@@ -681,7 +685,7 @@ def test_published_figures_as_json_and_of_one_stage(command, folder, small):
 
 
 def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
-    monkeypatch.setattr(plan.console.OUT, "_width", 80)
+    monkeypatch.setattr("rlhf.memory.plan.console.OUT._width", 80)
     _, out, _ = command("plan", "--recipe", small, "--stage", "sft")
     assert "most of it" in out and "activ" not in out.replace("activations", "")
     assert max(map(len, out.partition("peak: what")[0].splitlines())) <= 80
@@ -700,7 +704,6 @@ def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
 def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, package):
     before = predicting._cache_file(recipe.load(small), "sft")
     assert predicting._cache_file(recipe.load(small), "sft") == before
-    version = predicting.version
     monkeypatch.setattr(predicting, "version", lambda name: "0" if name == package else version(name))
     assert predicting._cache_file(recipe.load(small), "sft") != before
 
@@ -787,7 +790,7 @@ def test_a_plan_says_which_stage_it_rehearses():
 
 
 def test_operations_of_a_decoding_step_are_shown():
-    def of(unsafe: list[str]) -> dict:
+    def of(unsafe: list[str]) -> dict[str, Any]:
         role = {"per_layer": 50, "outside": 40, "total": 1640, "unsafe": unsafe}
         return {"stages": {"sft": {}, "ppo": {"decoding_step": {"policy": role, "base": role}}}}
 

@@ -1,9 +1,11 @@
 """What a plan adds to its tables."""
 
+from typing import Any
+
 from rlhf.memory import plan
 
 
-def made(needed: float, price: float | None = None) -> dict:
+def made(needed: float, price: float | None = None) -> dict[str, Any]:
     stage = {"needed_bytes": round(needed * 1e9), "in_memory_of": "cuda", "projected_hours": 2.0}
     on_host = {"needed_bytes": 90 * 10**9, "in_memory_of": "host"}
     return {"card_bytes": 25 * 10**9, "price_per_hour": price, "stages": {"sft": stage, "merge": on_host}}

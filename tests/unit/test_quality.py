@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import replace
 from difflib import SequenceMatcher
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -127,8 +128,21 @@ def test_length_bias(longer, shorter, equal, hint):
     assert hints(report).get("chosen longer", "").startswith(hint) and ("chosen longer" in hints(report)) == bool(hint)
 
 
+class Bounded(NamedTuple):
+    share: float
+    low: float
+    high: float
+
+
+def bounded(count: int, total: int) -> Bounded:
+    """A share of at least one row, and its bounds."""
+    of = share(count, total)
+    assert of.share is not None and of.low is not None and of.high is not None
+    return Bounded(of.share, of.low, of.high)
+
+
 def test_wilson_interval():
-    of = share(8, 10)
+    of = bounded(8, 10)
     assert (of.share, round(of.low, 3), round(of.high, 3)) == (0.8, 0.490, 0.943)
     z2 = 1.959963984540054**2
     assert share(0, 10).low == pytest.approx(0) and share(0, 10).high == pytest.approx(z2 / (10 + z2))
@@ -139,7 +153,7 @@ def test_wilson_interval():
 @settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 400))
 def test_wilson_bounds_solve_the_score_equation(total, count):
-    of = share(min(count, total), total)
+    of = bounded(min(count, total), total)
     for bound in (of.low, of.high):
         assert 0 <= bound <= 1
         assert math.isclose((of.share - bound) ** 2, 1.959963984540054**2 * bound * (1 - bound) / total, abs_tol=1e-12)
@@ -181,7 +195,7 @@ def test_instruction_and_text_rows():
 
 def test_to_dict_is_plain_json_with_the_verdicts():
     report = check(rows(pairs=[pair("q", "yes", "no it is not")], malformed=[("a:1", "why")]))
-    content = report.to_dict()
+    content: dict[str, Any] = report.to_dict()
     assert json.loads(json.dumps(content)) == content
     assert content["turns"] == {"1": 1} and content["listed"]["malformed"] == ["a:1: why"]
     assert [tuple(verdict.values()) for verdict in content["verdicts"]] == report.verdicts() != []
@@ -201,13 +215,13 @@ def test_label_noise_is_what_was_planted():
     """Each of 4,000 questions labelled twice, each label wrong with probability 0.2, independently."""
     rng = random.Random(0)
     asked = [n for n in range(4000) for _ in range(2)]
-    pairs = [pair(f"q {n}", *(("it is so", "it is not")[:: rng.choices((1, -1), (8, 2))[0]])) for n in asked]
+    answers = {1: ("it is so", "it is not"), -1: ("it is not", "it is so")}
+    pairs = [pair(f"q {n}", *answers[rng.choices((1, -1), (8, 2))[0]]) for n in asked]
     found = label_noise(pairs)
+    assert found.low is not None and found.high is not None and found.disagreement.share is not None
     assert found.disagreement.total == 4000 and found.low < 0.2 < found.high and found.high - found.low < 0.05
-    assert (found.disagreement.share, found.noise) == (
-        pytest.approx(0.32, abs=0.03),
-        pytest.approx((1 - math.sqrt(1 - 2 * found.disagreement.share)) / 2),
-    )
+    assert found.disagreement.share == pytest.approx(0.32, abs=0.03)
+    assert found.noise == pytest.approx((1 - math.sqrt(1 - 2 * found.disagreement.share)) / 2)
     line = next(line for line in check(rows(pairs=pairs)).table() if line.name == "label noise")
     assert line.value.endswith("from 4,000 labelled more than once") and not line.severity
 
@@ -217,10 +231,10 @@ def test_label_noise_by_hand():
     triple = [pair("a", "x y", "z"), pair("a", "z", "x y"), pair("a", "x y", "z")]
     agreeing = [pair("b", "x y", "z"), pair("b", "x y", "z")]
     found = label_noise([*triple, *agreeing, pair("c", "x", "z")])
-    assert (found.disagreement.total, found.disagreement.share) == (2, pytest.approx(1 / 3))
+    assert found.disagreement.total == 2 and found.disagreement.share == pytest.approx(1 / 3)
     assert found.noise == pytest.approx((1 - math.sqrt(1 / 3)) / 2) and found.high == 0.5
     assert label_noise([pair("d", "x", "y"), pair("d", "y", "x")]).noise == 0.5
-    both_ways = [pair(f"q {n}", *(("x", "y")[::sign])) for n in range(60) for sign in (1, -1)]
+    both_ways = [pair(f"q {n}", *answers) for n in range(60) for answers in (("x", "y"), ("y", "x"))]
     assert severities(check(rows(pairs=both_ways)))["label noise"] == "warning"
     assert "label noise" not in severities(check(rows(pairs=both_ways[:40])))  # 20 are too few for a verdict
 

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.conftest import RECIPE, SMALL, run_stages
 
 CPU = torch.device("cpu")
 VOCAB = 400
-ARCHITECTURE = {
+ARCHITECTURE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -91,7 +92,8 @@ def test_weights_have_the_recipe_s_shape_type_and_spread(tmp_path):
             assert (parameter == 1).all(), name
     untied = random_recipe(model__architecture__tie_word_embeddings=False)
     model = load_base(Run(tmp_path, untied, "sft"), CPU)
-    assert not torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    rows, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert isinstance(rows, torch.Tensor) and not torch.equal(rows, head)
 
 
 def test_positions_count(tmp_path):
@@ -102,7 +104,8 @@ def test_positions_count(tmp_path):
 
 
 def test_a_mistral_can_be_random_too(tmp_path):
-    changes = {"model__architecture__model_type": "mistral", "model__architecture__sliding_window": 64}
+    changes: dict[str, Any] = {"model__architecture__model_type": "mistral"}
+    changes["model__architecture__sliding_window"] = 64
     model = load_base(Run(tmp_path, random_recipe(**changes), "sft"), CPU)
     assert isinstance(model, MistralForCausalLM)
     assert model.config.sliding_window == 64
@@ -121,7 +124,7 @@ def test_four_bits(tmp_path, head):
     assert linear - packed == {"lm_head" if head == "lm" else "score"}
     assert len(packed) == 2 * 7
     for name in packed:
-        weight = model.get_submodule(name).weight
+        weight: Any = model.get_submodule(name).weight
         assert weight.dtype == torch.uint8
         assert weight.quant_state.nested
         assert weight.quant_state.quant_type == "nf4"
@@ -137,7 +140,7 @@ def test_four_bits(tmp_path, head):
 
 def test_a_chain_runs_on_random_weights(tmp_path):
     """And twice gives the same: the weights are made anew for every stage."""
-    changes = {"sft__max_steps": 2, "rm__max_steps": 2, "sft__logging_steps": 1, "rm__logging_steps": 1}
+    changes: dict[str, Any] = {"sft__max_steps": 2, "rm__max_steps": 2, "sft__logging_steps": 1, "rm__logging_steps": 1}
     loaded = random_recipe(pairs=80, **changes)
     first, second = (run_stages(loaded, tmp_path / name, "sft", "rm") for name in ("a", "b"))
     assert first["metrics"] == second["metrics"]
@@ -148,7 +151,7 @@ def test_a_chain_runs_on_random_weights(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama in a folder."""
     folder = tmp_path_factory.mktemp("checkpoint")
     config = LlamaConfig(**ARCHITECTURE, vocab_size=VOCAB, max_position_embeddings=512, tie_word_embeddings=True)
@@ -243,7 +246,7 @@ def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, said
         assert (name, options["revision"]) == ("meta-llama/Llama-2-7b-hf", "0" * 40)
         raise OSError(said)
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     message = str(caught.value)
@@ -259,7 +262,7 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
     def refuse(name, **options):
         raise OSError("x is not a local folder and is not a valid model identifier") from ValueError("401 Unauthorized")
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
     with pytest.raises(UserError, match="is gated: accept its licence there"):
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
 
@@ -276,7 +279,7 @@ def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, said, adv
     def refuse(name, **options):
         raise OSError(said)
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     assert advice in str(caught.value)
@@ -301,9 +304,10 @@ def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
 # -- dialogues ---------------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path, **options) -> list[PreferencePair]:
+def written(folder: Path, **options) -> tuple[PreferencePair, ...]:
     file = folder / "pairs.jsonl"
-    lengths.write(file, **{"pairs": 40, "shape": "hh", "longest": 64, "seed": 0} | options)
+    changes: dict[str, Any] = {"pairs": 40, "shape": "hh", "longest": 64, "seed": 0} | options
+    lengths.write(file, **changes)
     rows = formats.read([file], on_bad_row="stop")
     assert [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
     return rows.pairs
@@ -318,7 +322,7 @@ def test_dialogues_have_the_tokens_that_they_are_meant_to_have(tmp_path, vocab):
         (chosen, rejected), counts = codec.encode(
             [(pair.prompt, pair.chosen), (pair.prompt, pair.rejected)], 2000, 4000
         )
-        assert chosen.prompt == rejected.prompt
+        assert chosen and rejected and chosen.prompt == rejected.prompt
         sizes = len(chosen.prompt), len(chosen.response) - 1, len(rejected.response) - 1
         assert sizes in table
         assert chosen.response[-1] == codec.eos_id
@@ -395,6 +399,7 @@ def test_random_weights_mark_the_run_modified():
     found = loaded.recipe
     assert (found.model.source, found.tokenizer.source, found.data.source) == ("random", "words", "lengths")
     assert found.pretrain is None
+    assert found.model.architecture
     assert found.tokenizer.vocab_size == found.model.architecture.vocab_size == 800
     assert not Choice(directory=RECIPE).load().modified
 
@@ -426,6 +431,7 @@ def test_random_weights_need_an_architecture():
 def test_a_new_bfloat16_base_keeps_its_rotary_frequencies_in_float32():
     """They are computed and not stored, and bfloat16 would round the angle of each position."""
     architecture = recipe.load(RECIPE, SMALL).recipe.model.architecture
+    assert architecture
     codec = Codec(tokenize.words(VOCAB), "hh")
     bases = {dtype: loading.new_base(architecture, codec, dtype) for dtype in ("float32", "bfloat16")}
     assert {p.dtype for p in bases["bfloat16"].parameters()} == {torch.bfloat16}

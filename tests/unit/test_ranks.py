@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
@@ -41,7 +42,7 @@ def test_adapters_are_counted_as_peft_makes_them():
         model__architecture__num_attention_heads=4,
         model__architecture__num_key_value_heads=2,
     ).recipe
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, vocab_size=50)
     for targets in ("all-linear", ("q_proj", "v_proj")):
         lora = changed.lora.model_copy(update={"target_modules": targets})
@@ -57,6 +58,7 @@ def test_layers_have_the_bytes_that_are_predicted_for_a_loaded_base(name):
     loaded = load(name)
     shape = loaded.recipe.model.architecture
     parts = json.loads((RECIPES / name / "predicted.json").read_text())["stages"]["ppo"]["load"]
+    assert shape and shape.vocab_size
     outside = 2 * shape.vocab_size * shape.hidden_size * 2
     assert ranks.layers_bytes(loaded.recipe) == pytest.approx(
         parts["base"] + parts.get("quantization", 0) - outside, rel=0.005

@@ -38,12 +38,18 @@ def test_phases_and_what_each_leaves_in_the_cache():
     events.make(30 * MIB)
     found = replay(events.found, expandable=True)
     assert {name: r.allocated // MIB for name, r in found.items()} == {
-        **{"": 60, "load": 40, "train": 60},
-        **{"evaluate": 50, "evaluate/prefill": 50},
+        "": 60,
+        "load": 40,
+        "train": 60,
+        "evaluate": 50,
+        "evaluate/prefill": 50,
     }
     assert {name: r.reserved // MIB for name, r in found.items()} == {
-        **{"": 60, "load": 40, "train": 60},
-        **{"evaluate": 60, "evaluate/prefill": 60},
+        "": 60,
+        "load": 40,
+        "train": 60,
+        "evaluate": 60,
+        "evaluate/prefill": 60,
     }
     assert found["evaluate"].needed == found["evaluate/prefill"].needed == 60 * MIB, "no page of 20 MiB is free"
     assert kept == 1

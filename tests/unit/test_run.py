@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from rlhf.files import read_json, read_lines, write_json
 from rlhf.observe import console
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
-from tests.conftest import RECIPE, SMALL, rlhf, small
+from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
@@ -26,7 +27,10 @@ def started(out, stage="sft", loaded=None, resume=False) -> Run:
 
 
 def checkpoint(run: Run, step: int) -> None:
-    run.save_checkpoint(step, lambda folder: (folder / "state").write_text(f"state {step}"))
+    def save(folder: Path) -> None:
+        (folder / "state").write_text(f"state {step}")
+
+    run.save_checkpoint(step, save)
 
 
 def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
@@ -129,7 +133,7 @@ def test_resume_forgets_what_the_checkpoint_s_own_step_logged_after_it(tmp_path)
     again = started(tmp_path, resume=True)
     assert read_lines(again.path / "samples.jsonl") == [{"step": 1, "prompt": "a"}]
     assert read_lines(again.path / "metrics.jsonl") == []
-    record = read_json(again.checkpoint(1) / "checkpoint.json")
+    record = content_of(again.checkpoint(1) / "checkpoint.json")
     del record["log_lines"]  # as checkpoints of earlier versions
     write_json(again.checkpoint(1) / "checkpoint.json", record)
     again.log_samples(1, [{"prompt": "b"}])
@@ -317,7 +321,7 @@ def test_a_run_that_was_killed_with_its_manifest_is_started_afresh(tmp_path, con
     if content is not None:
         (run.path / "manifest.json").write_text(content)
     again = started(tmp_path, resume=True)
-    assert again.resumed_from is None and read_json(again.path / "manifest.json")["resumed_from"] is None
+    assert again.resumed_from is None and content_of(again.path / "manifest.json")["resumed_from"] is None
     assert (run.path.with_name("sft.before-1") / "checkpoints/step-000001").exists() == bool(steps)
 
 
@@ -363,7 +367,7 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
         run.log(1, {"objective/scores": 1.0})
         sizes = {"component_bytes": {"base": 14_480_000_000}} if stage == "sft" else {}
         run.finish({"train_pairs": 7000.0}, COSTS | {"peak_vram_bytes": round(peak * 1e9)} | sizes)
-    summaries = [read_json(tmp_path / f"h100-mistral-7b/v1/{stage}/summary.json") for stage in peaks]
+    summaries = [content_of(tmp_path / f"h100-mistral-7b/v1/{stage}/summary.json") for stage in peaks]
     found = {(entry["name"], entry["published"][0]): entry for entry in summaries[0]["targets"]}
     assert found["peak memory at batch 16 and 512 tokens", 61]["verdict"] == "reproduces"
     assert (found["peak memory", 45]["verdict"], found["peak memory", 45]["detail"]) == ("worse", "+28.9 %")

@@ -13,7 +13,7 @@ def made(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def facts(out: object) -> list[tuple]:
+def facts(out: object) -> list[object]:
     results = out if isinstance(out, list | tuple) else [out]
     return [(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in results]
 

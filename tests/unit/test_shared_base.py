@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rlhf.models.loading import adapter_weights, load_base, new_adapter, reward_from_sft, trainable_adapter
 from rlhf.models.shared_base import SharedBase
 from rlhf.run.directory import Run
-from tests.conftest import small
+from tests.conftest import gradient, noted, small
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 7, 8, 9, 12], [1, 30, 31, 4, 4]])
@@ -25,7 +25,7 @@ def roles(trained, dtype: str = "float32", trainable: tuple[str, ...] = ("policy
     shared.add_value("adapter", rm, 0.0, 1.0)
     with torch.no_grad():
         for parameter in shared.parameters("policy"):
-            parameter += 0.02 * torch.randn_like(parameter)
+            parameter.add_(0.02 * torch.randn_like(parameter))
     return shared
 
 
@@ -40,13 +40,13 @@ def test_a_switch_goes_through_the_lora_layers_and_nothing_else(shared, monkeypa
     def walk(*_, **__):
         raise AssertionError("a walk")
 
-    written = []
+    written: list[str] = []
     original = nn.Module.__setattr__
     monkeypatch.setattr(nn.Module, "named_modules", walk)
     monkeypatch.setattr(nn.Module, "named_parameters", walk)
     monkeypatch.setattr(Tensor, "requires_grad_", walk)
     monkeypatch.setattr(
-        nn.Module, "__setattr__", lambda self, name, value: (written.append(name), original(self, name, value))[1]
+        nn.Module, "__setattr__", lambda self, name, value: noted(written, name, original(self, name, value))
     )
     for role in (*ROLES, "base", "policy"):
         shared.activate(role)
@@ -61,7 +61,7 @@ def test_a_switch_goes_through_the_lora_layers_and_nothing_else(shared, monkeypa
 def test_a_role_computes_what_peft_makes_of_its_adapter(shared):
     """`set_adapter` and `disable_adapter` of peft, bit for bit, whatever was active before."""
     with torch.no_grad():
-        ours = {}
+        ours: dict[str, Tensor] = {}
         for role in ("base", *ROLES, "base", *reversed(ROLES)):
             shared.activate(role)
             states = shared.hidden(IDS)
@@ -147,7 +147,7 @@ def outcome(shared: SharedBase, role: str) -> tuple[Tensor, list[Tensor]]:
     shared.activate(role)
     states = shared.hidden(IDS)
     states.float().square().sum().backward()
-    gradients = [p.grad.clone() for p in shared.parameters(role)]
+    gradients = [gradient(p).clone() for p in shared.parameters(role)]
     shared.peft.zero_grad()
     return states.detach(), gradients
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 import peft.tuners.lora
 import pytest
@@ -17,6 +18,7 @@ from rlhf.memory.device import KNOWN, META, StandIn
 from rlhf.memory.tracker import Peak
 from rlhf.models import loading
 from rlhf.rollout import engine as rollout
+from tests.conftest import gradient
 
 PHASES = ("load", "train")
 HUGE = 10**9  # a vocabulary that nothing below reaches
@@ -214,12 +216,22 @@ def test_a_response_never_ends_early(stand_in):
 # -- patches -----------------------------------------------------------------------------------------------------------
 
 
-def watched() -> dict[str, dict]:
+def watched() -> dict[str, dict[str, Any]]:
     """Everything that could be changed: modules, classes and the environment."""
     import bitsandbytes.functional
     import bitsandbytes.optim.optimizer
 
-    places = [F, torch, torch.amp, torch.cuda, torch.Tensor, transformers, transformers.training_args, rollout, loading]
+    places: list[Any] = [
+        F,
+        torch,
+        torch.amp,
+        torch.cuda,
+        torch.Tensor,
+        transformers,
+        transformers.training_args,
+        rollout,
+        loading,
+    ]
     places += [transformers.TrainingArguments, transformers.Trainer, transformers.PreTrainedModel]
     places += [rollout._Decoding, rollout._Layer, trl.kernels.chunked_logprob, trl.trainer.utils]
     places += [peft.tuners.lora.LoraLayer, nn.Module, torch.optim.Optimizer]
@@ -337,7 +349,7 @@ def test_attention_has_the_shape_and_type_of_its_queries(device, masked):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not masked, enable_gqa=device == "cuda")
         assert (out.shape, out.dtype) == ((1, 4, 7, 64), torch.bfloat16)
         out.sum().backward()
-        assert [x.grad.shape for x in (q, k, v)] == [x.shape for x in (q, k, v)]
+        assert [gradient(x).shape for x in (q, k, v)] == [x.shape for x in (q, k, v)]
 
     peak_of(device, run)
 
@@ -350,7 +362,8 @@ def test_operations_of_attention_by_hand(device):
     """4 heads of 64 over 100 places: two products of 100 x 64 x 100 each, and five in the backward pass."""
 
     def run() -> None:
-        F.scaled_dot_product_attention(*heads(100), is_causal=True).sum().backward()
+        q, k, v = heads(100)
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
     assert peak_of(device, run).flops == 7 * 4 * 2 * 100 * 64 * 100
 
@@ -359,7 +372,8 @@ def test_flash_attention_s_backward_pass_takes_memory_inside():
     """softmax_d and dq_accum in float32: 4 heads x 256 rows x (1 + 64) numbers."""
 
     def run() -> None:
-        F.scaled_dot_product_attention(*heads(256), is_causal=True).sum().backward()
+        q, k, v = heads(256)
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
     operations = peak_of("cuda", run).operations
     (inside,) = (parts for name, parts in operations.items() if "(inside)" in name)
@@ -434,7 +448,7 @@ def test_a_weight_is_cast_once_a_block(stand_in):
                 with torch.autocast("meta", torch.bfloat16):
                     for _ in range(calls):
                         layer(x)
-        return made.count((32, 64))
+        return made.count(torch.Size((32, 64)))
 
     assert casts(1, 3) == 1
     assert casts(2, 3) == 2
@@ -460,7 +474,7 @@ def test_gradients_reach_a_weight_in_its_own_type(stand_in):
     with torch.autocast("meta", torch.bfloat16):
         out = layer(torch.empty(4, 64, dtype=torch.bfloat16, device=META))
     out.sum().backward()
-    assert (layer.weight.grad.shape, layer.weight.grad.dtype) == ((32, 64), torch.float32)
+    assert (gradient(layer.weight).shape, gradient(layer.weight).dtype) == ((32, 64), torch.float32)
 
 
 def test_autocast_on_the_stand_in_takes_what_it_takes_on_real_tensors():

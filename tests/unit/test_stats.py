@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -27,10 +28,17 @@ def world(seed: int, a: float, b: float, rows: int = 4000) -> tuple[list[float],
     return [float(rng.random() < p) for p in chance], longer
 
 
+def win_rate(outcomes: Sequence[float], longer: Sequence[float]) -> stats.Estimate:
+    """The length-controlled win rate of at least one comparison."""
+    found = stats.length_controlled_win_rate(outcomes, longer)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(("a", "b"), [(0.0, 0.0), (0.0, 2.0), (0.5, 2.0), (-0.7, 1.0)])
 def test_length_control_finds_the_preference_behind_the_length(a, b):
     outcomes, longer = world(3, a, b)
-    found = stats.length_controlled_win_rate(outcomes, longer)
+    found = win_rate(outcomes, longer)
     assert found.low < 1 / (1 + math.exp(-a)) < found.high
     assert found.high - found.low < 0.05
     if b >= 2:  # the plain win rate does not
@@ -39,9 +47,9 @@ def test_length_control_finds_the_preference_behind_the_length(a, b):
 
 def test_without_a_length_difference_it_is_the_win_rate():
     outcomes = [1.0] * 60 + [0.5] * 20 + [0.0] * 20
-    found = stats.length_controlled_win_rate(outcomes, [0.0] * 100)
+    found = win_rate(outcomes, [0.0] * 100)
     assert found.value == pytest.approx(0.7, abs=1e-3)
-    without_ties = stats.length_controlled_win_rate([1.0] * 70 + [0.0] * 30, [0.0] * 100)
+    without_ties = win_rate([1.0] * 70 + [0.0] * 30, [0.0] * 100)
     assert without_ties == pytest.approx(stats.wilson(70, 100), abs=0.006)
     assert found.high - found.low < 0.95 * (without_ties.high - without_ties.low), "ties are no coin flips"
 
@@ -54,7 +62,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(ties):
     for _ in range(200):
         longer = [rng.gauss(0, 20) for _ in range(200)]
         outcomes = [0.5 if rng.random() < ties else float(rng.random() < 0.7) for _ in longer]
-        found = stats.length_controlled_win_rate(outcomes, longer)
+        found = win_rate(outcomes, longer)
         held += found.low < 0.5 * ties + 0.7 * (1 - ties) < found.high
         widths.append(found.high - found.low)
     assert held / 200 > 0.91
@@ -63,12 +71,12 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(ties):
 
 
 def test_one_side_that_wins_everything_leaves_doubt():
-    found = stats.length_controlled_win_rate([1.0] * 20, [float(d % 5 - 2) for d in range(20)])
+    found = win_rate([1.0] * 20, [float(d % 5 - 2) for d in range(20)])
     assert found.value > 0.9 and found.low < 0.9
 
 
 def test_length_control_is_finite_where_length_decides_all():
-    found = stats.length_controlled_win_rate([1, 1, 1, 0, 0, 0], [1, 2, 3, -1, -2, -3])
+    found = win_rate([1, 1, 1, 0, 0, 0], [1, 2, 3, -1, -2, -3])
     assert found.value == pytest.approx(0.5) and found.high - found.low > 0.9
     assert stats.length_controlled_win_rate([], []) is None
 
@@ -76,8 +84,8 @@ def test_length_control_is_finite_where_length_decides_all():
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(-500, 500)), min_size=1, max_size=40))
 def test_length_control_is_symmetric(rows):
     outcomes, longer = [y for y, _ in rows], [d for _, d in rows]
-    one = stats.length_controlled_win_rate(outcomes, longer)
-    other = stats.length_controlled_win_rate([1 - y for y in outcomes], [-d for d in longer])
+    one = win_rate(outcomes, longer)
+    other = win_rate([1 - y for y in outcomes], [-d for d in longer])
     assert 0 < one.low <= one.value <= one.high < 1
     assert one.value + other.value == pytest.approx(1)
 

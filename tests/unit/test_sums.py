@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,10 @@ from rlhf.errors import UserError
 from rlhf.stages.online.rewards import find
 from tests.conftest import small
 
-SIZES = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}
+SIZES: dict[str, Any] = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}
 
 
-def rows(folder, name: str) -> list[dict]:
+def rows(folder, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
@@ -40,7 +41,8 @@ def test_the_share_of_right_responses(accuracy):
 
 def test_files_repeat_and_do_not_depend_on_each_other(tmp_path):
     for name, changes in (("a", {}), ("b", {}), ("c", {"documents": 500}), ("d", {"seed": 1})):
-        sums.write(tmp_path / name, **({"seed": 0} | SIZES | changes))
+        arguments: dict[str, Any] = {"seed": 0} | SIZES | changes
+        sums.write(tmp_path / name, **arguments)
     a, b, c, d = (tmp_path / name for name in "abcd")
     assert all((a / name).read_bytes() == (b / name).read_bytes() for name in sums.FILES)
     assert (c / "documents.jsonl").read_bytes().startswith((a / "documents.jsonl").read_bytes())

@@ -1,5 +1,7 @@
 """Token ids: what starts and ends a sequence, and what is cut, counted and dropped."""
 
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -21,6 +23,7 @@ def codec() -> Codec:
 
 def test_a_sequence_is_bos_prompt_response_eos(codec):
     (row,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, 128)
+    assert row
     assert row.prompt[0] == codec.tokenizer.bos_token_id
     assert row.prompt[-1] == codec.tokenizer.convert_tokens_to_ids("\n\nAssistant:")
     assert row.response[-1] == codec.eos_id
@@ -37,11 +40,13 @@ def test_the_special_tokens_are_three_different_ones(codec):
 def test_any_text_survives_the_tokenizer(codec):
     for text in ("naïve ☃ 日本\n\ttabs", "<eo s> & \x00", "Human: not a turn"):
         (row,), _ = codec.encode([(PROMPT, text)], 512, 1024)
+        assert row
         assert codec.decode(row.response) == text
 
 
 def test_prompts_lose_their_oldest_tokens_and_keep_bos(codec):
     (row,), counts = codec.encode([(LONG, "Paris.")], 10, 64)
+    assert row
     assert len(row.prompt) == 10
     assert row.prompt[0] == codec.tokenizer.bos_token_id
     assert row.prompt[1:] == codec.encode_prompts([LONG], 999)[0][0][-9:]
@@ -54,6 +59,7 @@ def test_a_cut_response_has_no_eos_and_is_counted(codec):
     (whole,), _ = codec.encode([(PROMPT, "The capital is Paris.")], 64, 999)
     limit = len(whole.prompt) + len(whole.response) - 1
     (row,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, limit)
+    assert row
     assert row.response == whole.response[:-1]
     assert counts["responses_cut"] == 1
     (exact,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, limit + 1)
@@ -102,6 +108,7 @@ def test_a_saved_tokenizer_gives_the_same_ids(codec, tmp_path):
 
 def with_tokens(**tokens) -> PreTrainedTokenizerFast:
     raw = tokenize.train(TEXTS, 300)._tokenizer
+    assert raw is not None
     raw.add_special_tokens([t for t in tokens.values() if isinstance(t, str)])
     return PreTrainedTokenizerFast(tokenizer_object=raw, **tokens)
 
@@ -152,6 +159,7 @@ def test_the_chat_template_is_the_tokenizers_own():
     codec = Codec(tokenizer, "chat")
     assert codec.prompt_text(PROMPT) == "<s>[user]What is the capital of France?[assistant]"
     (row,), _ = codec.encode([(PROMPT, "Paris")], 64, 128)
+    assert row
     assert row.prompt.count(tokenizer.bos_token_id) == 1  # the template writes it, and it is not put in twice
     assert codec.decode(row.response) == "Paris"
 
@@ -162,6 +170,7 @@ def test_the_plain_template_writes_what_the_h100_guides_snippets_write():
     instruction, given, output = "Name the capital.", "France", "The capital is Paris."
     prompt = (Message("user", f"{instruction}\n{given}"),)
     (row,), counts = codec.encode([(prompt, output)], 64, 128)
+    assert row
     text = f"{instruction}\n{given}\n{output}"
     assert codec.tokenizer.decode(row.prompt + row.response) == f"<s>{text}</s>"
     assert codec.tokenizer.decode(row.prompt) == f"<s>{instruction}\n{given}\n"
@@ -181,6 +190,7 @@ def test_the_response_is_written_as_the_template_writes_it():
     )
     codec = Codec(tokenizer, "chat")
     (row,), counts = codec.encode([(PROMPT, "Paris")], 64, 128)
+    assert row
     whole = tokenizer("<s>[INST] What is the capital of France? [/INST] Paris", add_special_tokens=False)["input_ids"]
     assert row.prompt + row.response == [*whole, codec.eos_id]
     assert counts["merged_at_response"] == 0
@@ -192,6 +202,7 @@ def test_a_response_that_merges_with_the_prompt_is_encoded_apart_and_counted():
     tokenizer.chat_template = "[{% for m in messages %}{{ m['content'] }}{% endfor %}x]"
     codec = Codec(tokenizer, "chat")
     (row,), counts = codec.encode([(PROMPT, "Paris")], 64, 128)
+    assert row
     assert counts["merged_at_response"] == 1
     assert row.prompt == codec.encode_prompts([PROMPT], 64)[0][0]
     assert codec.decode(row.response) == "Paris"
@@ -214,13 +225,13 @@ def test_a_chat_interface_makes_the_ids_that_training_made(made, template):
     assert codec.write_chat_template()
     for said in ([Message("system", "Hello."), Message("user", "Who?")], [Message("user", "Yes?")]):
         rows = [{"role": m.role, "content": m.content} for m in said]
-        found = codec.tokenizer.apply_chat_template(rows, add_generation_prompt=True)["input_ids"]
-        assert found == codec.encode_prompts([said], 999)[0][0]
+        found: Any = codec.tokenizer.apply_chat_template(rows, add_generation_prompt=True)
+        assert found["input_ids"] == codec.encode_prompts([said], 999)[0][0]
 
 
-def test_a_template_that_cannot_make_them_is_said():
+def test_a_template_that_cannot_make_them_is_said(monkeypatch):
     tokenizer = tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)
     tokenizer.bos_token = None
     codec = Codec(tokenizer, "hh")
-    codec.encode_prompts = lambda prompts, length: ([[1, 2, 3]], 0)
+    monkeypatch.setattr(codec, "encode_prompts", lambda prompts, length: ([[1, 2, 3]], 0))
     assert not codec.write_chat_template()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -209,7 +210,7 @@ def test_the_expected_gap_by_hand():
 
 
 def test_the_same_arguments_give_the_same_bytes(tmp_path):
-    arguments = {"seed": 1, "documents": 50, "pairs": 50, "heldout_fraction": 0.2}
+    arguments: dict[str, Any] = {"seed": 1, "documents": 50, "pairs": 50, "heldout_fraction": 0.2}
     toy.write(tmp_path / "one", **arguments)
     toy.write(tmp_path / "two", **arguments)
     toy.write(tmp_path / "other", **{**arguments, "seed": 2})
@@ -238,7 +239,7 @@ def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"documents": -1}, {"pairs": -1}, {"heldout_fraction": 1.5}])
 def test_arguments_out_of_range_are_an_error(tmp_path, wrong):
-    arguments = {"seed": 1, "documents": 1, "pairs": 1, "heldout_fraction": 0.1, **wrong}
+    arguments: dict[str, Any] = {"seed": 1, "documents": 1, "pairs": 1, "heldout_fraction": 0.1, **wrong}
     with pytest.raises(ValueError, match="not a size"):
         toy.write(tmp_path, **arguments)
 
@@ -261,7 +262,7 @@ def test_dialogues_lie_in_one_part_of_the_data(tmp_path):
 
 
 def test_demonstrations_are_instruction_rows_by_the_writer(tmp_path):
-    arguments = {"seed": 1, "documents": 20, "pairs": 20, "heldout_fraction": 0.1}
+    arguments: dict[str, Any] = {"seed": 1, "documents": 20, "pairs": 20, "heldout_fraction": 0.1}
     toy.write(tmp_path / "without", **arguments)
     toy.write(tmp_path / "with", **arguments, demonstrations=3000)
     for name in ("corpus.jsonl", "pairs.jsonl"):
@@ -289,7 +290,7 @@ def test_the_web_is_worse_than_the_demonstrations_and_than_the_tutors():
 @pytest.mark.parametrize("subjects", [2, 5, 8])
 def test_a_smaller_world_asks_about_fewer_things(subjects):
     rng = random.Random(0)
-    subject_of = {}
+    subject_of: dict[str, set[str]] = {}
     for _ in range(4000):
         question = toy.parse(f"{toy.HUMAN} {toy.draw_demonstration(rng, subjects)[0]}{toy.ASSISTANT}")
         subject_of.setdefault(question.family, set()).add(question.subject)

@@ -5,6 +5,7 @@ Every size below is a multiple of 512 where nothing else is said: 128 float32 nu
 
 import copy
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.profiler import record_function
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf.memory.tracker import Peak, Tracker
+from tests.conftest import gradient
 
 aten = torch.ops.aten
 PHASES = ("load", "train", "rollout", "prefill", "decode")
@@ -288,7 +290,8 @@ def test_a_model_that_is_let_go_is_free():
     assert found.peaks()["rollout"].bytes == 0
 
 
-SIZES = {
+SCORER: dict[str, Any] = {"num_labels": 1, "pad_token_id": 0}
+SIZES: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -333,7 +336,7 @@ def test_base_adapters_and_their_gradients_and_states():
 
 def test_the_score_head_is_no_part_of_the_base():
     with tracker(1000) as found:
-        model = lora(LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=1, pad_token_id=0)), "SEQ_CLS")
+        model = lora(LlamaForSequenceClassification(LlamaConfig(**SIZES, **SCORER)), "SEQ_CLS")
         with record_function("load"):
             pass
     components = parts(found.peaks()["load"])
@@ -346,7 +349,7 @@ def test_the_score_head_is_no_part_of_the_base():
 def test_the_head_that_learns_is_a_head_too():
     """peft keeps the original head beside the one that learns: two of 256 bytes."""
     with tracker(1000) as found:
-        model = lora(LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=1, pad_token_id=0)), "SEQ_CLS")
+        model = lora(LlamaForSequenceClassification(LlamaConfig(**SIZES, **SCORER)), "SEQ_CLS")
         model(input_ids=torch.zeros(2, 5, dtype=torch.int64)).logits.sum().backward()
         gc.collect()
         with record_function("load"):
@@ -507,7 +510,7 @@ def test_watching_changes_no_number():
     layer(x).pow(2).sum().backward()
     with tracker():
         twin(x).pow(2).sum().backward()
-    assert torch.equal(layer.weight.grad, twin.weight.grad)
+    assert torch.equal(gradient(layer.weight), gradient(twin.weight))
 
 
 def test_what_is_made_afterwards_is_not_tracked():
@@ -528,7 +531,7 @@ def test_gradients_that_are_made_afterwards_are_not_tracked():
 # -- sums of gradients -------------------------------------------------------------------------------------------------
 
 
-def sums(events: list) -> list[int]:
+def sums(events: list[Any]) -> list[int]:
     """Bytes of the storages that additions made."""
     return [e.bytes for e in events if e.bytes > 0 and e.name.startswith("aten.add.Tensor")]
 
@@ -561,11 +564,12 @@ def test_a_parameter_s_gradients_are_added_in_place():
 
 def test_a_sum_whose_summands_live_on_is_made():
     """Hooks keep both gradients of y."""
-    kept = []
+    kept: list[torch.Tensor] = []
     x = kilobytes(4).requires_grad_()
     with tracker() as found:
         y = x.exp()
         for factor in (sine := y.sin(), cosine := y.cos()):
+            assert factor.grad_fn is not None
             factor.grad_fn.register_hook(lambda gradients, _: kept.append(gradients[0]))
         loss = (sine * cosine).sum()
         del y

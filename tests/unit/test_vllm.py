@@ -4,6 +4,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ class Fake(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, dict]] = []
+        self.asked: list[tuple[str, dict[str, Any]]] = []
         self.loaded: set[str] = set()
         self.known: set[str] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -89,6 +90,7 @@ def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_pat
     for row, prompt in enumerate(prompts):
         assert found.tokens[row][found.mask[row]].tolist() == [prompt[-1]] * len(prompt) + [2]
     assert found.ended.all()
+    assert found.logprobs is not None
     assert torch.equal(found.logprobs[found.mask], torch.full((int(found.mask.sum()),), -0.5))
     asked = [content for path, content in fake.asked if path == "/v1/completions"]
     assert {tuple(content["prompt"]) for content in asked} == {tuple(p) for p in prompts}

@@ -203,7 +203,7 @@ def _imported(name: str, where: str) -> Function:
     if folder not in sys.path:
         sys.path.append(folder)
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function: Function = getattr(importlib.import_module(module), attribute)
         _accepted(function)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]

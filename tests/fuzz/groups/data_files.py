@@ -10,31 +10,31 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.mutate import damage, deep_text, json_case, nasty
-from tests.fuzz.oracle import SOUND, Case, Outcome
+from tests.fuzz.oracle import SOUND, Case
 from tests.fuzz.reference import Reference, finite_result
+from tests.fuzz.sandbox import Outcome
 
 SUBJECTS = ("the sea", "größere Zahlen", "日本語", "a \U0001f600", 'tabs\tand \\ and "quotes"', "numbers 1, 2, 3")
 
 
 def rows_of(kind: str, count: int = 24) -> list[dict[str, Any]]:
     """Rows of a known kind, all different."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for n in range(count):
         ask, good, bad = f"Tell me about {SUBJECTS[n % len(SUBJECTS)]}, number {n}.", f"Answer {n}: yes.", f"No {n}."
         before = f"\n\nHuman: {ask}\n\nAssistant:"
         user, said = {"role": "user", "content": ask}, {"role": "assistant", "content": good}
-        rows.append(
-            {
-                "text": {"text": f"{ask} {good}"},
-                "hh": {"chosen": f"{before} {good}", "rejected": f"{before} {bad}"},
-                "instruction": {"instruction": ask, "input": "" if n % 2 else "in short", "output": good},
-                "preference": {"prompt": ask, "chosen": good, "rejected": bad},
-                "chats": {"prompt": [user], "chosen": [said], "rejected": [{"role": "assistant", "content": bad}]},
-                "completion": {"prompt": ask, "completion": good},
-                "messages": {"messages": [user, said]},
-                "sharegpt": {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": good}]},
-            }[kind]
-        )
+        kinds: dict[str, dict[str, Any]] = {
+            "text": {"text": f"{ask} {good}"},
+            "hh": {"chosen": f"{before} {good}", "rejected": f"{before} {bad}"},
+            "instruction": {"instruction": ask, "input": "" if n % 2 else "in short", "output": good},
+            "preference": {"prompt": ask, "chosen": good, "rejected": bad},
+            "chats": {"prompt": [user], "chosen": [said], "rejected": [{"role": "assistant", "content": bad}]},
+            "completion": {"prompt": ask, "completion": good},
+            "messages": {"messages": [user, said]},
+            "sharegpt": {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": good}]},
+        }
+        rows.append(kinds[kind])
     return rows
 
 

@@ -8,14 +8,19 @@ from random import Random
 
 from tests.fuzz.groups.data_files import lines, rows_of
 from tests.fuzz.mutate import TEXTS
-from tests.fuzz.oracle import Case
+from tests.fuzz.oracle import Case, Must
 from tests.fuzz.reference import Reference
 
-NUMBERS = ("-1", "0", "1", "1e3", "1.5", "4294967295", "4294967296", "9" * 30, "nan", "inf", "-inf")
-NUMBERS += ("x", "0x10", "1_0", "٣", "１", "--", "1;2", "", " ")
+NUMBERS = (
+    *("-1", "0", "1", "1e3", "1.5", "4294967295", "4294967296", "9" * 30, "nan", "inf", "-inf"),
+    *("x", "0x10", "1_0", "٣", "１", "--", "1;2", "", " "),
+)
 WORDS = (*(text for text in TEXTS if "\x00" not in text and "\ud800" not in text), "\udcff", "\udcc3\x1b[2J", "x" * 300)
-COMMANDS = ("run", "recipes", "fetch", "chat", "score", "serve", "report", "ab", "judge", "compare", "ratings", "data")
-COMMANDS += ("reproduce", "plan", "results", "", "--version", "-h", "sft", "\x1b[31m", "\udcff")
+COMMANDS = (
+    *("run", "recipes", "fetch", "chat", "score", "serve"),
+    *("report", "ab", "judge", "compare", "ratings", "data"),
+    *("reproduce", "plan", "results", "", "--version", "-h", "sft", "\x1b[31m", "\udcff"),
+)
 
 # Command lines with places for a word (W), a number (N) and a path (P); R: recipe and run directory.
 TEMPLATES = (
@@ -117,7 +122,7 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
     arguments = [
         makers[word]() if word in makers else word.replace("--W", f"--{random.choice(WORDS)}") for word in words
     ]
-    must = "either"
+    must: Must = "either"
     if arguments[0] in NEVER and "-h" not in arguments:
         arguments += ["--no-such-option"] if random.random() < 0.2 else []
         must = "refuse"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tests.fuzz.mutate import DELETE, Path_, changed, damage, deep_text, get, leaves, nasty
-from tests.fuzz.oracle import SOUND, Case
+from tests.fuzz.oracle import SOUND, Case, Must
 from tests.fuzz.reference import ROOT, STAGES, Reference, finite_result
 
 ABSURD = 10**15  # no key of a recipe can mean a whole number as large
@@ -64,7 +64,16 @@ CONSTRUCTS = {
 
 # What is no KEY=VALUE, and values and keys that are none.
 WORDS = ("", "=", "==", "=1", "ppo", "ppo.steps", ".=1", "..=1", ".ppo=1", "ppo.=1", "ppo=1", " = ", "ppo.steps==1")
-VALUES = ("? [a]\n: b", "&a [*a]", "!!set {a}", "[1", "*x", "{a: 1, a: 2}", "\x00", "!!python/name:os.system")
+VALUES: tuple[str, ...] = (
+    "? [a]\n: b",
+    "&a [*a]",
+    "!!set {a}",
+    "[1",
+    "*x",
+    "{a: 1, a: 2}",
+    "\x00",
+    "!!python/name:os.system",
+)
 VALUES += ("2001-01-01", "!!binary aa==", "'", "1\n2")
 KEYS = ("\x1b[31m", "a.b.c.d.e", "__class__", "ppo.__class__", "x" * 100_000)
 
@@ -93,8 +102,8 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
         return _option(random, place, directory)
     if kind < 0.93:
         target = random.choice((file, directory / "published.yaml"))
-        name, content = damage(random, target.read_bytes())
-        target.write_bytes(content)
+        name, damaged = damage(random, target.read_bytes())
+        target.write_bytes(damaged)
         found = Case(f"{target.name}: {name}", ["fetch", "--recipe", str(directory)], place)
         found.valid = lambda outcome: _readable(target)
         return found
@@ -192,7 +201,7 @@ def _no_file(random: Random, place: Path, file: Path) -> Case:
     kind = random.choice(
         ("pipe", "zeros", "full", "folder", "nothing", "loop", "dangling", "large", "list", "text", "folder's name")
     )
-    must = "refuse"
+    must: Must = "refuse"
     if kind == "folder's name":
         other = file.parent.with_name(random.choice(("v1x", "vv", "1", "\x1b[31m", "v-1", "x" * 200)))
         file.parent.rename(other)

@@ -4,8 +4,9 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.groups.run_dirs import spoil
-from tests.fuzz.oracle import SOUND, Case, Outcome
+from tests.fuzz.oracle import SOUND, Case
 from tests.fuzz.reference import Reference
+from tests.fuzz.sandbox import Outcome
 
 RESULTS = Path(__file__).parents[3] / "results" / "cpu-tiny" / "v1" / "cpu"
 

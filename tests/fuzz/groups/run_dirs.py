@@ -6,8 +6,9 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.mutate import damage, json_case
-from tests.fuzz.oracle import SOUND, Case, Outcome
+from tests.fuzz.oracle import SOUND, Case
 from tests.fuzz.reference import STAGES, Reference, changed_results, metrics
+from tests.fuzz.sandbox import Outcome
 
 CHILDREN = {
     "pretrain": ("sft", "rm"),
