@@ -41,7 +41,7 @@ class History:
 
     def __init__(self, recipe: Recipe, stage: str):
         self.recipe, self.stage = recipe, stage
-        self.rows: list[Mapping[str, float]] = []
+        self.rows: list[Mapping[str, float | None]] = []
         self.responses: list[str] = []
 
     @property
@@ -64,8 +64,8 @@ class History:
         return self.options
 
     def values(self, key: str) -> list[float]:
-        found = [row[key] for row in self.rows if row.get(key) is not None]
-        return [value for value in found if math.isfinite(value)]
+        found = (row.get(key) for row in self.rows)
+        return [value for value in found if value is not None and math.isfinite(value)]
 
     def last(self, key: str, count: int = FEW) -> float | None:
         """Mean of the newest `count` values; None while there are fewer."""

@@ -53,7 +53,7 @@ def configure(deterministic: bool = False) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module, which stubs lack; no result reads it
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
 
 
 def cap_memory(device: "torch.device") -> None:

@@ -44,7 +44,7 @@ class Yaml(yaml.SafeLoader):
 
     def get_event(self) -> Any:
         """Return the next event once it is known to be within the bounds; nothing is composed before."""
-        event = super().get_event()  # type: ignore[no-untyped-call]  # the stubs of PyYAML annotate it not
+        event = super().get_event()  # type: ignore[no-untyped-call]  # its stubs do not annotate it
         if getattr(event, "tag", None) is not None:
             raise _problem(f"the tag {event.tag.replace(_TAG, '!!')} is not used here; leave it out", event)
         if isinstance(event, yaml.CollectionStartEvent):

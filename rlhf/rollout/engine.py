@@ -379,7 +379,7 @@ class _Layer(CacheLayerMixin):
     values: Tensor
 
     def __init__(self, slots: int, copies: int = 1):
-        super().__init__()  # type: ignore[no-untyped-call]  # not annotated
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not annotate it
         self.slots = slots
         self.copies = copies
         self.window = 0

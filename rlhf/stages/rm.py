@@ -139,7 +139,7 @@ class _MarginRankingTrainer(RewardTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        _, outputs = super().compute_loss(model, inputs, return_outputs=True)  # type: ignore[no-untyped-call]  # not annotated
+        _, outputs = super().compute_loss(model, inputs, return_outputs=True)  # type: ignore[no-untyped-call]  # TRL does not annotate it
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = margin_ranking_loss(chosen, rejected, self.margin)
         return (loss, outputs) if return_outputs else loss

@@ -93,8 +93,9 @@ def test_many_templates_of_few_rows_each_are_no_copies():
 
 def test_the_order_of_what_is_found_is_that_of_the_rows():
     """Hashes of strings differ from process to process."""
-    heldout: list[Row] = [pair(f"h{n}", prose(40)) for n in range(20)]
-    training: list[Row] = [pair(f"t{n}", row.chosen + " and so on") for n, row in enumerate(reversed(heldout))]  # type: ignore[union-attr]
+    answers = [prose(40) for _ in range(20)]
+    heldout: list[Row] = [pair(f"h{n}", answer) for n, answer in enumerate(answers)]
+    training: list[Row] = [pair(f"t{n}", f"{answer} and so on") for n, answer in enumerate(reversed(answers))]
     assert [row for row, _ in leaks(training, heldout).found["near_copies"]] == heldout
 
 
