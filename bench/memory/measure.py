@@ -14,7 +14,7 @@ from rlhf.memory.tracker import Tracker
 from rlhf.models.loading import set_up_torch
 from rlhf.observe.telemetry import take_peak, watch_peaks
 from rlhf.recipe import Loaded, Recipe
-from rlhf.stages.supervised import let_go
+from rlhf.stages.supervised import free_memory
 
 CUDA = torch.device("cuda")
 Peaks = dict[str, dict[str, int]]  # phase -> {"bytes": allocated, and on CUDA "reserved": by the allocator}
@@ -52,7 +52,7 @@ def alone() -> Iterator[None]:
 
 def free_unused() -> None:
     """Free models that nothing refers to any more, and return the allocator's unused memory to the card."""
-    let_go()
+    free_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -1,1 +1,1 @@
-"""From files, a hub data set or generated data to token ids: formats, load, split, tokenize, batch."""
+"""Data: reading of files, hub sets and generated rows, splitting, tokenizing and batching."""

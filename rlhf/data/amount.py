@@ -1,4 +1,4 @@
-"""How many preference pairs are few, as the published H100 guide has it."""
+"""Advice on numbers of preference pairs that are small by the published H100 guide."""
 
 from rlhf.terminal import say
 
@@ -6,7 +6,7 @@ MARGINAL, WORTH_IT, MEANINGFUL = 50, 100, 1000  # pairs; the guide's answers on 
 
 
 def advice(pairs: int) -> str:
-    """What the guide says about training on so few pairs; empty where they are enough."""
+    """Return the guide's advice on training on so few pairs; empty where they are enough."""
     if pairs < MARGINAL:
         return f"fewer than {MARGINAL}: the H100 guide expects marginal gains, and finds SFT more efficient"
     if pairs < WORTH_IT:

@@ -1,4 +1,4 @@
-"""The chat template that a tokenizer brings: a program in a file, tried in a bounded child before it is used."""
+"""A tokenizer's own chat template, which is a program in a file and is tried in a bounded child process before use."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from rlhf.run.reader import reason
 
 SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
 MEMORY = 2**28  # bytes beyond what the process has mapped
-LONGEST = 2**20  # characters of what two short conversations may become
+LONGEST = 2**20  # characters to which two short conversations may grow
 WORD = "quokka"
 PROBES = (
     (Message("user", f"What is a {WORD}?"),),
@@ -24,8 +24,8 @@ PROBES = (
 def check(render: Callable[[Sequence[Message]], str]) -> None:
     """Render two short conversations in a child process with little CPU time and memory.
 
-    `render` is what is called for real ones later. Raises UserError for a template that fails, loops, fills the
-    memory, or leaves out what is said. A template that waits for certain content before it loops is not recognised.
+    `render` is the function that later renders real conversations. Raises UserError for a template that fails, loops,
+    fills the memory or leaves out content. A template that loops only on certain content is not recognised.
     """
     try:
         texts = [_bounded(render, messages) for messages in PROBES]
@@ -36,7 +36,10 @@ def check(render: Callable[[Sequence[Message]], str]) -> None:
 
 
 def _bounded(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
-    """What `render` makes of the messages in a forked child. Raises UserError where it fails or exceeds a limit."""
+    """Return the messages as `render` writes them in a forked child.
+
+    Raises UserError where it fails or exceeds a limit.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,7 +67,7 @@ def _bounded(render: Callable[[Sequence[Message]], str], messages: Sequence[Mess
 
 
 def _limit() -> None:
-    """Bound this process: the kernel ends it when it has used its seconds, and refuses it more memory."""
+    """Bound this process: the kernel ends it when it has used its CPU seconds, and refuses it more memory."""
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))

@@ -1,4 +1,4 @@
-"""Rewrite rows of any known kind as JSON lines of one plain form each; columns may be renamed on the way.
+"""Conversion of rows of any known kind to JSON lines of one plain form each; columns may be renamed on the way.
 
     documents          {"text"}
     examples           {"prompt": [messages], "completion": text}
@@ -29,7 +29,7 @@ RawRow = tuple[str, object]  # source and row
 
 
 def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> formats.Rows:
-    """Read files, their columns renamed (`names`: old -> new). Raises UserError as `formats.read` does."""
+    """Read files and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
         raise UserError("--rename gives two columns the same name; give each a name of its own")
     sources = []
@@ -48,7 +48,7 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 
 
 def write(rows: formats.Rows, file: Path) -> int:
-    """Write rows as JSON lines; returns their number. Raises UserError when the file is there already."""
+    """Write rows as JSON lines and return their number. Raises UserError when the file exists already."""
     kept = _kept(rows)
     try:
         with file.open("x", encoding="utf-8") as out:
@@ -103,18 +103,21 @@ def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
         key = json.dumps(row["prompt"], sort_keys=True)
         prompts[key] = row["prompt"]
         answers[key][not label_of(row)].append(row.get("completion", row.get("response")))
-    found = False
+    any_pair = False
     for key, (good, bad) in answers.items():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):
-            found = True
+            any_pair = True
             source = f"{name}: pair {number} of prompt {prompts[key]!r:.40}"
             yield source, {"prompt": prompts[key], "chosen": chosen, "rejected": rejected}
-    if not found:
+    if not any_pair:
         raise UserError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
 
 
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:
-    """Column names as they are given on the command line: `question=prompt`. Raises UserError for anything else."""
+    """Parse column names of the command line, `question=prompt`, into {old: new}.
+
+    Raises UserError for anything else.
+    """
     names = {}
     for pair in pairs:
         old, equals, new = pair.partition("=")

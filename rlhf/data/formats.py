@@ -1,12 +1,12 @@
-"""Readers: data files and hub sets in; documents, examples, preference pairs and bare prompts out.
+"""Readers of data files and hub sets, which return documents, examples, preference pairs and bare prompts.
 
-`rlhf/data/parsing.py` lists the kinds of rows that are known. The first row of a file decides its kind, unless the
+`rlhf/data/parsing.py` lists the known kinds of rows. The first row of a file decides its kind, unless the
 caller names one.
 
 Whatever cannot be used is a `UserError` of one line. A bad row may be skipped instead, and is then listed in the
 report; damage to the file itself (cut off, not UTF-8, not Parquet) always stops. Rows with an empty answer, and pairs
-whose two sides answer different prompts or give the same answer, are found in the best sets and are never an error:
-they are left out and listed.
+whose two sides answer different prompts or give the same answer, occur in the best sets and are never an error: they
+are left out and listed.
 
 TRL and `datasets` know most of these kinds too. They do not keep the source of a row, which every message, listed flaw
 and leaked row here names, and they do not read transcripts as turns.
@@ -32,7 +32,7 @@ OnBadRow = Literal["stop", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """One file, or one split of a hub set; `sha256` is of the file's bytes, of a hub set's rows as JSON lines."""
+    """A file, or one split of a hub set; `sha256` is of the file's bytes, of a hub set's rows as JSON lines."""
 
     name: str
     sha256: str
@@ -42,7 +42,7 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What was read and what was left out; `malformed` pairs a source with the reason, the others are sources."""
+    """Files that were read, and rows left out: `malformed` pairs a source with the reason, the others are sources."""
 
     files: tuple[FileReport, ...]
     malformed: tuple[tuple[str, str], ...]
@@ -91,7 +91,10 @@ def read(
     format: Format = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
-    """Read JSON lines, JSON arrays (both also gzipped) and Parquet; which it is shows in the content, not the name."""
+    """Read JSON lines, JSON arrays (both also gzipped), CSV and Parquet.
+
+    The content decides the format, not the name. Raises UserError for files and rows that cannot be used.
+    """
     if isinstance(files, str) or not files:
         raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
     sources = ((str(path), raw.rows(path), partial(raw.sha256, path)) for path in map(Path, files))
@@ -108,7 +111,7 @@ def parse(
     format: Format = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
-    """Parse raw rows, those of each source by one kind. Raises UserError as `read` does."""
+    """Parse raw rows; all rows of a source have one kind. Raises UserError as `read` does."""
     reader = _Reader(on_bad_row, format, advice)
     for name, rows, sha256 in sources:
         reader.take(name, rows, sha256)
@@ -134,7 +137,7 @@ def read_hub(
 
     label = "/".join(part for part in (name, data_dir, split) if part)
     try:
-        # Through the pinned files: offline, `load_dataset` of a name takes the newest commit that it has ever seen.
+        # Loads the pinned files: offline, `load_dataset` of a name takes the newest commit that it has ever seen.
         folder = name if Path(name).is_dir() else hub.snapshot(name, revision, data_dir)
         table = datasets.load_dataset(folder, split=split, data_dir=data_dir)
     except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause
@@ -154,12 +157,12 @@ def read_hub(
 
 
 class _Reader:
-    """Gathers rows from one file after another, and keeps account of those left out."""
+    """Reader of one file after another, which keeps account of the rows left out."""
 
     def __init__(self, on_bad_row: OnBadRow, format: Format, advice: Advice = RECIPE_ADVICE):
-        for name, value, known in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, Format)):
-            if value not in get_args(known):
-                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
+        for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, Format)):
+            if value not in get_args(choices):
+                raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
         self.on_bad_row = on_bad_row
         self.advice = advice
         self.format = format
@@ -169,7 +172,7 @@ class _Reader:
         self.files: list[FileReport] = []
 
     def take(self, name: str, rows: Iterable[tuple[str, object]], sha256: Callable[[], str]) -> None:
-        """Parse the (source, row) of one file; `sha256` is asked for when all have been read."""
+        """Parse the (source, row) of one file; `sha256` is called after the last row."""
         kind: Kind | None = None if self.format == "auto" else self.format
         count = 0
         bad: list[tuple[str, str]] = []
@@ -199,20 +202,20 @@ class _Reader:
         self.files.append(FileReport(name, sha256(), kind, count))
 
     def _checked_kind(self, row: dict[str, object], kind: Kind | None) -> Kind:
-        """The file's kind, which the first row decides that is of any."""
-        found = kind_of(row)
+        """Return the file's kind, which its first row of any known kind decides."""
+        row_kind = kind_of(row)
         if kind is None:
-            if found is None:
-                known = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items() if name != "prompt")
-                alone = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
+            if row_kind is None:
+                kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items() if name != "prompt")
+                hint = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
                 raise Malformed(
-                    f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {known}. "
-                    f"`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that.{alone}"
+                    f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
+                    f"`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that.{hint}"
                 )
-            return found
-        if self.format == "auto" and found not in (None, kind):
+            return row_kind
+        if self.format == "auto" and row_kind not in (None, kind):
             raise Malformed(
-                f"one {found} row among {kind} rows, which have {', '.join(KEYS[kind])}; "
+                f"one {row_kind} row among {kind} rows, which have {', '.join(KEYS[kind])}; "
                 f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format"
             )
         return kind

@@ -1,42 +1,45 @@
-"""Files of the hub at one commit, why it gave nothing, and the way out."""
+"""Downloads from the hub at one commit, and explanations of failed ones."""
 
 import re
 
 
 def snapshot(name: str, revision: str, data_dir: str | None) -> str:
-    """The folder of a data set at a commit, in the hub's cache; what is missing there is downloaded."""
+    """Return the folder of a data set at a commit in the hub's cache; missing files are downloaded."""
     from huggingface_hub import snapshot_download
 
     return snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=data_patterns(data_dir))
 
 
 def data_patterns(data_dir: str | None) -> list[str]:
-    """Which files of a data set are used."""
+    """Return the patterns of the files of a data set that are used."""
     return [f"{data_dir}/*", "*.md"] if data_dir else ["*"]
 
 
 def reason(error: BaseException, page: str, revision: str | None, offline: str) -> str:
-    """One line: the error with what to do about it. `page`: the repository's; `offline`: what helps without network."""
+    """Describe an error and what to do about it, in one line.
+
+    `page` is the repository's page; `offline` is the advice for a machine without network.
+    """
     causes = [error]
     while (before := causes[-1].__cause__) is not None:
         causes.append(before)
     kinds = {type(cause).__name__ for cause in causes}
     cause = str(error.__cause__ or "")
     text = " ".join(f"{error} {'' if cause in str(error) else cause}".split())
-    found = text[:300]
-    words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words that are looked for
+    shown = text[:300]
+    words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words below
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
-        return f"{found}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
-    refused = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"
-    if "GatedRepoError" in kinds or re.search(refused, words):
-        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({found})"
+        return f"{shown}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
+    denied = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"
+    if "GatedRepoError" in kinds or re.search(denied, words):
+        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({shown})"
     if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
-        return f"revision {revision} is not there: copy a commit from {page}/commits ({found})"
-    return f"{found}; {offline}"
+        return f"revision {revision} is not there: copy a commit from {page}/commits ({shown})"
+    return f"{shown}; {offline}"
 
 
 def hub_hint(name: str) -> str:
-    """How a data set of the hub is named, to be added where `name` looks like one and was taken for a file."""
+    """Explain how a data set of the hub is named, if `name` looks like one and was taken for a file; else ""."""
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         return ""
     return (

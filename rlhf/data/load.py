@@ -1,4 +1,4 @@
-"""The recipe's data, read, checked and divided: what every stage trains and is evaluated on."""
+"""The recipe's data, read, checked and split, which every stage trains and is evaluated on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ Prompt = tuple[Message, ...]
 
 
 @dataclass(frozen=True)
-class Divided(Generic[T]):
+class Split(Generic[T]):
     """Rows for training, and held-out rows on which results are reported; no conversation is in both.
 
     `validation` chooses checkpoints: conversations of its own with `data.validation_fraction`, else the held-out rows.
@@ -40,7 +40,10 @@ class Divided(Generic[T]):
 
     @property
     def validation(self) -> list[T]:
-        """Rows that choose checkpoints. Raises UserError when the recipe sets some apart and there are none."""
+        """Return the rows that choose checkpoints.
+
+        Raises UserError when the recipe sets some apart and there are none.
+        """
         if self._validation is None:
             return self.heldout
         if not self._validation:
@@ -55,16 +58,16 @@ class Divided(Generic[T]):
 
     @property
     def apart(self) -> bool:
-        """Whether checkpoints are chosen by other rows than those that results are reported on."""
+        """Return whether checkpoints are chosen by other rows than those that results are reported on."""
         return self._validation is not None
 
-    def only(self, keep: Callable[[T], bool]) -> "Divided[T]":
+    def only(self, keep: Callable[[T], bool]) -> "Split[T]":
         """Return the rows of each part for which `keep` is true."""
         train, heldout = ([row for row in rows if keep(row)] for rows in (self.train, self.heldout))
         apart = None if self._validation is None else [row for row in self._validation if keep(row)]
-        return Divided(train, heldout, apart)
+        return Split(train, heldout, apart)
 
-    def required(self, stage: str, what: str) -> "Divided[T]":
+    def required(self, stage: str, what: str) -> "Split[T]":
         """Return itself if there are rows to train on and rows held out. Raises UserError otherwise."""
         if self.train and self.heldout:
             return self
@@ -74,10 +77,10 @@ class Divided(Generic[T]):
         )
 
 
-def _combined(make: Callable[..., list[T]], *sources: Divided[Any]) -> Divided[T]:
+def _combined(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
     """Apply `make` to each part of the sources: to their training rows, their held-out rows, their validation rows."""
     apart = any(source.apart for source in sources)
-    return Divided(
+    return Split(
         make(*(source.train for source in sources)),
         make(*(source.heldout for source in sources)),
         make(*(source._validation if source.apart else source.heldout for source in sources)) if apart else None,
@@ -86,13 +89,13 @@ def _combined(make: Callable[..., list[T]], *sources: Divided[Any]) -> Divided[T
 
 @dataclass(frozen=True)
 class Corpus:
-    documents: Divided[Document]
-    examples: Divided[Example]
-    pairs: Divided[PreferencePair]
-    bare_prompts: Divided[PromptOnly] = field(default_factory=lambda: Divided([], []))  # rows without an answer
+    documents: Split[Document]
+    examples: Split[Example]
+    pairs: Split[PreferencePair]
+    bare_prompts: Split[PromptOnly] = field(default_factory=lambda: Split([], []))  # rows without an answer
 
-    def texts(self, template: str) -> Divided[str]:
-        """Plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
+    def texts(self, template: str) -> Split[str]:
+        """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
             texts = _combined(lambda documents: [document.text for document in documents], self.documents)
             return texts.required("pretrain", "texts")
@@ -106,8 +109,8 @@ class Corpus:
 
         return self._answered(_combined(written, self.examples, self.pairs), "pretrain", "texts")
 
-    def demonstrations(self) -> Divided[Example]:
-        """What SFT imitates: instruction rows where there are any, else the chosen side of the pairs."""
+    def demonstrations(self) -> Split[Example]:
+        """Return the rows that SFT imitates: instruction rows if there are any, else the chosen side of the pairs."""
         what = "instruction rows or preference pairs"
         if self.examples.train:
             return self._answered(self.examples, "sft", what)
@@ -117,11 +120,14 @@ class Corpus:
 
         return self._answered(_combined(chosen, self.pairs), "sft", what)
 
-    def preferences(self, stage: str) -> Divided[PreferencePair]:
+    def preferences(self, stage: str) -> Split[PreferencePair]:
         return self._answered(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
 
-    def _answered(self, rows: Divided[T], stage: str, what: str) -> Divided[T]:
-        """Rows that a stage learns answers from. Raises UserError where there are none, or prompts alone."""
+    def _answered(self, rows: Split[T], stage: str, what: str) -> Split[T]:
+        """Return the rows from which a stage learns answers.
+
+        Raises UserError where there are none, or only prompts.
+        """
         if len(self.bare_prompts) and not len(rows):
             raise UserError(
                 f"{stage} needs {what}, and the data has only prompts without an answer, which PPO alone can use: add "
@@ -131,20 +137,20 @@ class Corpus:
 
     def answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
-        known: dict[Prompt, PromptOnly] = {}
+        first_rows: dict[Prompt, PromptOnly] = {}
         for rows in (self.bare_prompts.train, self.bare_prompts.heldout, self.bare_prompts._validation or ()):
             for row in rows:
                 if row.answer is None:
                     continue
-                earlier = known.setdefault(row.prompt, row)
+                earlier = first_rows.setdefault(row.prompt, row)
                 if earlier.answer != row.answer:
                     raise UserError(
                         f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
                     )
-        return {prompt: row.answer for prompt, row in known.items() if row.answer is not None}
+        return {prompt: row.answer for prompt, row in first_rows.items() if row.answer is not None}
 
-    def prompts(self) -> Divided[Prompt]:
-        """Every distinct prompt, in order of first appearance."""
+    def prompts(self) -> Split[Prompt]:
+        """Return every distinct prompt, in order of first appearance."""
 
         def distinct(*kinds: list[Any]) -> list[Prompt]:
             return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
@@ -175,18 +181,18 @@ def load(run: Run) -> Corpus:
         folder = run.folder_of(parent)
         earlier[folder] = (read(folder / "manifest.json", Manifest) or {}).get(
             "data"
-        )  # a stage has seen that it exists
-    for path, seen in earlier.items():
-        if seen and seen["sha256"] != facts["sha256"]:
+        )  # the stage has checked that it exists
+    for path, parent_data in earlier.items():
+        if parent_data and parent_data["sha256"] != facts["sha256"]:
             raise UserError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
     run.describe(data=facts)
     return corpus
 
 
 def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[str, int]]:
-    """Training and held-out rows without those that `data.drop` leaves out, and how many each reason took.
+    """Return training and held-out rows without those that `data.drop` removes, and how many rows each reason removed.
 
-    Leaked rows go from the training side: what is held out stays the same, and comparable.
+    Leaked rows are removed from the training side, so that the held-out rows stay the same and results stay comparable.
     """
     seed, fraction, reasons = recipe.seed, recipe.data.heldout_fraction, recipe.data.drop or ()
     kept, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
@@ -194,21 +200,21 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
     sides = [split(items, row_key, seed=seed, fraction=fraction) for items in kinds]
     if "leaked" in reasons:
         training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
-        gone = {id(row) for row in leaks(training, heldout).training}
-        dropped["leaked"] = len(gone)
-        sides = [([row for row in train if id(row) not in gone], heldout) for train, heldout in sides]
+        removed = {id(row) for row in leaks(training, heldout).training}
+        dropped["leaked"] = len(removed)
+        sides = [([row for row in train if id(row) not in removed], heldout) for train, heldout in sides]
     if reasons and not any(train for train, _ in sides):
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         raise UserError(f"data.drop leaves nothing to train on ({counts}); leave a reason out of it")
     return Corpus(*(_parted(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)), dropped
 
 
-def _parted(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Divided[Any]:
+def _parted(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Split[Any]:
     """Set the validation rows apart from the other held-out rows, where the recipe asks for it."""
     if data.validation_fraction is None:
-        return Divided(train, heldout)
+        return Split(train, heldout)
     test, validation = split(heldout, row_key, seed=seed, fraction=data.validation_fraction)
-    return Divided(train, test, validation)
+    return Split(train, test, validation)
 
 
 def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
@@ -220,18 +226,18 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         )
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
-    # Other settings or another way of making the rows: another folder.
+    # Each combination of settings and generator code has a folder of its own.
     if data.source == "lengths":
         assert data.lengths
         made_from = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
-        made = _made(folder, "lengths", made_from, lengths)
-        files = _generated(made, ["pairs.jsonl"], lambda: lengths.write(made / "pairs.jsonl", **made_from))
+        target = _generated_folder(folder, "lengths", made_from, lengths)
+        files = _generated(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **made_from))
         return formats.read(files, on_bad_row="skip")
     if data.source == "sums":
         assert data.sums
         made_from = {"seed": recipe.seed, **data.sums.model_dump()}
-        made = _made(folder, "sums", made_from, sums)
-        return formats.read(_generated(made, sums.FILES, lambda: sums.write(made, **made_from)), on_bad_row="stop")
+        target = _generated_folder(folder, "sums", made_from, sums)
+        return formats.read(_generated(target, sums.FILES, lambda: sums.write(target, **made_from)), on_bad_row="stop")
     assert data.toy
     options = {
         "seed": recipe.seed,
@@ -239,38 +245,41 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         "validation_fraction": data.validation_fraction or 0.0,
         **data.toy.model_dump(),
     }
-    made = _made(folder, "toy", options, toy, toy_texts)
-    files = _generated(made, toy.files(data.toy.demonstrations), lambda: toy.write(made, **options))
+    target = _generated_folder(folder, "toy", options, toy, toy_texts)
+    files = _generated(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
     return formats.read(files, on_bad_row="stop")
 
 
-def _made(folder: Path, kind: str, options: dict[str, Any], *makers: ModuleType) -> Path:
-    """The folder of rows that are made here, named by the options and the code that they are made from."""
+def _generated_folder(folder: Path, kind: str, options: dict[str, Any], *makers: ModuleType) -> Path:
+    """Make a folder for generated rows, named by the options and the code that they are made from."""
     code = [sha256(Path(str(maker.__file__))) for maker in makers]
-    made = folder / f"{kind}-{recipes.content_hash([options, *code])[:12]}"
-    made.mkdir(parents=True, exist_ok=True)
-    return made
+    generated = folder / f"{kind}-{recipes.content_hash([options, *code])[:12]}"
+    generated.mkdir(parents=True, exist_ok=True)
+    return generated
 
 
 def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
-    """Files that `write` makes in `folder`, made once and read later as they were made: made.json has their hashes.
+    """Return the files that `write` makes in `folder`, made once; made.json has their hashes.
 
-    Without made.json they may be cut off, and are made again. Raises UserError for one that has changed since.
+    Without made.json the files may be cut off and are made again. Raises UserError for one that has changed since.
     """
     files, record = [folder / name for name in names], folder / "made.json"
-    known = read(record, Generated)
-    if known is None or not all(file.is_file() for file in files):
+    written = read(record, Generated)
+    if written is None or not all(file.is_file() for file in files):
         write()
         write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
         return files
-    changed = [file for file in files if sha256(file) != known["sha256"].get(file.name)]
+    changed = [file for file in files if sha256(file) != written["sha256"].get(file.name)]
     if changed:
         raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
     return files
 
 
 def _fingerprint(report: formats.ReadReport, corpus: Corpus, root: Path) -> dict[str, Any]:
-    """What was read and what of it is used, for manifest.json. Files below `root` are named from it: it may move."""
+    """Return the facts of the data for manifest.json: files, counts, rows left out.
+
+    Files below `root` are named relative to it, because it may move.
+    """
 
     def name(file: str) -> str:
         path = Path(file)

@@ -12,8 +12,10 @@ from rlhf.recipe import Dpo, Rm
 def encode_pairs(
     codec: Codec, pairs: Sequence[PreferencePair], options: Rm | Dpo
 ) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int], list[PreferencePair]]:
-    """Both sides of each pair, what was cut, and the pairs that are left: one is dropped, and counted, when either side
-    loses its whole response."""
+    """Return both sides of each pair as token ids, counts of what was cut, and the pairs that are left.
+
+    A pair is dropped, and counted, when either side loses its whole response. Raises UserError when none is left.
+    """
     longest_response = options.max_completion_length if isinstance(options, Dpo) else None
     limits = options.max_prompt_length, options.max_length, longest_response
     with working("encoding pairs"):
@@ -23,7 +25,7 @@ def encode_pairs(
     if not whole:
         raise UserError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
     counts = {
-        "prompts_cut": cut_chosen["prompts_cut"],  # of a pair's one prompt
+        "prompts_cut": cut_chosen["prompts_cut"],  # both sides have the same prompt
         "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],
         "pairs_dropped": len(pairs) - len(whole),
     }
@@ -31,5 +33,5 @@ def encode_pairs(
 
 
 def longest(chosen: Encoded, rejected: Encoded) -> int:
-    """Tokens of a pair's longer sequence, to which both are padded."""
+    """Return the tokens of a pair's longer sequence, to which both are padded."""
     return len(chosen.prompt) + max(len(chosen.response), len(rejected.response))

@@ -1,4 +1,4 @@
-"""One row as a file holds it, parsed by its kind.
+"""Parsing of one row of a file, by its kind.
 
 Seven kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
 
@@ -16,11 +16,11 @@ Seven kinds of rows are known. The first row of a file decides its kind, unless 
                   text or a number, is what a reward compares responses with
                                                             -> PromptOnly
 
-Other keys are ignored. Only of a prompt with another text beside it, which may be an answer under an unknown name, the
-caller must say that it is a `prompt` row. Each row out carries its source: `file:line`, or `file:row N` where rows are
-not lines.
+Other keys are ignored. There is one exception: if another text stands beside a prompt, it may be an answer under an
+unknown name, so the caller must say that the row is a `prompt` row. Each parsed row carries its source: `file:line`, or
+`file:row N` where rows are not lines.
 
-Texts are kept as they stand, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
+Texts are kept unchanged, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
 """
 
@@ -63,7 +63,10 @@ _TYPES = {
 
 
 def kind_of(row: dict[str, object]) -> Kind | None:
-    """Kind by the keys that have a value; Parquet and hub sets fill absent keys with null."""
+    """Return the kind of a row, judged by the keys that have a value; None if it is unknown.
+
+    Parquet and hub sets fill absent keys with null.
+    """
     for keys in ({key for key, value in row.items() if value is not None}, row.keys()):
         if "chosen" in keys or "rejected" in keys:
             lists = isinstance(row.get("chosen"), list) or isinstance(row.get("rejected"), list)
@@ -80,10 +83,13 @@ def kind_of(row: dict[str, object]) -> Kind | None:
 
 
 def _only_a_prompt(row: dict[str, object]) -> bool:
-    """Whether nothing beside prompt and answer has a meaning: other columns are empty, numbers, or names of labels."""
+    """Return whether the row has no meaningful column beside prompt and answer.
+
+    The other columns must be empty, numbers, or named like labels.
+    """
     own = ("prompt", "answer")
-    others = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in own)
-    return row.get("prompt") is not None and all(LABELS.fullmatch(key.lower()) for key in others)
+    extra = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in own)
+    return row.get("prompt") is not None and all(LABELS.fullmatch(key.lower()) for key in extra)
 
 
 def parse_row(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
@@ -124,7 +130,10 @@ def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
 
 
 def label_of(row: dict[str, object]) -> bool | None:
-    """Whether a row's answer is labelled good (KTO); None where it has no such label. Tables hold labels as text."""
+    """Return whether a row's answer is labelled good (KTO); None where it has no such label.
+
+    Tables hold labels as text.
+    """
     value = row.get("label")
     return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
 
@@ -186,7 +195,10 @@ def _prompt(value: object) -> tuple[Message, ...]:
 
 
 def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
-    """A prompt as preference rows may hold it: text, a transcript or a list of messages. Raises UserError."""
+    """Return the messages of a prompt as preference rows may hold it: text, a transcript or a list of messages.
+
+    Raises UserError for anything else.
+    """
     try:
         return _prompt(value)
     except Malformed as problem:
@@ -194,7 +206,10 @@ def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
 
 
 def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
-    """Split one side at its last assistant turn; a side that is only an answer belongs to the given prompt."""
+    """Split one side of a row at its last assistant turn into prompt and answer.
+
+    A side that is only an answer belongs to the given prompt.
+    """
     if isinstance(value, list):
         messages = _messages(value, key)
     else:
@@ -249,7 +264,7 @@ def _type_name(value: object) -> str:
 
 
 def quoted_keys(keys: Iterable[str]) -> str:
-    """The first few keys for a message; a damaged row may have any number of any length."""
+    """Return the first few keys, shortened, for a message; a damaged row may have many long keys."""
     shown = [repr(key[:40]) for key in itertools.islice(keys, 8)]
     return ", ".join(shown) or "no keys"
 

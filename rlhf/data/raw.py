@@ -1,8 +1,8 @@
-"""Raw rows of files: JSON lines, JSON arrays, Parquet and CSV; what a row means is for rlhf/data/formats.py.
+"""Raw rows of files: JSON lines, JSON arrays, Parquet and CSV. rlhf/data/formats.py interprets them.
 
-Which of them a file is shows in its content, not in its name. Whatever cannot be read is a `UserError` of one line.
-Only ordinary files are read: a pipe or a device may never end. A line and a JSON array have a largest size, and so has
-what a gzipped file becomes, so that no file can fill the memory of the machine.
+The format is recognised by the file's content, not by its name. Whatever cannot be read is a `UserError` of one line.
+Only ordinary files are read: a pipe or a device may never end. A line, a JSON array and the inflated size of a gzipped
+file are limited, so that no file can fill the memory of the machine.
 
 The readers of `datasets` are not used for files because they change what a row says: 5.2.0 reads 007 in a CSV file as
 7.0, NA as nothing, and 2020-01-01 in JSON as a date. Their errors do not name the line either.
@@ -30,11 +30,11 @@ CARRIAGE_RETURNS = "a carriage return inside of a line: end lines with a line fe
 
 
 class Malformed(Exception):
-    """Why a row cannot be used; the reader knows where it stands and what to do about it."""
+    """Reason why a row cannot be used. The reader adds where the row stands and what to do about it."""
 
 
 def rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield (source, row) for each row; a line that is not JSON comes as the `Malformed` that says so.
+    """Yield (source, row) for each row. A line that is not JSON comes as a `Malformed` with the reason.
 
     A source is `file:line`, or `file:row N` where rows are not lines. Raises UserError when the file cannot be read.
     """
@@ -75,7 +75,7 @@ def _head(path: Path) -> bytes:
 
 
 def sha256(path: Path) -> str:
-    """Hash of the file's bytes, as hexadecimal digits."""
+    """Return the hash of the file's bytes, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -142,11 +142,11 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
 
 
 class _Twice(ValueError):
-    """An object with a key that is given twice, of which a reader would take the last."""
+    """An object that gives a key twice; a JSON parser would silently take the last value."""
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON says. Raises ValueError, RecursionError or _Twice."""
+    """Return the parsed JSON value. Raises ValueError, RecursionError or _Twice."""
     return json.loads(text, object_pairs_hook=_object)
 
 
@@ -158,12 +158,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _is_one_document(path: Path, first: str) -> bool:
-    """Whether all lines make one JSON value, to go by the first: an array, {"data": [...]}, or something unfinished."""
-    if first.lstrip().startswith("["):
+def _is_one_document(path: Path, first_line: str) -> bool:
+    """Return whether all lines together are one JSON value: an array, {"data": [...]}, or something unfinished.
+
+    The first line decides.
+    """
+    if first_line.lstrip().startswith("["):
         return True
     try:
-        value = json.loads(first)
+        value = json.loads(first_line)
     except (ValueError, RecursionError):
         return ".jsonl" not in path.suffixes
     return isinstance(value, dict) and isinstance(value.get("data"), list)
@@ -197,16 +200,16 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
         yield f"{path}:row {number}", row
 
 
-def _delimiter(path: Path, first: str) -> str | None:
-    """What separates the cells of a table, to go by its name or its first line; None if it is no table.
+def _delimiter(path: Path, first_line: str) -> str | None:
+    """Return the delimiter of a table's cells, judged by the file's name or its first line; None if it is no table.
 
     A header is a line of at least two names, as `prompt,chosen,rejected` is.
     """
     for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
         named = suffix in path.suffixes
-        cells = first.strip().split(delimiter)
+        cells = first_line.strip().split(delimiter)
         header = len(cells) > 1 and all(re.fullmatch(r'"?[A-Za-z_][\w .-]*"?', cell) for cell in cells)
-        if (named and not first.lstrip().startswith(("{", "["))) or header:
+        if (named and not first_line.lstrip().startswith(("{", "["))) or header:
             return delimiter
     return None
 

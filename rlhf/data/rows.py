@@ -1,4 +1,4 @@
-"""Rows of data as everything behind the readers sees them: documents, examples, preference pairs, bare prompts."""
+"""Rows of data after reading: documents, examples, preference pairs, bare prompts."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -43,7 +43,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class PromptOnly:
-    """A prompt to sample responses to; `answer` is the right one, where it is known."""
+    """A prompt to sample responses to; `answer` is the right answer, where there is one."""
 
     prompt: tuple[Message, ...]
     source: str

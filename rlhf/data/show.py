@@ -1,4 +1,4 @@
-"""Rows of a data set as a person reads them: the prompt above, the two answers of a pair side by side."""
+"""Rows of a data set for reading in a terminal: the prompt above, the two answers of a pair side by side."""
 
 import difflib
 import itertools
@@ -20,20 +20,23 @@ DIFFERENT = "bold"
 
 
 def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int]:
-    """The first `count` rows, or with a `seed` as many drawn at random, in the order of the files; and how many there
-    were to choose from. `only`: the name of a flaw (rlhf/data/quality/flaws.py) that each of them has."""
-    found: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
+    """Return `count` rows in the order of the files, and the number of rows to choose from.
+
+    They are the first rows, or drawn at random with a `seed`. `only`: the name of a flaw (rlhf/data/quality/flaws.py)
+    that each of them has.
+    """
+    candidates: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
     if only:
-        flawed = {id(row) for row in FLAWS[only](found)}
-        found = [row for row in found if id(row) in flawed]
-    if seed is None or count >= len(found):
-        return found[:count], len(found)
-    places = random.Random(seed).sample(range(len(found)), count)
-    return [found[place] for place in sorted(places)], len(found)
+        flawed = {id(row) for row in FLAWS[only](candidates)}
+        candidates = [row for row in candidates if id(row) in flawed]
+    if seed is None or count >= len(candidates):
+        return candidates[:count], len(candidates)
+    places = random.Random(seed).sample(range(len(candidates)), count)
+    return [candidates[place] for place in sorted(places)], len(candidates)
 
 
 def render(row: Row) -> RenderableType:
-    """A row for a rich console of any width."""
+    """Return a row for a rich console of any width."""
     parts: list[RenderableType] = [Rule(visible(row.source), align="left", style="dim")]
     if isinstance(row, Document):
         return Group(*parts, visible(row.text))
@@ -50,7 +53,7 @@ def render(row: Row) -> RenderableType:
 
 
 def visible(text: str) -> Text:
-    """The text with control and invisible characters written as escapes: none reaches the terminal, none is hidden."""
+    """Return the text with control and invisible characters as escapes, so that none hides or reaches the terminal."""
     shown = Text(overflow="fold")
     for plain, characters in itertools.groupby(text[:LONGEST], _plain):
         run = "".join(characters)
@@ -59,11 +62,11 @@ def visible(text: str) -> Text:
 
 
 def _plain(character: str) -> bool:
-    return character in "\n\t" or character.isprintable() or character == "\u200d"  # the last joins emoji
+    return character in "\n\t" or character.isprintable() or character == "\u200d"  # U+200D joins emoji
 
 
 def _beside(rows: Iterable[tuple[str, Text]]) -> Table:
-    """Each text beside its name."""
+    """Return a table with each text beside its name."""
     table = Table.grid(padding=(0, 1))
     table.add_column(style="dim")
     table.add_column(ratio=1, overflow="fold")
@@ -73,7 +76,7 @@ def _beside(rows: Iterable[tuple[str, Text]]) -> Table:
 
 
 def _marked(pair: PreferencePair) -> tuple[Text, Text]:
-    """Both answers; words that the other one does not have at that place are bold."""
+    """Return both answers; words that the other one does not have at that place are bold."""
     whole = pair.chosen, pair.rejected
     words = [re.findall(r"\S+\s*|\s+", text[:LONGEST]) for text in whole]
     shown = Text(overflow="fold"), Text(overflow="fold")
@@ -83,11 +86,11 @@ def _marked(pair: PreferencePair) -> tuple[Text, Text]:
             if tag != "equal":
                 part.stylize(DIFFERENT)
             shown[side].append_text(part)
-    for text, all_of_it in zip(shown, whole, strict=True):
-        text.append_text(_rest(all_of_it))
+    for text, full_text in zip(shown, whole, strict=True):
+        text.append_text(_rest(full_text))
     return shown
 
 
 def _rest(text: str) -> Text:
-    more = len(text) - LONGEST
-    return Text(f"… ({more:,} more characters)" if more > 0 else "", "dim")
+    hidden = len(text) - LONGEST
+    return Text(f"… ({hidden:,} more characters)" if hidden > 0 else "", "dim")

@@ -1,8 +1,8 @@
-"""Held-out splits and shuffles that a seed alone decides.
+"""Held-out splits and shuffles that depend on a seed alone.
 
 A row's side follows from its own conversation and the seed, not from its place in the file or from the other rows:
 adding, removing or re-ordering rows moves no row to the other side. Rows that share a prompt, or that show one
-conversation at different depths, share a key and so a side.
+conversation at different depths, share a key and therefore a side.
 """
 
 import hashlib
@@ -18,14 +18,17 @@ Part = Literal["train", "validation", "test"]
 
 
 def is_heldout(key: str, seed: int, fraction: float) -> bool:
-    """Whether `key` is among the held-out `fraction` of all keys: the first 8 bytes of a SHA-256, read as a number in
-    [0, 1), are below it. A larger fraction holds out a superset."""
+    """Return whether `key` is among the held-out `fraction` of all keys.
+
+    The first 8 bytes of a SHA-256 decide: read as a number in [0, 1), those of a held-out key are below `fraction`. A
+    larger fraction holds out a superset.
+    """
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < fraction
 
 
 def part(key: str, seed: int, heldout_fraction: float, validation_fraction: float = 0.0) -> Part:
-    """The part of the data to which `key` belongs.
+    """Return the part of the data to which `key` belongs.
 
     The validation rows are the `validation_fraction` of all keys that come first among the held-out ones; the test rows
     are the other held-out ones. Another validation_fraction moves nothing in or out of the training rows.
@@ -36,10 +39,10 @@ def part(key: str, seed: int, heldout_fraction: float, validation_fraction: floa
 
 
 def conversation_key(prompt: Sequence[Message]) -> str:
-    """The first thing that the user says, white space normalised.
+    """Return the user's first message, white space normalised.
 
-    Transcripts that start alike are mostly one conversation cut at different depths, so the start is what counts.
-    Raises ValueError when no user message holds text; the readers let no such prompt through.
+    Transcripts that start with the same message are mostly one conversation cut at different depths, so the start
+    decides. Raises ValueError when no user message holds text; the readers admit no such prompt.
     """
     for message in prompt:
         if message.role == "user" and message.content.strip():
@@ -48,7 +51,10 @@ def conversation_key(prompt: Sequence[Message]) -> str:
 
 
 def document_key(document: Document) -> str:
-    """The key of a transcript's conversation, so that it keeps the side of its pairs; of any other text, the text."""
+    """Return the conversation key of a transcript, and of any other text the text itself.
+
+    A transcript thereby keeps the side of its pairs.
+    """
     try:
         return conversation_key(parse_hh(document.text))
     except ValueError:
@@ -60,7 +66,7 @@ def row_key(row: Row) -> str:
 
 
 def split(rows: Iterable[T], key: Callable[[T], str], *, seed: int, fraction: float) -> tuple[list[T], list[T]]:
-    """Train and held-out rows, each in the order given. No key is on both sides."""
+    """Return train and held-out rows, each in the order given. No key is on both sides."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"the held-out fraction is a number from 0 to 1, not {fraction}")
     sides: tuple[list[T], list[T]] = ([], [])
@@ -70,7 +76,7 @@ def split(rows: Iterable[T], key: Callable[[T], str], *, seed: int, fraction: fl
 
 
 def shuffled(rows: Iterable[T], seed: int) -> list[T]:
-    """All rows in an order that the seed and their number decide."""
+    """Return all rows in an order that depends on the seed and on their number alone."""
     result = list(rows)
     random.Random(f"shuffle:{seed}").shuffle(result)
     return result

@@ -1,8 +1,8 @@
-"""Text to token ids, with every cut counted.
+"""Conversion of text to token ids, with every cut counted.
 
 A sequence is prompt + response. The prompt starts with BOS where the tokenizer has one and ends where the response
 begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their oldest tokens, responses their last ones
-(and with them EOS: the model is not taught to stop there). A row that loses a whole response is dropped.
+(and with them EOS: the model is not taught to stop there). A row that loses its whole response is dropped.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from rlhf.errors import UserError
 from rlhf.run.reader import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
-# What `render_plain` writes, as a chat template. GAP as in HH_CHAT_TEMPLATE.
+# The text of `render_plain` as a chat template. GAP as in HH_CHAT_TEMPLATE.
 PLAIN_CHAT_TEMPLATE = "{{ (bos_token or '') + GAP }}{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
 TURNS = ("\n\nHuman:", "\n\nAssistant:")
 
@@ -33,7 +33,7 @@ class Encoded(NamedTuple):
 
 
 class SpecialIds(Protocol):
-    """The ids of special tokens that sampling needs of a tokenizer."""
+    """Ids of special tokens that sampling needs of a tokenizer."""
 
     @property
     def pad_id(self) -> int: ...
@@ -43,10 +43,13 @@ class SpecialIds(Protocol):
 
 
 class Codec:
-    """A tokenizer together with the way dialogues are written for it."""
+    """A tokenizer together with the template by which dialogues are written for it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pad_token: str | None = None):
-        """`pad_token`: pads instead of the tokenizer's own padding token. Raises UserError where nothing can pad."""
+        """Choose the padding token: `pad_token`, or else the tokenizer's own.
+
+        Raises UserError where no token can pad.
+        """
         if tokenizer.eos_token_id is None:
             raise UserError("the tokenizer has no end-of-sequence token")
         if not isinstance(tokenizer.model_max_length, int | float):
@@ -71,7 +74,7 @@ class Codec:
             chat_template.check(self.prompt_text)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
-        """The prompt as the template writes it, up to where the response begins."""
+        """Return the prompt as the template writes it, up to where the response begins."""
         if self.template == "hh":
             return render_hh(messages)
         if self.template == "plain":
@@ -79,7 +82,10 @@ class Codec:
         return self._chat_text(messages, add_generation_prompt=True)
 
     def _chat_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """A conversation as the tokenizer's own template writes it. Raises UserError where that refuses it."""
+        """Return a conversation as the tokenizer's own template writes it.
+
+        Raises UserError where the template refuses it.
+        """
         rows = [{"role": m.role, "content": m.content} for m in messages]
         try:
             text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
@@ -89,7 +95,10 @@ class Codec:
         return text
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
-        """Ids of each prompt, its oldest tokens cut to `max_length`; and how many were cut."""
+        """Return the ids of each prompt, cut to its last `max_length` tokens, and the number of cut prompts.
+
+        BOS is kept.
+        """
         encoded = self._ids([self.prompt_text(p) for p in prompts], bos=True)
         return [self._cut_prompt(ids, max_length) for ids in encoded], sum(len(ids) > max_length for ids in encoded)
 
@@ -100,11 +109,12 @@ class Codec:
         max_length: int,
         max_response_length: int | None = None,
     ) -> tuple[list[Encoded | None], Counter[str]]:
-        """(prompt messages, response) -> ids, None where the whole response was cut away; and what was cut.
+        """Return the ids of each (prompt messages, response), and counts of what was cut.
 
-        A response, its EOS included, gets what the prompt leaves of `max_length`, and at most `max_response_length`.
-        The response is what follows the prompt in the ids of the whole text, so that training sees just what
-        sampling continues. Where tokens merge over that place, prompt and response are encoded apart.
+        A row whose whole response was cut away gives None. A response with its EOS gets the tokens that the prompt
+        leaves of `max_length`, and at most `max_response_length`. The response is the part of the whole text's ids that
+        follows the prompt, so that training sees exactly what sampling continues. Where tokens merge across that
+        border, prompt and response are encoded apart.
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
         answers = [self._answer_text(*row, text) for row, text in zip(rows, texts, strict=True)]
@@ -113,7 +123,10 @@ class Codec:
     def encode_written(
         self, rows: Sequence[tuple[str, str]], max_prompt_length: int, max_length: int
     ) -> tuple[list[Encoded | None], Counter[str]]:
-        """The same for prompts that are text already, as `prompt_text` writes it and samples.jsonl keeps it."""
+        """Encode responses to prompts that are text already, as `encode` does.
+
+        The prompts are as `prompt_text` writes them and samples.jsonl keeps them.
+        """
         gap = " " if self.template == "hh" else ""
         answers = [f"{gap}{response}" for _, response in rows]
         return self._encode([prompt for prompt, _ in rows], answers, max_prompt_length, max_length)
@@ -145,37 +158,40 @@ class Codec:
         return encoded, counts
 
     def encode_texts(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
-        """BOS + text + EOS, in pieces of at most `max_length` tokens; nothing is lost."""
+        """Return BOS + text + EOS of each text in pieces of at most `max_length` tokens; no token is dropped."""
         documents = ([*ids, self.eos_id] for ids in self._ids(texts, bos=True))
         return [ids[at : at + max_length] for ids in documents for at in range(0, len(ids), max_length)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of response ids, without the leading space that the transcript puts before it."""
+        """Return the text of response ids, without the leading space that the transcript puts before it."""
         text = self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True)
         assert isinstance(text, str)
         return text.strip()
 
     def write_chat_template(self) -> bool:
-        """Give the tokenizer a chat template that makes of a conversation the ids that training made of it.
+        """Give the tokenizer a chat template that renders a conversation to the same ids as training did.
 
-        SentencePiece puts a space before a text, but not behind the BOS that a template writes. Returns whether there
-        is such a template; one that a tokenizer brings is left as it is where it was trained with.
+        SentencePiece puts a space before a text, but not behind the BOS that a template writes. Returns whether such a
+        template exists. A tokenizer's own template is kept where it was trained with.
         """
         if self.template == "chat":
             return True
         template = PLAIN_CHAT_TEMPLATE if self.template == "plain" else HH_CHAT_TEMPLATE
-        said = [Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", "Who are you?")]
-        rows = [{"role": m.role, "content": m.content} for m in said]
+        conversation = [Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", "Who are you?")]
+        rows = [{"role": m.role, "content": m.content} for m in conversation]
         for gap in ("", " "):
             self.tokenizer.chat_template = template.replace("GAP", repr(gap))
             text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
             assert isinstance(text, str)
-            if self._ids([text], bos=False) == self.encode_prompts([said], 1 << 20)[0]:
+            if self._ids([text], bos=False) == self.encode_prompts([conversation], 1 << 20)[0]:
                 return True
         return False
 
     def _answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str:
-        """What stands after the prompt when the response has been given, without the EOS that a template may write."""
+        """Return the text that follows the prompt when the response has been given.
+
+        It leaves out the EOS that a template may write.
+        """
         if self.template == "hh":
             return f" {response}"
         if self.template == "plain":
@@ -188,11 +204,11 @@ class Codec:
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
         if not texts:
             return []
-        found: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        encoded: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         start = self.tokenizer.bos_token_id
         if not bos or start is None:
-            return found
-        return [ids if ids[:1] == [start] else [start, *ids] for ids in found]  # chat templates may write it
+            return encoded
+        return [ids if ids[:1] == [start] else [start, *ids] for ids in encoded]  # chat templates may write BOS
 
     def _cut_prompt(self, ids: list[int], length: int) -> list[int]:
         if len(ids) <= length:
@@ -214,7 +230,7 @@ def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
 
 
 def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Special tokens of the vocabulary that could pad, in words; those made for it first."""
+    """Name special tokens of the vocabulary that could pad, for a message; those made for padding come first."""
     taken = {tokenizer.eos_token, tokenizer.bos_token}
     special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in taken]
     special.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
@@ -222,15 +238,19 @@ def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def render_plain(messages: Sequence[Message]) -> str:
-    """A prompt as bare text: the content of each message, each followed by a line break. The response follows directly.
+    """Return a prompt as bare text: the content of each message, followed by a line break.
 
-    Nothing marks who speaks, so that `["Hello", "Yes?", "Who?"]` becomes `Hello\\nYes?\\nWho?\\n`.
+    The response follows directly. Nothing marks who speaks, so that `["Hello", "Yes?", "Who?"]` becomes
+    `Hello\\nYes?\\nWho?\\n`.
     """
     return "".join(f"{message.content}\n" for message in messages)
 
 
 def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most `vocab_size` tokens; the turn markers of transcripts are one token each."""
+    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens.
+
+    The turn markers of transcripts are one token each.
+    """
     raw = RawTokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -247,20 +267,23 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def words(vocab_size: int) -> PreTrainedTokenizerFast:
-    """A stand-in with `vocab_size` ids, one for each word that rlhf/data/worlds/lengths.py writes."""
-    known = [PAD, BOS, EOS, *(turn.strip() for turn in TURNS)]
-    ids = {word: i for i, word in enumerate([*known, *map(str, range(vocab_size - len(known)))])}
+    """Return a stand-in tokenizer with `vocab_size` ids, one for each word that rlhf/data/worlds/lengths.py writes."""
+    special = [PAD, BOS, EOS, *(turn.strip() for turn in TURNS)]
+    ids = {word: i for i, word in enumerate([*special, *map(str, range(vocab_size - len(special)))])}
     raw = RawTokenizer(models.WordLevel(ids, unk_token=PAD))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
 def load(name: str | Path, revision: str | None, template: str, pad_token: str | None = None) -> Codec:
-    """The codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
+    """Return the codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
     return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template, pad_token)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
-    """(B, longest) int64; causal attention never looks at what stands to the right, so no mask is needed."""
+    """Return the sequences padded on the right: (B, longest) int64.
+
+    Causal attention never looks to the right, so no mask is needed.
+    """
     width = max(len(s) for s in sequences)
     return torch.tensor([[*s, *[pad_id] * (width - len(s))] for s in sequences])

@@ -11,7 +11,10 @@ _SPEAKER_OF_ROLE = {role: speaker for speaker, role in _ROLE_OF_SPEAKER.items()}
 
 
 def parse_hh(text: str) -> tuple[Message, ...]:
-    """Turns of a transcript; text before the first turn is a system message. A text without turns is that alone."""
+    """Return the turns of a transcript.
+
+    Text before the first turn is a system message; a text without turns is a system message as a whole.
+    """
     lead, *parts = _TURN.split(text)
     messages = [Message("system", lead)] if lead.strip() else []
     for speaker, content in zip(parts[::2], parts[1::2], strict=True):
@@ -20,7 +23,7 @@ def parse_hh(text: str) -> tuple[Message, ...]:
 
 
 def render_hh(messages: Sequence[Message]) -> str:
-    """A prompt as a transcript that ends where the assistant is to answer: `...\\n\\nHuman: Hello\\n\\nAssistant:`.
+    """Return a prompt as a transcript that ends where the assistant answers: `...\\n\\nHuman: Hello\\n\\nAssistant:`.
 
     `parse_hh` gives the same messages back, plus an empty assistant turn, as long as no content holds a turn marker
     itself. The response follows after one space. Raises ValueError when a system message is not the first.
@@ -36,8 +39,8 @@ def render_hh(messages: Sequence[Message]) -> str:
     return text + "\n\nAssistant:"
 
 
-# What `render_hh` writes, for those who use a trained model with a chat interface: servers, transformers' pipelines.
-# GAP is what makes a tokenizer begin as it does without a BOS in the text (rlhf/data/tokenize.py).
+# The text of `render_hh` as a chat template, for chat interfaces to a trained model: servers, transformers' pipelines.
+# GAP makes a tokenizer begin as it does without a BOS in the text (rlhf/data/tokenize.py).
 HH_CHAT_TEMPLATE = (
     "{{ (bos_token or '') + GAP }}{% for m in messages %}"
     "{% if m.role != 'system' %}{{ '\\n\\n' + ('Human' if m.role == 'user' else 'Assistant') + ': ' + m.content }}"

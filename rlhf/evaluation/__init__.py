@@ -1,1 +1,1 @@
-"""Measures of policies and reward models on held-out data, and comparisons of runs."""
+"""Evaluation of policies and reward models on held-out data, and comparison of runs."""

@@ -1,8 +1,8 @@
-"""Compare the quality of two finished runs on the same held-out prompts: two recipes, 4-bit and 16-bit, two seeds.
+"""Comparison of two finished runs on the same held-out prompts: two recipes, 4-bit and 16-bit, two seeds.
 
-Nothing is trained or sampled: what is compared stands in `evaluate/` of both run directories. Prompts are paired, and
-several answers to a prompt are one observation, their mean. Each run was trained once, so the intervals hold what
-another choice of prompts would change and not what another seed would.
+Nothing is trained or sampled: the results in `evaluate/` of both run directories are compared. Prompts are paired, and
+several answers to a prompt are one observation, their mean. Each run was trained once, so the intervals cover another
+choice of prompts and not another seed.
 """
 
 import hashlib
@@ -23,26 +23,26 @@ from rlhf.run.reader import check, read
 from rlhf.run.records import Answer, Details
 
 STAGES = (*recipe.POLICIES, "sft", "base")
-KEYS_SHOWN = 6  # settings that are named as different
+KEYS_SHOWN = 6  # different settings that are printed
 
 
-class Evaluated(NamedTuple):
-    """The evaluation of one policy of a run.
+class PolicyEvaluation(NamedTuple):
+    """Evaluation of one policy of a run.
 
-    `answers`: for each prompt, what is known of each answer: response, and score and true_reward where there are any.
+    `answers`: for each prompt its answers, each a response, with score and true_reward if there are any.
     """
 
     name: str
     answers: dict[str, list[Mapping[str, Any]]]
-    reward_model: str | None  # whose scores the answers have: the hash of its weights
-    own_reward_model: str | None  # the run's own, whose scores `metrics` rest on
+    reward_model: str | None  # hash of the weights whose scores the answers have
+    own_reward_model: str | None  # the run's own, whose scores are behind `metrics`
     metrics: Mapping[str, float | None]
     settings: Mapping[str, Any]
     rm_pairs: int  # held-out pairs behind rm/accuracy
 
 
 class Row(NamedTuple):
-    """A figure of both runs, and B's less A's where that means something, with its interval where one is known."""
+    """A figure of both runs, and B's less A's where that means something, with its interval if there is one."""
 
     name: str
     a: float | None
@@ -54,10 +54,10 @@ class Row(NamedTuple):
 # ---- reading ----
 
 
-def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
-    """One policy's evaluation in the run directory `<out>/<recipe>/<version>`.
+def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation:
+    """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
-    `scored`: what `rlhf score <root>/evaluate/samples.jsonl --to FILE` wrote, whose scores replace the run's own.
+    `scored`: a file of `rlhf score <root>/evaluate/samples.jsonl --to FILE`, whose scores replace the run's own.
     Raises UserError without a finished evaluation of that policy, and for scores of other answers.
     """
     folder = root / "evaluate"
@@ -78,7 +78,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
     trained = read_manifest(policy)["settings"] if (policy / "manifest.json").is_file() else {}
     details = read(folder / "details.json", Details) or {}
     bins = (details.get("reward_model") or {}).get("calibration", [])
-    return Evaluated(
+    return PolicyEvaluation(
         name=f"{root}: {stage}",
         answers=answers,
         reward_model=reward_model,
@@ -89,7 +89,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> Evaluated:
             if key.startswith((f"{stage}/", "rm/"))
         },
         settings=manifest["settings"] | ({stage: trained[stage]} if stage in trained else {}),
-        rm_pairs=sum(found["pairs"] for found in bins),
+        rm_pairs=sum(bin["pairs"] for bin in bins),
     )
 
 
@@ -97,57 +97,64 @@ def _answers(file: Path, stage: str) -> dict[str, list[Mapping[str, Any]]]:
     rows = read_lines(file)
     if not rows:
         raise UserError(f"{file}: no samples there")
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_prompt: dict[str, list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows, 1):
         answer = row.get(stage)
         if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
             names = ", ".join(name for name, value in row.items() if isinstance(value, dict))
             raise UserError(f"{file}:{number}: no answer of {stage}; there are those of {names or 'nobody'}: --stage")
-        found.setdefault(row["prompt"], []).append(check(answer, Answer, f"{file}:{number}: {stage}"))
-    return found
+        by_prompt.setdefault(row["prompt"], []).append(check(answer, Answer, f"{file}:{number}: {stage}"))
+    return by_prompt
 
 
 def _texts(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[str]]:
-    return {prompt: [answer["response"] for answer in of] for prompt, of in answers.items()}
+    return {prompt: [row["response"] for row in rows] for prompt, rows in answers.items()}
 
 
 def fingerprint(prompts: Sequence[str]) -> str:
-    """The hash of a set of prompts, whatever their order."""
+    """Return the hash of a set of prompts, independent of their order."""
     return hashlib.sha256(json.dumps(sorted(prompts)).encode()).hexdigest()[:16]
 
 
 # ---- comparing ----
 
 
-def compare(a: Evaluated, b: Evaluated) -> dict[str, Any]:
-    """All figures of both, as plain JSON values. Raises UserError where they did not answer the same prompts."""
+def compare(a: PolicyEvaluation, b: PolicyEvaluation) -> dict[str, Any]:
+    """Return all figures of both, as plain JSON values. Raises UserError where they did not answer the same prompts."""
     if fingerprint(list(a.answers)) != fingerprint(list(b.answers)):
         common = len(a.answers.keys() & b.answers.keys())
         raise UserError(
             f"{a.name} and {b.name} answered other prompts: {len(a.answers)} and {len(b.answers)}, {common} of them in "
             "common; compare runs with the same data, seed, template and evaluate.max_samples"
         )
-    alike = a.reward_model is not None and a.reward_model == b.reward_model
-    rows = [*_paired(a, b, "true_reward", alike=True), *_paired(a, b, "score", alike=alike), *_whole(a, b)]
+    same_reward_model = a.reward_model is not None and a.reward_model == b.reward_model
+    rows = [
+        *_paired(a, b, "true_reward", comparable=True),
+        *_paired(a, b, "score", comparable=same_reward_model),
+        *_whole(a, b),
+    ]
     return {
         "a": a.name,
         "b": b.name,
         "prompts": len(a.answers),
         "prompts_sha256": fingerprint(list(a.answers)),
-        "reward_model": a.reward_model if alike else None,
+        "reward_model": a.reward_model if same_reward_model else None,
         "settings_that_differ": recipe.differences(a.settings, b.settings),
         "rows": [row._asdict() for row in rows],
     }
 
 
-def _paired(a: Evaluated, b: Evaluated, key: str, *, alike: bool) -> list[Row]:
-    """Means of a value that every answer has, and how often B's answer has more; only means where it is not `alike`."""
+def _paired(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool) -> list[Row]:
+    """Return the means of a value that every answer has, and how often B's answer has more.
+
+    Only the means are returned where the values are not `comparable`.
+    """
     if any(answer.get(key) is None for side in (a, b) for answers in side.answers.values() for answer in answers):
         return []
     sides = [[[float(answer[key]) for answer in side.answers[prompt]] for prompt in a.answers] for side in (a, b)]
     means = [[fmean(values) for values in side] for side in sides]
     row = Row(key, fmean(means[0]), fmean(means[1]))
-    if not alike:
+    if not comparable:
         return [row]
     gained = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
     won = [
@@ -165,49 +172,50 @@ def _around(estimate: stats.Estimate, factor: float = 1.0, offset: float = 0.0) 
     return factor * estimate.low + offset, factor * estimate.high + offset
 
 
-def _whole(a: Evaluated, b: Evaluated) -> list[Row]:
-    """What the evaluation kept of all answers together; B − A without an interval, but for the reward models' accuracy.
+def _whole(a: PolicyEvaluation, b: PolicyEvaluation) -> list[Row]:
+    """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy.
 
-    Their held-out pairs are the same, so that the interval for independent ones is too wide rather than too narrow.
+    Both were measured on the same held-out pairs, so the interval for independent ones is too wide rather than too
+    narrow.
     """
     rows = []
     for key in ("score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "kl_per_token", "perplexity"):
-        same = key != "perplexity" or a.settings.get("tokenizer") == b.settings.get("tokenizer")
+        comparable = key != "perplexity" or a.settings.get("tokenizer") == b.settings.get("tokenizer")
         if key in ("score_gain_sd", "win_rate_vs_sft"):
-            same = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
-        rows += _figure(a, b, key, same=same)
+            comparable = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
+        rows += _figure(a, b, key, comparable=comparable)
     rows += [row for key in ("response_length", "eos_rate") for row in _figure(a, b, key)]
     for row in _figure(a, b, "rm/accuracy"):
         if row.difference is not None and a.rm_pairs and b.rm_pairs:
-            of = ((row.a, a.rm_pairs), (row.b, b.rm_pairs))
-            half = stats.Z95 * math.sqrt(sum(p * (1 - p) / n for p, n in of if p is not None))
+            shares = ((row.a, a.rm_pairs), (row.b, b.rm_pairs))
+            half = stats.Z95 * math.sqrt(sum(p * (1 - p) / n for p, n in shares if p is not None))
             row = row._replace(interval=(row.difference - half, row.difference + half))
         rows.append(row)
     return rows
 
 
-def _figure(a: Evaluated, b: Evaluated, key: str, *, same: bool = True) -> list[Row]:
+def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool = True) -> list[Row]:
     x, y = a.metrics.get(key), b.metrics.get(key)
     if x is None and y is None:
         return []
-    return [Row(key, x, y, y - x if same and x is not None and y is not None else None)]
+    return [Row(key, x, y, y - x if comparable and x is not None and y is not None else None)]
 
 
-def show(found: Mapping[str, Any]) -> None:
-    """The comparison as a table, with what the two runs differ in."""
+def show(comparison: Mapping[str, Any]) -> None:
+    """Print the comparison as a table, with the settings in which the two runs differ."""
     rows = []
-    for row in found["rows"]:
+    for row in comparison["rows"]:
         interval = row["interval"]
         around = f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else ""
         gained = f"{row['difference']:+.4g}" if row["difference"] is not None else ""
         rows.append((row["name"], console.number(row["a"]), console.number(row["b"]), gained, around))
-    title = f"A: {found['a']}\nB: {found['b']}\n{found['prompts']} held-out prompts"
+    title = f"A: {comparison['a']}\nB: {comparison['b']}\n{comparison['prompts']} held-out prompts"
     console.rows_table(console.harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
-    keys = found["settings_that_differ"]
-    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
-    differ = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
+    keys = comparison["settings_that_differ"]
+    others = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
+    differ = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{others}" if keys else "the settings are the same"
     console.OUT.print(differ, style="dim", markup=False)
-    if found["reward_model"] is None:
+    if comparison["reward_model"] is None:
         console.OUT.print(
             "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
             "with one of them, then give the two files with --scored",

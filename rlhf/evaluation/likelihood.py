@@ -1,4 +1,4 @@
-"""How likely a model finds given texts: perplexity, and log-probabilities of whole sequences."""
+"""Likelihood of given texts under a model: perplexity, and log-probabilities of whole sequences."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,10 +11,10 @@ from rlhf.models.model import Model
 
 @torch.no_grad()
 def perplexity(model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int) -> float:
-    """exp of the mean negative log-likelihood per scored token, over all tokens alike.
+    """Return exp of the mean negative log-likelihood per scored token, over all tokens of all sequences.
 
-    `sequences`: (ids, how many tokens at the start are not scored). Batches are sorted by length and do not change the
-    result; the Trainer's own eval loss is a mean of batch means, which does.
+    `sequences`: (ids, number of tokens at the start that are not scored). Batches are sorted by length and do not
+    change the result; the Trainer's own eval loss is a mean of batch means, which batches do change.
     """
     total, count = 0.0, 0
     for _, losses, _ in _token_losses(model, sequences, pad_id, batch_size):
@@ -27,22 +27,24 @@ def perplexity(model: Model, sequences: Sequence[tuple[list[int], int]], pad_id:
 def sequence_logprobs(
     model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
 ) -> torch.Tensor:
-    """Sum of the log-probabilities of each sequence's scored tokens in nats: (N,) float64 on the CPU, in their order.
+    """Return the sum of the log-probabilities of each sequence's scored tokens in nats.
 
-    `sequences` as for `perplexity`.
+    `sequences` as for `perplexity`. Returns (N,) float64 on the CPU, in their order.
     """
-    found = torch.zeros(len(sequences), dtype=torch.float64)
+    sums = torch.zeros(len(sequences), dtype=torch.float64)
     for rows, losses, scored in _token_losses(model, sequences, pad_id, batch_size):
         owner = torch.tensor(rows).repeat_interleave(scored.sum(1).cpu())
-        found.index_add_(0, owner, -losses.double().cpu())
-    return found
+        sums.index_add_(0, owner, -losses.double().cpu())
+    return sums
 
 
 def _token_losses(
     model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """For each batch its indices in `sequences`, the negative log-likelihoods of its scored tokens, row after row, and
-    the mask (B, T) of these tokens. Batches are made by length."""
+    """Yield for each batch its indices in `sequences`, the losses of its scored tokens, and their mask (B, T).
+
+    A loss is a negative log-likelihood; losses come row after row. Batches are made by length.
+    """
     model.eval()
     device = next(model.parameters()).device
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]))

@@ -1,4 +1,4 @@
-"""Sampled responses to held-out prompts and their worth: score, divergence, length, and in the toy world the truth."""
+"""Sampled responses to held-out prompts and their metrics: score, divergence, length, true reward."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,17 +21,17 @@ from rlhf.rollout.engine import Sampling, sample
 from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time
-HEALTHY = (0.3, 0.7)  # where a published guide wants a reward model's scores to lie after a sigmoid
-EVALUATION_SEED = 7_000  # held-out sampling has a stream of its own and leaves the training stream alone
+HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
+EVALUATION_SEED = 7_000  # held-out sampling has a random stream of its own, apart from that of training
 
 
-# From prompts, responses and the reward model's scores (None without one): rewards by name, and the total as the score.
+# (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.
 Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One policy's responses to the same prompts; per-response tensors (N,) on the CPU.
+class PolicySamples:
+    """Responses of one policy to the same prompts, with their measures; per-response tensors (N,) on the CPU.
 
     With several responses to each prompt, those to one prompt stand together: N is prompts · `per_prompt`.
     """
@@ -46,20 +46,20 @@ class Measured:
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
 
     def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = {
+        means: dict[str, float] = {
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),
             "kl_per_token": self.kl,
         }
         if self.scores is not None:
-            found["score"] = self.scores.mean().item()
+            means["score"] = self.scores.mean().item()
         if self.truths is not None:
-            found["true_reward"] = self.truths.mean().item()
-        return found | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
+            means["true_reward"] = self.truths.mean().item()
+        return means | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
 
 
 def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
-    """How held-out responses are drawn; `at_once` limits the prompts that are decoded together."""
+    """Return the settings of held-out sampling; `at_once` limits the prompts that are decoded together."""
     return Sampling(
         max_prompt_length=options.max_prompt_length,
         response_length=options.response_length,
@@ -75,33 +75,34 @@ def measure(
     role: str,
     codec: Codec,
     prompts: Sequence[Prompt],
-    how: Sampling,
+    sampling: Sampling,
     *,
     seed: int,
     truth: bool,
     per_prompt: int = 1,
     judge: Judge | None = None,
-) -> Measured:
+) -> PolicySamples:
     """Sample `per_prompt` responses to each prompt from a role and measure them.
 
-    `truth` asks the toy world for the true reward. `judge` adds what reward functions give, and replaces the scores.
+    `truth` adds the true reward of the toy world. `judge` adds the rewards of reward functions, and replaces the
+    scores.
     """
     prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
-    ids, _ = codec.encode_prompts(prompts, how.max_prompt_length)
+    ids, _ = codec.encode_prompts(prompts, sampling.max_prompt_length)
     with (
         working("evaluating on held-out prompts"),
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
         torch.manual_seed(seed + EVALUATION_SEED)
         shared.activate(role)
-        rollout = sample(shared.base, ids, codec, how)
+        rollout = sample(shared.base, ids, codec, sampling)
         texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
         scores = torch.zeros(len(ids), device=shared.device)
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
-        for index in rollout.dealt(how.batch_size):
+        for index in rollout.sharded_by_length(sampling.batch_size):
             part = rollout.rows(index)
             if role != "reference":
-                divergence += exact_kl(shared, role, part, how.temperature)
+                divergence += exact_kl(shared, role, part, sampling.temperature)
             if shared.score_head is not None:
                 scores[index] = shared.scores(part)
         distributed.all_sum(scores, divergence)
@@ -113,7 +114,7 @@ def measure(
     final_scores = scores.cpu() if shared.score_head is not None else None
     if judge is not None:
         rewards, final_scores = judge(prompts, texts, final_scores)
-    return Measured(
+    return PolicySamples(
         texts=texts,
         lengths=rollout.response_length.cpu(),
         ended=rollout.ended.cpu(),
@@ -127,7 +128,7 @@ def measure(
 
 @torch.no_grad()
 def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float) -> float:
-    """Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
+    """Return Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
     mask = rollout.mask
     shared.activate(role)
     ours = shared.response_hidden(rollout)[mask]
@@ -141,8 +142,8 @@ def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float
     return total
 
 
-def compare(before: Measured, after: Measured) -> dict[str, float]:
-    """What changed from SFT to a trained policy; gains in standard deviations of SFT's own samples."""
+def compare(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
+    """Return a policy's metrics beside those of SFT; gains in standard deviations of SFT's own samples."""
     metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
         metrics[f"reward_{name}_sft"] = numbers.mean().item()
@@ -157,20 +158,20 @@ def compare(before: Measured, after: Measured) -> dict[str, float]:
 
 
 def gain(old: Tensor, new: Tensor) -> float:
-    """How much higher the mean of `new` (N,) is than that of `old` (N,), in standard deviations of `old`."""
+    """Return the mean of `new` (N,) less that of `old` (N,), in standard deviations of `old`."""
     return ((new.mean() - old.mean()) / old.std()).item()
 
 
-def gains_over_base(base: Measured, after: Measured) -> dict[str, float]:
-    """What changed from the base to a policy, in standard deviations of the base's own samples."""
+def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, float]:
+    """Return a policy's gains over the base, in standard deviations of the base's own samples."""
     rows = (("score", base.scores, after.scores), ("true_reward", base.truths, after.truths))
     return {
         f"{name}_gain_over_base_sd": gain(old, new) for name, old, new in rows if old is not None and new is not None
     }
 
 
-def closer_look(before: Measured, after: Measured, gains: Mapping[str, float]) -> dict[str, float]:
-    """What the evaluation adds to the `gains` of `compare`: variety, win rate at equal length, proxy against truth."""
+def closer_look(before: PolicySamples, after: PolicySamples, gains: Mapping[str, float]) -> dict[str, float]:
+    """Return what the evaluation adds to `compare`: variety, win rate at equal length, proxy against true reward."""
     metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
     if before is after:
         return metrics
@@ -191,7 +192,7 @@ def closer_look(before: Measured, after: Measured, gains: Mapping[str, float]) -
 def reward_model_figures(
     chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """How far a reward model can be believed, from its scores on held-out pairs; and the curves behind the numbers.
+    """Return metrics of a reward model from its scores on held-out pairs, and the curves behind them.
 
     `longer`: tokens of the chosen answer less those of the rejected one.
     """
@@ -227,9 +228,9 @@ def reward_model_figures(
     return metrics, curves
 
 
-def score_histograms(measured: dict[str, Measured]) -> dict[str, Any] | None:
-    """The scores of every policy's samples over common ranges; None without scores."""
-    scores = {name: found.scores.tolist() for name, found in measured.items() if found.scores is not None}
+def score_histograms(samples: dict[str, PolicySamples]) -> dict[str, Any] | None:
+    """Return histograms of the scores of every policy's samples over common ranges; None without scores."""
+    scores = {name: policy.scores.tolist() for name, policy in samples.items() if policy.scores is not None}
     if not scores:
         return None
     low, high = min(map(min, scores.values())), max(map(max, scores.values()))
@@ -238,14 +239,17 @@ def score_histograms(measured: dict[str, Measured]) -> dict[str, Any] | None:
 
 
 def per_prompt_means(values: Tensor, per_prompt: int) -> Tensor:
-    """Means (prompts,) of per-response values (N,): responses to one prompt are no independent observations."""
+    """Return means (prompts,) of per-response values (N,).
+
+    Responses to one prompt are not independent observations.
+    """
     return values.view(-1, per_prompt).mean(1)
 
 
 def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
-    """Share of responses with the higher score, ties counted half, and the half-width of its 95 % interval (normal).
+    """Return the share of responses with the higher score, and the half-width of its 95 % interval (normal).
 
-    Several responses to a prompt count as one observation, their mean.
+    Ties count half. Several responses to a prompt count as one observation, their mean.
     """
     won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
     wins = per_prompt_means(won, per_prompt)
@@ -255,8 +259,10 @@ def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
     }
 
 
-def sample_of(codec: Codec, prompts: Sequence[Prompt], before: Measured, after: Measured) -> tuple[str, dict[str, str]]:
-    """The first prompt whose answer changed, with both answers."""
+def sample_of(
+    codec: Codec, prompts: Sequence[Prompt], before: PolicySamples, after: PolicySamples
+) -> tuple[str, dict[str, str]]:
+    """Return the first prompt whose answer changed, with both answers."""
     changed = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
     at = next(changed, 0)
     return codec.prompt_text(prompts[at]), {"SFT": before.texts[at], "now": after.texts[at]}

@@ -1,6 +1,6 @@
 """Overlap of sampled answers with the answers that people chose and rejected: BLEU, ROUGE-L and BERTScore.
 
-They measure likeness, not worth: what to look at is whether an answer is nearer to the chosen than to the rejected one.
+They measure similarity, not worth. An answer should be nearer to the chosen answer than to the rejected one.
 
 BLEU and ROUGE-L come from their packages. BERTScore is thirty lines here: its package (bert-score 0.3.13, the
 last, of 2023) would add pandas, matplotlib and requests.
@@ -19,24 +19,24 @@ from rlhf.terminal import say
 
 
 def answers(corpus: Corpus, prompts: Sequence[Prompt]) -> list[tuple[str, str | None] | None]:
-    """For each held-out prompt the first answer that was chosen, and the rejected one where there is a pair."""
-    known: dict[Prompt, tuple[str, str | None]] = {}
+    """Return for each held-out prompt the first chosen answer, and the rejected one where there is a pair."""
+    references: dict[Prompt, tuple[str, str | None]] = {}
     for pair in corpus.pairs.heldout:
-        known.setdefault(pair.prompt, (pair.chosen, pair.rejected))
+        references.setdefault(pair.prompt, (pair.chosen, pair.rejected))
     for example in corpus.examples.heldout:
-        known.setdefault(example.prompt, (example.response, None))
-    return [known.get(prompt) for prompt in prompts]
+        references.setdefault(example.prompt, (example.response, None))
+    return [references.get(prompt) for prompt in prompts]
 
 
 class Overlap:
-    """Compares texts with the same references; `encoder` is a folder with a BERT-like model, or None."""
+    """Comparison of texts with the same references; `encoder` is a folder with a BERT-like model, or None."""
 
     def __init__(self, references: Sequence[tuple[str, str | None] | None], encoder: str | None, device: torch.device):
         from rouge_score.rouge_scorer import RougeScorer
 
         self._rows = {
-            "": [(i, found[0]) for i, found in enumerate(references) if found],
-            "_rejected": [(i, found[1]) for i, found in enumerate(references) if found and found[1] is not None],
+            "": [(i, pair[0]) for i, pair in enumerate(references) if pair],
+            "_rejected": [(i, pair[1]) for i, pair in enumerate(references) if pair and pair[1] is not None],
         }
         self._rouge = RougeScorer(["rougeL"])
         self._encoder: _Encoder | None = None
@@ -49,27 +49,33 @@ class Overlap:
         self._embedded = {text: self._encoder.embed(text) for text in texts}
 
     def metrics(self, texts: Sequence[str]) -> dict[str, float]:
-        """`bleu` (0 to 100, of the corpus), mean `rouge_l` and `bertscore` (F1); each also against rejected answers."""
+        """Return `bleu` (0 to 100, of the corpus) and mean `rouge_l` and `bertscore` (F1).
+
+        Each is computed against the rejected answers too.
+        """
         from sacrebleu import corpus_bleu
 
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for suffix, rows in self._rows.items():
             if not rows:
                 continue
             pairs = [(texts[i], reference) for i, reference in rows]
-            said, references = [a for a, _ in pairs], [b for _, b in pairs]
-            found[f"bleu{suffix}"] = corpus_bleu(said, [references]).score
+            responses, references = [a for a, _ in pairs], [b for _, b in pairs]
+            metrics[f"bleu{suffix}"] = corpus_bleu(responses, [references]).score
             rouge = [self._rouge.score(b, a)["rougeL"].fmeasure for a, b in pairs]
-            found[f"rouge_l{suffix}"] = sum(rouge) / len(rouge)
+            metrics[f"rouge_l{suffix}"] = sum(rouge) / len(rouge)
             if self._encoder is not None:
                 scores = [bertscore(self._encoder.embed(a), self._embedded[b]) for a, b in pairs]
-                found[f"bertscore{suffix}"] = sum(scores) / len(scores)
-        return found
+                metrics[f"bertscore{suffix}"] = sum(scores) / len(scores)
+        return metrics
 
 
 def bertscore(answer: Tensor, reference: Tensor) -> float:
-    """F1 of BERTScore (arXiv 1904.09675) from unit vectors (T, H) of both texts' tokens: the harmonic mean of the mean
-    best similarity of either's tokens to the other's, without weights and without rescaling. 0 for an empty text."""
+    """Return the F1 of BERTScore (arXiv 1904.09675) from unit vectors (T, H) of both texts' tokens.
+
+    It is the harmonic mean of precision and recall: the mean best similarity of the answer's tokens to the reference's,
+    and the reverse, without weights and without rescaling. 0 for an empty text.
+    """
     if not len(answer) or not len(reference):
         return 0.0
     similarity = answer @ reference.T
@@ -78,7 +84,7 @@ def bertscore(answer: Tensor, reference: Tensor) -> float:
 
 
 class _Encoder:
-    """The last layer of a BERT-like model."""
+    """A BERT-like model, whose last layer gives the vectors of tokens."""
 
     def __init__(self, folder: Path, device: torch.device):
         if not (folder / "config.json").is_file():
@@ -90,7 +96,7 @@ class _Encoder:
 
     @torch.no_grad()
     def embed(self, text: str) -> Tensor:
-        """Unit vectors (T, H) of a text's tokens, the marks at its ends left out."""
+        """Return unit vectors (T, H) of a text's tokens, without the special tokens at its ends."""
         encoded = self._tokenizer(
             text, return_tensors="pt", truncation=True, max_length=self._longest, return_special_tokens_mask=True
         )

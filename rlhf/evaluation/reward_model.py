@@ -1,4 +1,4 @@
-"""Scores of encoded answers, and how often a reward model prefers the chosen one."""
+"""Scores of encoded answers, and the accuracy of a reward model on pairs."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -12,7 +12,7 @@ from rlhf.stats import outcomes
 def scores_of(
     sides: list[Encoded], score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], pad_id: int, batch_size: int
 ) -> torch.Tensor:
-    """Scores (N,) float32 on the CPU, in the order given; batches are made by length.
+    """Return scores (N,) float32 on the CPU, in the order given; batches are made by length.
 
     `score` takes right-padded ids (B, T) and the place of the last real token (B,), on the CPU, and returns (B,).
     """
@@ -27,5 +27,5 @@ def scores_of(
 
 
 def accuracy(differences: torch.Tensor) -> float:
-    """Share of pairs with a positive score difference; a tie counts one half."""
+    """Return the share of pairs with a positive score difference; a tie counts one half."""
     return fmean(outcomes(differences.tolist()))

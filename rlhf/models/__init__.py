@@ -1,1 +1,1 @@
-"""Loading of base models and adapters, and the one frozen base that PPO's four roles share."""
+"""Base models and adapters: loading, checks, the four roles of PPO on one frozen base, cheaper decoding."""

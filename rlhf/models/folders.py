@@ -1,4 +1,4 @@
-"""Folders with a base model, checked before anything is built from them."""
+"""Checks of folders with a base model, made before anything is built from them."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ def check(folder: Path) -> None:
 
 
 def check_full(config: dict[str, Any], name: str) -> None:
-    """Raise UserError for a checkpoint with quantised weights: the recipe says whether they are, and how."""
+    """Raise UserError for a checkpoint with quantised weights.
+
+    The recipe alone decides whether and how weights are quantised.
+    """
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
             raise UserError(
@@ -45,13 +48,13 @@ def _check_weights(folder: Path, config: dict[str, Any]) -> None:
         raise UserError(f"{missing} is missing{why}")
     held = sum(_held(file) for file in files)
     vocabulary, width, layers = (config.get(key) or 0 for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
-    needed = (vocabulary + layers) * width  # the embedding, and a norm in each layer
+    needed = (vocabulary + layers) * width  # the embedding, and one norm per layer
     if needed > held:
         raise UserError(f"{folder}/config.json describes {needed:,} weights or more, the files hold {held:,}")
 
 
 def _held(file: Path) -> int:
-    """How many numbers the tensors of a safetensors file have together, from its header."""
+    """Return the number of elements in all tensors of a safetensors file, from its header."""
     count = 0
     with reading(file), safe_open(file, framework="pt") as handle:
         for key in handle.keys():  # noqa: SIM118

@@ -1,13 +1,13 @@
-"""Forward passes for decoding: the same mathematics as the layers of peft, bitsandbytes and transformers, made cheaper.
+"""Cheaper forward passes for decoding, with the same mathematics as the layers of peft, bitsandbytes and transformers.
 
 A decoding step has one token per row, so that it costs what reading the weights costs, plus a gap for every kernel.
-Each context manager here replaces the `forward` of some layers of a model while its block lasts, and nothing else: the
-modules, their parameters and peft's format stay as they are. Weights are prepared when the block begins and must not
+Each context manager here replaces the `forward` of some layers of a model inside its block, and nothing else: the
+modules, their parameters and peft's format stay unchanged. Weights are prepared when the block begins and must not
 change inside it. There are no gradients.
 
 - `lean_adapters`, `lean_norms`: LoRA and RMSNorm in fewer kernels.
 - `merged_adapters`: a copy of each weight that has an adapter, with the adapter added to it.
-- `four_bit_weights`: which kernels multiply with 4-bit weights.
+- `four_bit_weights`: a choice of the kernels that multiply with 4-bit weights.
 """
 
 import math
@@ -28,7 +28,7 @@ from rlhf.models.model import Model, dtype_of
 Forward = Callable[[Tensor], Tensor]
 FourBit = Literal["library", "row_groups", "unpacked"]
 
-SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings that are given the same tensor
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with the same input
 FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight on every card
 
 
@@ -37,7 +37,7 @@ def lean_adapters(model: Model) -> Iterator[None]:
     """Compute LoRA in fewer kernels: one product with all A that read the same input, one in-place product for each B.
 
     In bfloat16 the sum with the base layer's result is made in float32 and rounded once, where peft rounds B A x, its
-    scaled value and the sum. Adapters are cast once, where autocast casts those of a frozen role at each use.
+    scaled value and the sum. Adapters are cast once; autocast would cast those of a frozen role at each use.
     """
     with _replaced(_lora_forwards(model)):
         yield
@@ -68,17 +68,17 @@ def merged_adapters(model: Model) -> Iterator[None]:
 
 
 @contextmanager
-def four_bit_weights(model: Model, how: FourBit) -> Iterator[None]:
+def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
     """Choose how 4-bit weights are multiplied with.
 
     `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
-    each product. `row_groups`: rows of a decoding step in groups up to that number, each of which reads the packed
-    weight. `unpacked`: every weight is unpacked once, when the block begins.
+    each product. `row_groups`: the rows of a decoding step are multiplied in groups up to that number, each of which
+    reads the packed weight. `unpacked`: every weight is unpacked once, when the block begins.
     """
     forwards: dict[nn.Module, Forward] = {}
-    if how != "library":
+    if method != "library":
         for layer in _four_bit_layers(model):
-            unpack = how == "unpacked"
+            unpack = method == "unpacked"
             forwards[layer] = _linear(_unpacked(layer), layer.bias) if unpack else _in_row_groups(layer)
     with _replaced(forwards):
         yield
@@ -97,7 +97,7 @@ class _Adapter(NamedTuple):
 
 
 def _lora_forwards(model: Model) -> dict[nn.Module, Forward]:
-    """Lean forward passes of the LoRA layers, those of siblings with the same input in groups."""
+    """Return lean forward passes of the LoRA layers; siblings with the same input share a product."""
     dtype = dtype_of(model)
     adapters = _plain_adapters(model)
     groups: list[list[nn.Module]] = []
@@ -113,24 +113,27 @@ def _lora_forwards(model: Model) -> dict[nn.Module, Forward]:
 
 
 def _lora_group(group: dict[nn.Module, _Adapter], dtype: torch.dtype) -> dict[nn.Module, Forward]:
-    """Forward passes of LoRA layers with the same input, by layer."""
+    """Return forward passes of LoRA layers with the same input, by layer; `group` holds the adapter of each."""
     down = _DownProjection([adapter.a.to(dtype) for adapter in group.values()])
-    found: dict[nn.Module, Forward] = {}
+    forwards: dict[nn.Module, Forward] = {}
     start = 0
     for layer, adapter in group.items():
         up = adapter.b.to(dtype).t()  # (r, out)
         part = slice(start, start + len(up))
         start = part.stop
-        found[layer] = _lora_forward(adapter.base, down, part, up, adapter.scaling)
-    return found
+        forwards[layer] = _lora_forward(adapter.base, down, part, up, adapter.scaling)
+    return forwards
 
 
 def _lora_forward(base: nn.Linear, down: "_DownProjection", part: slice, up: Tensor, scaling: float) -> Forward:
-    """W x + scaling * B (A x), with the adapter's part added in place to the fresh result of the base layer."""
+    """Return the forward pass W x + scaling * B (A x).
+
+    The adapter's part is added in place to the fresh result of the base layer.
+    """
 
     def forward(x: Tensor) -> Tensor:
         result: Tensor = base(x)
-        # a 4-bit layer answers in the type of its input; where that is the model's, these casts do nothing
+        # a 4-bit layer returns the type of its input; where that is the model's type, these casts do nothing
         low, high = down(x)[:, part].to(result.dtype), up.to(result.dtype)
         result.view(-1, result.shape[-1]).addmm_(low, high, alpha=scaling)
         return result
@@ -139,7 +142,7 @@ def _lora_forward(base: nn.Linear, down: "_DownProjection", part: slice, up: Ten
 
 
 class _DownProjection:
-    """A x of several adapters with the same input: one product, made when the first of them asks."""
+    """Product A x of several adapters with the same input, computed at the first call."""
 
     def __init__(self, weights: list[Tensor]):
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # (sum of r, in)
@@ -147,7 +150,10 @@ class _DownProjection:
         self._result: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(tokens, sum of r). The same tensor object is known to be the same input: nothing writes into it between."""
+        """Return A x, (tokens, sum of r).
+
+        The same tensor object counts as the same input, because nothing writes into it between the calls.
+        """
         if self._result is None or self._input is None or self._input() is not x:
             self._result = F.linear(x.to(self.weight.dtype), self.weight).flatten(0, -2)
             self._input = weakref.ref(x)
@@ -155,8 +161,11 @@ class _DownProjection:
 
 
 def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
-    """LoRA layers that add scaling * B A x of one adapter; the others keep peft's forward pass."""
-    found: dict[nn.Module, _Adapter] = {}
+    """Return the LoRA layers that add scaling * B A x of one adapter, with its name.
+
+    All other layers keep peft's forward pass.
+    """
+    adapters: dict[nn.Module, _Adapter] = {}
     for layer in model.modules():
         if not isinstance(layer, LoraLayer) or layer.disable_adapters or layer.merged:
             continue
@@ -168,8 +177,8 @@ def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
         if name not in layer.lora_variant and not layer.lora_bias[name]:
             a, b = layer.lora_A[name], layer.lora_B[name]
             assert isinstance(a, nn.Linear) and isinstance(b, nn.Linear)
-            found[layer] = _Adapter(base, a.weight, b.weight, layer.scaling[name])
-    return found
+            adapters[layer] = _Adapter(base, a.weight, b.weight, layer.scaling[name])
+    return adapters
 
 
 # -- norms ---------------------------------------------------------------------------------------------------------
@@ -177,7 +186,7 @@ def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
 
 def _norm_forward(weight: Tensor, eps: float) -> Forward:
     def forward(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # it would hand on float32
+        with torch.autocast(x.device.type, enabled=False):  # it would return float32
             return F.rms_norm(x, list(weight.shape), weight, eps)
 
     return forward
@@ -195,13 +204,13 @@ def _four_bit_layers(model: Model) -> list[nn.Linear]:
 
 
 def _unpacked(layer: nn.Linear) -> Tensor:
-    """A linear layer's weight (out, in), unpacked in the type that bitsandbytes computes in if it has 4 bits."""
+    """Return a linear layer's weight (out, in); a 4-bit one is unpacked in bitsandbytes' compute type."""
     state = getattr(layer.weight, "quant_state", None)
     if state is None:
         return layer.weight
     if getattr(state, "packing_format_for_cpu", False):  # only the layer's own kernel reads that format
-        one = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
-        columns: Tensor = layer(one)
+        identity = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
+        columns: Tensor = layer(identity)
         return columns.t().contiguous()
     from bitsandbytes.functional import dequantize_4bit
 
@@ -210,26 +219,29 @@ def _unpacked(layer: nn.Linear) -> Tensor:
 
 
 def _in_row_groups(layer: nn.Linear) -> Forward:
-    """The layer's own forward pass, over groups of rows if x (rows, 1, in) has more than one fused kernel takes."""
+    """Return the layer's own forward pass, split into groups of rows where one fused kernel cannot take them all.
+
+    x is (rows, 1, in) in a decoding step.
+    """
     whole = layer.forward
     in_features = layer.in_features
 
     def forward(x: Tensor) -> Tensor:
-        rows = x.numel() // in_features
+        row_count = x.numel() // in_features
         if x.shape[-2] > 1:  # a prompt
             return whole(x)
-        most = fused_rows(x, rows, layer.out_features, in_features)
-        if most == rows:
+        most = fused_rows(x, row_count, layer.out_features, in_features)
+        if most == row_count:
             return whole(x)
-        return torch.cat([whole(part) for part in x.chunk(math.ceil(rows / most))])
+        return torch.cat([whole(part) for part in x.chunk(math.ceil(row_count / most))])
 
     return forward
 
 
 def fused_rows(x: Tensor, rows: int, out_features: int, in_features: int) -> int:
-    """The most rows up to `rows` of a product that bitsandbytes makes without unpacking the weight, on x's device.
+    """Return the most rows, up to `rows`, that bitsandbytes multiplies without unpacking the weight, on x's device.
 
-    Asks the heuristic by which bitsandbytes chooses (backends/cuda/ops.py, 0.50); other devices than CUDA have none.
+    Calls the heuristic by which bitsandbytes chooses (backends/cuda/ops.py, 0.50); other devices than CUDA have none.
     """
     if x.device.type != "cuda":
         return min(rows, FUSED_EVERYWHERE)
@@ -254,7 +266,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Forward:
 
 @contextmanager
 def _replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """Modules with another `forward` for a while."""
+    """Give modules another `forward` inside the block."""
     before = {module: module.__dict__.get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward

@@ -1,4 +1,4 @@
-"""Base models, tokenizers and adapters, from the run directory, a folder or the hub."""
+"""Loading of base models, tokenizers and adapters from the run directory, a folder or the hub."""
 
 import ctypes
 import importlib
@@ -45,7 +45,7 @@ SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
 def device_of(recipe: recipes.Recipe) -> torch.device:
-    """The recipe's device. Raises UserError when it asks for CUDA and none can be used."""
+    """Return the recipe's device. Raises UserError when it is CUDA and no GPU can be used."""
     if recipe.hardware.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use HW=cpu"
@@ -56,7 +56,7 @@ def device_of(recipe: recipes.Recipe) -> torch.device:
 
 
 def set_up_torch(recipe: recipes.Recipe) -> torch.device:
-    """Set up threads, kernels and torch's generators for a recipe; returns its device.
+    """Set up threads, kernels and torch's generators for a recipe; return its device.
 
     A CPU always computes deterministically, which costs nothing there; CUDA where `hardware.deterministic` says so.
     """
@@ -66,7 +66,7 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
     if device.type == "cpu":
         _keep_freed_memory()
         torch.use_deterministic_algorithms(True)
-        # costs time and changes no result of ours
+        # costs time and changes no result here
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
     else:
         cuda.configure(recipe.hardware.deterministic)
@@ -76,10 +76,10 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep the pages of freed tensors for the next ones: asking the kernel anew costs 5 % of a PPO step."""
+    """Let glibc reuse the pages of freed tensors: new pages from the kernel cost 5 % of a PPO step."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
+    except (AttributeError, OSError):  # not glibc
         return
     mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
@@ -92,21 +92,21 @@ def load_codec(run: Run) -> Codec:
         return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
     base: dict[str, Any] = {}
-    if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class looks into it too
+    if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
     with _loading("the tokenizer", name, settings):
         codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
-    rows, whose = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
-    if rows is None:
-        rows, whose = base.get("vocab_size"), "the base model's vocab_size is"
-    if rows and entries > rows:
-        raise UserError(f"the tokenizer {name} has {entries} entries, {whose} only {rows}")
+    vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
+    if vocabulary is None:
+        vocabulary, holder = base.get("vocab_size"), "the base model's vocab_size is"
+    if vocabulary and entries > vocabulary:
+        raise UserError(f"the tokenizer {name} has {entries} entries, {holder} only {vocabulary}")
     return codec
 
 
 def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> LlamaForCausalLM:
-    """A Llama with random weights, drawn from torch's generator."""
+    """Return a Llama with random weights, drawn from torch's generator."""
     config = LlamaConfig(
         **_config_fields(architecture) | {"vocab_size": len(codec.tokenizer)},
         pad_token_id=codec.pad_id,
@@ -114,13 +114,13 @@ def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> Ll
         eos_token_id=codec.eos_id,
     )
     model = LlamaForCausalLM(config)
-    for parameter in model.parameters():  # and no buffers: rotary frequencies are float32 in every Llama
+    for parameter in model.parameters():  # but no buffers: rotary frequencies are float32 in every Llama
         parameter.data = parameter.data.to(getattr(torch, dtype))
     return model
 
 
 def base_name(run: Run) -> str:
-    """What plain peft must be given as the base of this run's adapters."""
+    """Return the name of the base model that plain peft needs for this run's adapters."""
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
@@ -128,7 +128,7 @@ def base_name(run: Run) -> str:
 
 
 def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool = True) -> PreTrainedModel:
-    """The base with a language-model head (`lm`) or a new scalar head without bias (`score`).
+    """Return the base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
     Raises UserError when the base cannot be loaded, or is not the recipe's.
@@ -165,13 +165,16 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
 
 
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
-    """The model that the stage merge has written. Raises UserError where it cannot be used."""
+    """Return the model that the stage merge has written. Raises UserError where it cannot be used."""
     with reading(folder):
         return _from_pretrained(AutoModelForCausalLM, str(folder), device)
 
 
 def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any) -> PreTrainedModel:
-    """A checkpoint's model, whose weights must all be there and finite; a folder is checked before it is read."""
+    """Return a checkpoint's model, whose weights must all be there and finite.
+
+    A folder is checked before it is read.
+    """
     if Path(name).is_dir():
         folders.check(Path(name))
     base: PreTrainedModel
@@ -179,7 +182,7 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
         name,
         device_map={"": device},
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # the report names them, the error would not
+        ignore_mismatched_sizes=True,  # the report names them; an error would not
         use_safetensors=True,
         **options,
     )
@@ -192,7 +195,7 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
 
 @contextmanager
 def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) -> Iterator[None]:
-    """As `reader.reading`, for what may come from the hub: whatever a library raises becomes one line."""
+    """Turn whatever a library raises into a UserError of one line, as `reader.reading` does, also for the hub."""
     try:
         yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
@@ -202,8 +205,11 @@ def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) 
 
 
 def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
-    """Keep 4-bit weights as they are where ranks divide them: on a CPU bitsandbytes packs them anew at first use, in
-    place, which fetched parts undo without a word. GPUs have no such path."""
+    """Keep 4-bit weights in one layout where ranks divide them.
+
+    On a CPU bitsandbytes repacks them at first use, in place, and gathered parts undo that without an error. GPUs have
+    no such path.
+    """
     if recipe.hardware.engine == "fsdp":
         modules: Iterator[Any] = base.modules()
         for module in modules:
@@ -213,7 +219,7 @@ def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
 
 
 def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
-    """Why nothing could be loaded, and the way out, in one line."""
+    """Describe why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
         return " ".join(str(error).split())[:300]
     way_out = "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
@@ -221,7 +227,10 @@ def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> st
 
 
 def _import(package: str, what: str, way_out: str) -> None:
-    """transformers would stumble over a package that it did not find, or blame another."""
+    """Import a package, or raise UserError with the way out.
+
+    Without this check transformers would fail later, or blame another package.
+    """
     try:
         importlib.import_module(package)
     except ImportError as error:
@@ -229,7 +238,7 @@ def _import(package: str, what: str, way_out: str) -> None:
 
 
 def _check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:
-    """Raise UserError where bitsandbytes' kernels for a CPU would stumble: a row must be whole blocks of 64 weights."""
+    """Raise UserError where bitsandbytes' kernels for a CPU would fail: a row must be whole blocks of 64 weights."""
     for key in ("hidden_size", "intermediate_size"):
         size = getattr(architecture, key, 0)
         if device.type == "cpu" and size % 64:
@@ -239,13 +248,18 @@ def _check_blocks(architecture: recipes.Architecture | None, device: torch.devic
 
 
 def _check_complete(report: dict[str, Any], name: str) -> None:
-    """Raise UserError where a checkpoint lacks weights, which transformers would draw at random; a new head is none."""
+    """Raise UserError where a checkpoint lacks weights, which transformers would draw at random.
+
+    A new scalar head is not missing.
+    """
     missing = sorted(key for key in report["missing_keys"] if key != SCORE)
-    other = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
-    for keys, how in ((missing, "lacks"), (other, "has another shape of")):
+    mismatched = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
+    for keys, problem in ((missing, "lacks"), (mismatched, "has another shape of")):
         if keys:
-            more = f" and {len(keys) - 1} more weights" if len(keys) > 1 else ""
-            raise UserError(f"{name} {how} {keys[0]}{more}: it is damaged, or not a checkpoint of this architecture")
+            others = f" and {len(keys) - 1} more weights" if len(keys) > 1 else ""
+            raise UserError(
+                f"{name} {problem} {keys[0]}{others}: it is damaged, or not a checkpoint of this architecture"
+            )
 
 
 def _nf4(settings: recipes.Model) -> BitsAndBytesConfig:
@@ -268,17 +282,17 @@ def _check_architecture(config: Any, architecture: recipes.Architecture, name: s
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
     for key, value in wanted.items():
-        found = getattr(config, key, None)
-        if key == "model_type" and found not in shape.PREDICTABLE:
-            raise UserError(f"{name} is a {found} model: {shape.way_without_architecture()}")
-        if found != value and not (key == "vocab_size" and value is None):
-            raise UserError(f"{name} has {key} {found}, the recipe says {value}: correct model.architecture.{key}")
+        actual = getattr(config, key, None)
+        if key == "model_type" and actual not in shape.PREDICTABLE:
+            raise UserError(f"{name} is a {actual} model: {shape.way_without_architecture()}")
+        if actual != value and not (key == "vocab_size" and value is None):
+            raise UserError(f"{name} has {key} {actual}, the recipe says {value}: correct model.architecture.{key}")
 
 
 def _random_base(
     settings: recipes.Model, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
 ) -> PreTrainedModel:
-    """The recipe's architecture with random weights, made and quantised on the device one module at a time."""
+    """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
     architecture = settings.architecture
     assert architecture
     config = AutoConfig.for_model(architecture.model_type, **_config_fields(architecture), num_labels=1)
@@ -302,7 +316,7 @@ def _random_base(
 
 
 def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
-    """A model without memory, with bitsandbytes' layers where a quantizer asks for them."""
+    """Return a model without memory, with bitsandbytes' layers where there is a quantizer."""
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, **options)
     if quantizer:
@@ -311,7 +325,10 @@ def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) ->
 
 
 def _quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
-    """What bitsandbytes makes of a weight when it is moved to a CPU or a GPU, on any device. `module`: a Linear4bit."""
+    """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU.
+
+    `module` is the Linear4bit that holds the weight.
+    """
     from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn import Params4bit
 
@@ -345,7 +362,7 @@ def lora_config(run: Run, task_type: str) -> LoraConfig:
 
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
-    """Put a fresh LoRA adapter on a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
+    """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
     _check_targets(base, run.loaded.recipe.lora.target_modules)
     return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
 
@@ -364,14 +381,14 @@ def _check_targets(base: PreTrainedModel, targets: Sequence[str]) -> None:
 
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
-    """The adapter of a finished stage, to be trained on."""
+    """Attach the adapter of a finished stage to a base, for further training."""
     return without_input_casts(stored.attach_adapter(base, stage_dir, trainable=True))
 
 
 def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel:
-    """A reward model whose LoRA weights are those of SFT and whose score head is new and trainable.
+    """Return a reward model whose LoRA weights are those of SFT and whose score head is new and trainable.
 
-    peft cannot load a causal adapter into a classifier (it asks for the head's weight), so the weights are laid over
+    peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
     those of a fresh classification adapter of the same shape.
     """
     model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS")))
@@ -386,22 +403,28 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
 
 
 def computes_in_bfloat16(model: Model) -> bool:
-    """Whether the base is in bfloat16, so that all forward passes run in `mixed_precision`; adapters are float32."""
+    """Return whether the base is in bfloat16.
+
+    All forward passes then run in `mixed_precision`; adapters are float32.
+    """
     return dtype_of(model) == torch.bfloat16
 
 
 def mixed_precision(model: Model) -> torch.autocast:
-    """Where a forward pass belongs: a bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training."""
+    """Return the context of every forward pass.
+
+    A bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training.
+    """
     return torch.autocast(model.device.type, torch.bfloat16, enabled=computes_in_bfloat16(model))
 
 
 def without_input_casts(model: PeftModel) -> PeftModel:
-    """Keep LoRA layers on a bfloat16 base from copying their inputs to float32; returns the same model.
+    """Keep LoRA layers on a bfloat16 base from copying their inputs to float32; return the same model.
 
-    Autocast takes such a copy back to bfloat16 before the product. Without the two casts the numbers are the same, and
+    Autocast casts such a copy back to bfloat16 before the product. Without the two casts the numbers are the same, and
     the backward pass keeps one input for all layers that share it, not a copy for each. With dropout the mask is
     applied in bfloat16 instead of float32, as peft's 4-bit layers always do. Outside of autocast such a layer would
-    refuse its input.
+    raise an error for its input.
     """
     if computes_in_bfloat16(model):
         for module in model.modules():
@@ -419,7 +442,7 @@ def save_adapter(
 ) -> None:
     """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base.
 
-    `weights`: the model's by name, where it does not hold them whole itself.
+    `weights`: the model's weights by name, if the model itself does not hold them whole.
     """
     if not run.is_main:
         return

@@ -1,4 +1,4 @@
-"""Optimizers by the names that transformers gives them, and their paged states."""
+"""Optimizers by the names that transformers gives them, and the paging of their states."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,10 @@ from rlhf.observe.console import install_command
 
 
 def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """AdamW from torch, or 8-bit and paged AdamW from bitsandbytes. Raises UserError when that is not installed."""
+    """Return AdamW from torch, or 8-bit or paged AdamW from bitsandbytes.
+
+    Raises UserError when bitsandbytes is needed and not installed.
+    """
     if name == "adamw_torch":
         return torch.optim.AdamW(groups, **options)
     if name == "adamw_torch_fused":
@@ -29,10 +32,10 @@ def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -
 
 
 def page_states(optimizer: Any) -> None:
-    """Put large states of a paged optimizer back into paged memory. Call it after `load_state_dict`.
+    """Move large states of a paged optimizer back into paged memory. Call it after `load_state_dict`.
 
-    bitsandbytes pages states only when it makes them; those that it loads are plain tensors on the GPU, so that a run
-    which fitted the card might not after a resume. Does nothing for other optimizers, nor on a CPU, where bitsandbytes
+    bitsandbytes pages states only when it creates them; loaded ones are plain tensors on the GPU, so that a run that
+    fitted the card might not fit after a resume. Does nothing for other optimizers, nor on a CPU, where bitsandbytes
     pages nothing. `optimizer` may be accelerate's wrapper.
     """
     inner = getattr(optimizer, "optimizer", optimizer)

@@ -1,4 +1,4 @@
-"""Save and restore the state of every random number generator that training may draw from."""
+"""States of all random number generators that training may draw from: saving and restoring."""
 
 import random
 from typing import Any
@@ -12,7 +12,7 @@ from rlhf.run.records import Record
 
 
 class RandomState(Record):
-    """What `random_state` returns."""
+    """Schema of the states that `random_state` returns."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     torch: Tensor
@@ -33,7 +33,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned."""
+    """Restore the states that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state(state["cuda"][0])

@@ -41,7 +41,7 @@ LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocab
 
 
 class SharedBase:
-    """Roles over one base: one for each of `adapters` (role -> the stage it comes from), and `base`, which has none.
+    """Roles over one base model: `base` without an adapter, and one role for each of `adapters` (role -> its stage).
 
     Only `trainable` roles get gradients.
     """
@@ -55,9 +55,9 @@ class SharedBase:
         self.sharded = False
         self._active: str | None = None
         self._layers: list[LoraLayer] = []
-        (first, path), *others = adapters.items()
+        (first, path), *rest = adapters.items()
         self.peft = attach_adapter(base, path, first, first in self.trainable)
-        for role, path in others:
+        for role, path in rest:
             attach_adapter(self.peft, path, role, role in self.trainable)
         self._prepare_adapters()
 
@@ -66,13 +66,13 @@ class SharedBase:
         return self.base.device
 
     def add_reward(self, rm_dir: Path) -> None:
-        """The reward model's adapter as role `reward`, and its head."""
+        """Add the reward model's adapter as role `reward`, and its head."""
         weights, head = reward_weights(rm_dir, self.base.config.hidden_size)
         self._add("reward", rm_dir, weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
     def add_value(self, kind: str, rm_dir: Path, mean: float, sd: float) -> None:
-        """The critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
+        """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
         hidden = self.base.config.hidden_size
         self.value_head = nn.Linear(hidden, 1)
         nn.init.zeros_(self.value_head.weight)
@@ -88,28 +88,31 @@ class SharedBase:
 
     @property
     def value_role(self) -> str:
-        """The role on whose hidden states the value head stands."""
+        """Return the role whose hidden states the value head reads."""
         return "value" if "value" in self.trainable else "policy"
 
     def shard(self) -> None:
-        """Divide the frozen layers among ranks for updates; embeddings, adapters and heads stay whole on each."""
+        """Divide the frozen layers among ranks for updates; each rank keeps whole embeddings, adapters and heads."""
         adapters = {p for name, p in self.peft.named_parameters() if "lora_" in name}
         distributed.shard(self.base.get_decoder(), adapters)
         self.sharded = True
         self.gather()
 
     def gather(self) -> None:
-        """Have the whole base here: to sample and score, ranks need not go through it at the same time."""
+        """Collect the whole base on each rank.
+
+        To sample and score, ranks then need not run the layers at the same time.
+        """
         if self.sharded:
             distributed.gather(self.base, whole=True)
 
     def scatter(self) -> None:
-        """Keep this rank's part of each layer: in an update all ranks go through them in step."""
+        """Keep only this rank's part of each layer; in an update all ranks run the layers in step."""
         if self.sharded:
             distributed.gather(self.base, whole=False)
 
     def parameters(self, role: str) -> list[nn.Parameter]:
-        """The adapter weights of one role, in a fixed order."""
+        """Return the adapter weights of one role, in a fixed order."""
         return [p for name, p in self.peft.named_parameters() if f".{role}." in name]
 
     def activate(self, role: str) -> None:
@@ -135,7 +138,7 @@ class SharedBase:
 
     @contextmanager
     def role(self, name: str) -> Iterator[None]:
-        """Make a role the active one inside a block; after it, the role that was active before is so again.
+        """Make a role the active one inside a block; the role that was active before is restored after it.
 
         A backward pass belongs into the block of its forward pass. Raises ValueError when there is no such role.
         """
@@ -148,9 +151,10 @@ class SharedBase:
                 self.activate(before)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Final-norm hidden states (B, T, H) of the active role; right padding needs no mask under causal attention.
+        """Return final-norm hidden states (B, T, H) of the active role.
 
-        Their backward pass raises RuntimeError when another role is active by then.
+        Right padding needs no mask under causal attention. The backward pass of the states raises RuntimeError when
+        another role is active by then.
         """
         with mixed_precision(self.base):
             states: Tensor = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -159,7 +163,7 @@ class SharedBase:
         return states
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
-        """Hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
+        """Return the hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
         hidden = self.hidden(rollout.ids)
         index = rollout.predictors[..., None].expand(-1, -1, hidden.shape[-1])
         return hidden.gather(1, index)
@@ -171,37 +175,39 @@ class SharedBase:
     def logprobs(
         self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: str = "none"
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities (B, R) of the response tokens given `response_hidden`, and on demand entropies (B, R).
+        """Return log-probabilities (B, R) of the response tokens given `response_hidden`, and entropies (B, R) or None.
 
-        `entropy` as in `linear_token_logprobs`. Both are 0 in masked slots. Logits are made for real response tokens
-        only, a chunk at a time.
+        `entropy` as in `linear_token_logprobs`. Both are 0 in masked slots. Logits are computed for real response
+        tokens only, a chunk at a time.
         """
         mask = rollout.mask
         head = self.base.get_output_embeddings()
         if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
             raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
         chunk = max(1, LOGITS // len(head.weight))
-        found = linear_token_logprobs(hidden[mask], head.weight, rollout.tokens[mask], temperature, chunk, entropy)
+        logp, entropies = linear_token_logprobs(
+            hidden[mask], head.weight, rollout.tokens[mask], temperature, chunk, entropy
+        )
 
-        def spread(x: Tensor) -> Tensor:
+        def to_slots(x: Tensor) -> Tensor:
             return torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_scatter(mask, x)
 
-        return spread(found[0]), None if found[1] is None else spread(found[1])
+        return to_slots(logp), None if entropies is None else to_slots(entropies)
 
     def values(self, hidden: Tensor) -> Tensor:
-        """Values (B, R) of the states before each response token, float32."""
+        """Return the values (B, R) of the states before each response token, float32."""
         assert self.value_head is not None
-        with torch.autocast(hidden.device.type, enabled=False):  # sampling may ask for them in mixed precision
+        with torch.autocast(hidden.device.type, enabled=False):  # sampling may run in mixed precision
             values: Tensor = self.value_head(hidden.float())
         return values.squeeze(-1)
 
     def scores(self, rollout: Rollout) -> Tensor:
-        """The reward model's raw scores (B,) float32 of prompts with their responses."""
+        """Return the reward model's raw scores (B,) float32 of prompts with their responses."""
         return self.score(rollout.ids, rollout.last)
 
     @torch.no_grad()
     def score(self, ids: Tensor, last: Tensor) -> Tensor:
-        """The reward model's head (B,) float32 at the last real token (B,) of each right-padded sequence (B, T)."""
+        """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T)."""
         assert self.score_head is not None
         self.activate("reward")
         hidden = self.hidden(ids.to(self.device))
@@ -219,7 +225,7 @@ class SharedBase:
         self._prepare_adapters()
 
     def _prepare_adapters(self) -> None:
-        """Set what is the same for every active role. peft undoes some of it when it adds an adapter."""
+        """Apply the settings that all active roles share. peft undoes some of them when it adds an adapter."""
         self._layers = [module for module in self.peft.modules() if isinstance(module, LoraLayer)]
         without_input_casts(self.peft)
         half = computes_in_bfloat16(self.base)
@@ -233,7 +239,7 @@ class SharedBase:
         self._no_dropout()
 
     def _backward_check(self, role: str | None) -> Callable[[Tensor], None]:
-        """A hook for the hidden states of a role: runs before anything of its trunk is computed again."""
+        """Return a hook for a role's hidden states, which runs before any layer of its trunk is recomputed."""
 
         def check(gradient: Tensor) -> None:
             if self._active != role:
@@ -242,7 +248,7 @@ class SharedBase:
         return check
 
     def _no_dropout(self) -> None:
-        """Dropout would make the ratio of new to old probabilities noise from the first update on."""
+        """Switch dropout off. It would make the ratio of new to old probabilities noise from the first update on."""
         for module in self.peft.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

@@ -1,7 +1,7 @@
-"""Weights, optimizer states and adapters that another process wrote: read without running code, and checked.
+"""Safe reading of weights, optimizer states and adapters that another process wrote.
 
-Nothing is unpickled but tensors, numbers and containers of them. A weight that is missing, left over, of another shape
-or not finite is an error in one line: libraries would skip it, draw it at random, or train on NaN.
+Only tensors, numbers and containers of them are unpickled, so no code runs. A weight that is missing, left over, of
+another shape or not finite is an error in one line: libraries would skip it, draw it at random, or train on NaN.
 """
 
 from collections.abc import Mapping
@@ -26,29 +26,32 @@ SCORE_WEIGHT = "base_model.model.score.weight"  # the reward model's head in its
 
 
 def unpickled(file: Path) -> Any:
-    """What torch.save wrote, on the CPU. Raises UserError for anything but tensors, numbers and containers of them."""
+    """Read a file of torch.save, onto the CPU.
+
+    Raises UserError for anything but tensors, numbers and containers of them.
+    """
     with reading(file):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name, on the CPU. Raises UserError where one is not finite."""
+    """Return the tensors of a safetensors file by name, on the CPU. Raises UserError where one is not finite."""
     if not file.is_file():
         raise UserError(f"{file} is missing")
     with reading(file):
-        found = load_file(file)
-    check_finite(found, str(file))
-    return found
+        loaded = load_file(file)
+    check_finite(loaded, str(file))
+    return loaded
 
 
 def adapter_weights(stage_dir: Path) -> dict[str, Tensor]:
-    """Tensors of a finished stage's adapter, on the CPU, after its configuration and its values have been checked."""
+    """Return the tensors of a finished stage's adapter, on the CPU, with its configuration and values checked."""
     adapter_config(stage_dir / "adapter")
     return tensors(stage_dir / "adapter" / ADAPTER_FILE)
 
 
 def adapter_config(folder: Path) -> LoraConfig:
-    """The configuration of a plain LoRA adapter. Raises UserError for any other kind."""
+    """Return the configuration of a plain LoRA adapter. Raises UserError for any other kind."""
     if reader.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
         raise UserError(f"{folder / ADAPTER_CONFIG} is missing")
     with reading(folder / ADAPTER_CONFIG):
@@ -57,17 +60,20 @@ def adapter_config(folder: Path) -> LoraConfig:
 
 
 def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], Tensor]:
-    """The reward model's LoRA weights, and its head's weight (1, hidden_size)."""
-    found = adapter_weights(rm_dir)
-    lora = {name: weight for name, weight in found.items() if "lora_" in name}
-    head = {name: weight for name, weight in found.items() if name not in lora}
+    """Return the reward model's LoRA weights, and its head's weight (1, hidden_size)."""
+    weights = adapter_weights(rm_dir)
+    lora = {name: weight for name, weight in weights.items() if "lora_" in name}
+    head = {name: weight for name, weight in weights.items() if name not in lora}
     expected = {SCORE_WEIGHT: torch.empty(1, hidden_size, device="meta")}
     check_shapes(head, expected, str(rm_dir / "adapter" / ADAPTER_FILE))
     return lora, head[SCORE_WEIGHT]
 
 
 def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainable: bool = False) -> PeftModel:
-    """Put a finished stage's adapter on a base, or beside the adapters that it has. Raises UserError unless it fits."""
+    """Attach a finished stage's adapter to a base, or beside the adapters that it has already.
+
+    Raises UserError unless it fits.
+    """
     folder = stage_dir / "adapter"
     shapes = {name: weight.to("meta") for name, weight in adapter_weights(stage_dir).items()}  # peft reads its own copy
     with reading(folder):
@@ -81,7 +87,7 @@ def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainabl
 
 
 def adapter_state(model: PeftModel, name: str = "default") -> dict[str, Tensor]:
-    """The weights of one adapter by the names that they have in its file."""
+    """Return the weights of one adapter by the names that they have in its file."""
     weights: dict[str, Tensor] = get_peft_model_state_dict(
         model, state_dict=dict(model.named_parameters()), adapter_name=name
     )
@@ -94,23 +100,25 @@ def set_adapter_state(model: PeftModel, weights: Mapping[str, Tensor], name: str
     assert not outcome.unexpected_keys
 
 
-def check_shapes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+def check_shapes(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
     """Raise UserError unless both have the same names with the same shapes."""
-    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    other = sorted(name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape)
-    for names, what in ((missing, "lacks"), (extra, "has an unknown weight"), (other, "has another shape of")):
+    missing, extra = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
+    mismatched = sorted(name for name in actual.keys() & expected.keys() if actual[name].shape != expected[name].shape)
+    for names, what in ((missing, "lacks"), (extra, "has an unknown weight"), (mismatched, "has another shape of")):
         if names:
-            shapes = f", {list(found[names[0]].shape)} for {list(expected[names[0]].shape)}" if names is other else ""
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UserError(f"{where} {what} {names[0]}{more}{shapes}: it does not fit this base and these settings")
+            shapes = (
+                f", {list(actual[names[0]].shape)} for {list(expected[names[0]].shape)}" if names is mismatched else ""
+            )
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(f"{where} {what} {names[0]}{others}{shapes}: it does not fit this base and these settings")
 
 
 @torch.no_grad()
-def check_finite(found: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError for the first tensor that holds NaN or infinity. One pass over each, without a copy."""
-    for name, x in found.items():
+def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raise UserError for the first tensor that holds NaN or infinity. Each is read once, without a copy."""
+    for name, x in tensors.items():
         if x.is_floating_point() and x.numel() and not x.is_meta:
-            low, high = x.aminmax()  # NaN is passed on
+            low, high = x.aminmax()  # NaN propagates
             if not (low.isfinite() and high.isfinite()):
                 raise UserError(f"{where}: {name} holds NaN or infinity; it cannot be used")
 
@@ -125,14 +133,14 @@ def check_optimizer(optimizer: Any, where: str) -> None:
 
 
 def check_base(model: PreTrainedModel, where: str) -> None:
-    """Raise UserError where a loaded base holds NaN or infinity, also where it was in weights that are 4-bit now."""
-    found: dict[str, Tensor] = {}
+    """Raise UserError where a loaded base holds NaN or infinity, or did before its weights were packed to 4 bits."""
+    values: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = getattr(parameter, "quant_state", None)
         if state is None:
-            found[name] = parameter
-        elif state.nested:  # a block with NaN has that as its scale, and their mean is the offset of the scales
-            found[name] = state.offset.reshape(1)
+            values[name] = parameter
+        elif state.nested:  # a block with NaN has a NaN scale, and the mean of the scales is their offset
+            values[name] = state.offset.reshape(1)
         else:
-            found[name] = state.absmax
-    check_finite(found, where)
+            values[name] = state.absmax
+    check_finite(values, where)

@@ -7,7 +7,7 @@ from .masked import check, zero_pads
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over response tokens (arXiv 1506.02438, eq. 16).
+    """Return advantages and returns by generalised advantage estimation (arXiv 1506.02438, eq. 16).
 
     A_t = delta_t + gamma lam A_{t+1},   delta_t = r_t + gamma V_{t+1} - V_t,   V = 0 after the last real token.
     The returns are A_t + V_t, the targets of the value function.

@@ -65,7 +65,7 @@ def standardize(advantages: Tensor) -> Tensor:
 
 
 def has_signal(rewards: Tensor) -> Tensor:
-    """Return (P,) bool: whether the rewards (P, k) of a group differ, so that it teaches anything.
+    """Return (P,) bool: whether the rewards (P, k) of a group differ, so that the policy can learn from it.
 
     DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) replaces the other groups.
     """
@@ -75,7 +75,7 @@ def has_signal(rewards: Tensor) -> Tensor:
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
     """Penalise responses that come close to the limit (DAPO, arXiv 2503.14476, eq. 13).
 
-    0 up to max_length - buffer tokens, then falling linearly to -1 at max_length, and -1 beyond it.
+    The penalty is 0 up to max_length - buffer tokens, then falls linearly to -1 at max_length, and is -1 beyond it.
 
     Shapes: lengths (B,), tokens; returns (B,) float32. Raises ValueError unless 0 < buffer <= max_length.
     """
@@ -135,7 +135,7 @@ def token_weights(mask: Tensor, loss_type: str, responses: int, tokens: Tensor |
 def clipped_loss(
     log_ratio: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor, low: float, high: float
 ) -> tuple[Tensor, Stats]:
-    """Clipped surrogate objective, negated, with a weight for each token (arXiv 1707.06347, eq. 7).
+    """Return the clipped surrogate objective, negated, with a weight for each token (arXiv 1707.06347, eq. 7).
 
     loss = -sum_t w_t min(ratio_t A, clamp(ratio_t, 1 - low, 1 + high) A),   ratio = exp(log_ratio)
 

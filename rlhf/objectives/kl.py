@@ -1,4 +1,4 @@
-"""Per-token estimates of the divergence from the reference policy."""
+"""Estimates of the divergence from the reference policy, per token."""
 
 import math
 
@@ -10,17 +10,18 @@ KINDS = ("k1", "k2", "k3")
 
 
 def estimate(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
-    """Estimate KL(pi || ref) at each token sampled from pi (Schulman, "Approximating KL Divergence", 2020,
-    joschu.net/blog/kl-approx.html).
+    """Estimate KL(pi || ref) at each token sampled from pi.
+
+    Source: Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html.
 
     With d = ref_logp - logp:
         k1 = -d                 unbiased; negative at single tokens, high variance
         k2 = d^2 / 2            biased, small when the policies are close; never negative
         k3 = exp(d) - 1 - d     unbiased; never negative; unbounded where ref puts far more mass than pi
 
-    Shapes: logp, ref_logp equal; returns that shape, elementwise. No mask: what stands in a padded slot stays there,
-    for the caller's masked mean to drop. The kinds estimate the value, for a penalty or a metric. As a loss on the
-    policy's own samples only k2 has the gradient of the KL; zero the pads of both inputs before differentiating.
+    Shapes: logp, ref_logp equal; returns that shape, elementwise. There is no mask: the content of a padded slot stays
+    there, for the caller's masked mean to drop. The kinds estimate the value, for a penalty or a metric. As a loss on
+    the policy's own samples only k2 has the gradient of the KL; zero the pads of both inputs before differentiating.
     Raises ValueError when shapes differ or kind is unknown.
     """
     if logp.shape != ref_logp.shape:
@@ -36,9 +37,9 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
 
 
 def adapt(coef: float, measured: float, target: float, rate: float) -> float:
-    """The next KL coefficient of a controller that steers the divergence to a target (arXiv 1909.08593, section 2.2).
+    """Return the next KL coefficient of a controller that steers the divergence to a target.
 
-    e = clip((measured - target) / target, -0.2, 0.2);   coef <- coef (1 + rate e)
+    e = clip((measured - target) / target, -0.2, 0.2);   coef <- coef (1 + rate e)   (arXiv 1909.08593, section 2.2)
 
     measured, target: the divergence in one unit, here nats per token. Raises ValueError unless target is above 0 and
     measured is a number.

@@ -1,4 +1,4 @@
-"""From logits to the log-probability of the tokens that were sampled."""
+"""Log-probabilities of sampled tokens, and entropies, from logits or hidden states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,9 @@ from .masked import at_least_float32
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """Log-softmax of the logits at the given tokens: log p(id) = logit[id] - logsumexp(logits).
+    """Return the log-softmax of the logits at the given tokens: log p(id) = logit[id] - logsumexp(logits).
 
-    In float32 or wider whatever the logits are: in bfloat16 the result would carry two or three digits, and a
+    Computed in float32 or wider for logits of any type: in bfloat16 the result would have two or three digits, and a
     policy ratio exp(new - old) would be mostly rounding. The log-softmax itself is never stored.
 
     Shapes: logits (..., V), ids (...) int64 in [0, V), padded slots included; returns (...).
@@ -20,16 +20,17 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """
     if logits.shape[:-1] != ids.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit ids {tuple(ids.shape)}: want ids.shape + (V,)")
-    # Gathered from the float32 copy that logsumexp needs anyway: from bfloat16 logits the gradient 1 - p would be
-    # added up in bfloat16 and vanish for confident tokens.
+    # Gather from the float32 copy that logsumexp needs anyway: from bfloat16 logits the gradient 1 - p would be
+    # summed in bfloat16 and vanish for confident tokens.
     x = at_least_float32(logits)
     return x.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - x.logsumexp(-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy of the softmax in nats: -sum_i p_i log p_i, between 0 and log V. A logit of -inf contributes 0.
+    """Return the entropy of the softmax in nats: -sum_i p_i log p_i, between 0 and log V.
 
-    Shapes: logits (..., V); returns (...), float32 or wider. Stores several tensors of the logits' size.
+    A logit of -inf contributes 0. Shapes: logits (..., V); returns (...), float32 or wider. Stores several tensors of
+    the logits' size.
     """
     logp = at_least_float32(logits).log_softmax(-1)
     # p log p tends to 0 where p is 0; a finite log p keeps 0 * -inf out of the value and the gradient.
@@ -39,15 +40,15 @@ def entropy(logits: Tensor) -> Tensor:
 def linear_token_logprobs(
     hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0, chunk: int = 4096, entropy: str = "none"
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_logprobs(hidden @ weight.T / temperature, ids)` for a frozen output matrix, a chunk of tokens at a time.
+    """Return `token_logprobs(hidden @ weight.T / temperature, ids)` for a frozen output matrix, chunk by chunk.
 
-    With d log p(id) / d hidden = (weight[id] - sum_v p_v weight[v]) / temperature, the forward pass can make the
+    With d log p(id) / d hidden = (weight[id] - sum_v p_v weight[v]) / temperature, the forward pass can compute the
     gradient while a chunk's logits exist and keep (N, H) of it: no logits are stored for the backward pass and none
-    are computed twice. `entropy` asks for the entropy of each distribution too: "value" gives it without a gradient,
+    are computed twice. `entropy` adds the entropy of each distribution: "value" computes it without a gradient,
     "gradient" keeps one in the same way, for another product of the chunk with `weight`.
 
-    Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns two (N,) tensors in float32
-    or wider, the second None unless asked for. At most `chunk` x V logits exist at a time, in two or three copies.
+    Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns two (N,) tensors in float32 or
+    wider, the second None if `entropy` is "none". At most `chunk` x V logits exist at a time, in two or three copies.
     Raises ValueError when the shapes do not fit, `entropy` is another word or `weight` requires a gradient.
     """
     if hidden.dim() != 2 or ids.shape != hidden.shape[:1] or weight.shape[1:] != hidden.shape[1:]:
@@ -97,10 +98,10 @@ class _LinearLogprobs(torch.autograd.Function):
         if need_grad:
             ctx.save_for_backward(*(torch.cat(parts) for parts in (logp_slopes, entropy_slopes) if parts))
         logp = torch.cat(logps)
-        found = torch.cat(entropies) if entropies else logp.new_zeros(0)
+        entropy_values = torch.cat(entropies) if entropies else logp.new_zeros(0)
         if entropy != "gradient":
-            ctx.mark_non_differentiable(found)
-        return logp, found
+            ctx.mark_non_differentiable(entropy_values)
+        return logp, entropy_values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:

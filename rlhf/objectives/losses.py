@@ -1,4 +1,4 @@
-"""The losses of PPO, of reward modelling and of DPO, each a mean that is to be minimised.
+"""Losses of PPO, of reward modelling and of DPO; each is a mean to be minimised.
 
 The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens.
 """
@@ -15,7 +15,7 @@ Stats = dict[str, Tensor]
 def ppo_policy_loss(
     logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip: float
 ) -> tuple[Tensor, Stats]:
-    """Clipped surrogate objective, negated (arXiv 1707.06347, eq. 7).
+    """Return the clipped surrogate objective, negated (arXiv 1707.06347, eq. 7).
 
     loss = -mean(min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
 
@@ -43,7 +43,9 @@ def ppo_policy_loss(
 def ppo_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
 ) -> tuple[Tensor, Stats]:
-    """Squared error of the critic, which cannot gain by moving further than `clip` from its rollout-time value.
+    """Return the squared error of the critic, clipped around its rollout-time values.
+
+    The critic cannot gain by moving further than `clip` from them.
 
     loss = mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)) / 2;   clip None: mean((V - R)^2) / 2
     (openai/baselines ppo2; kept in arXiv 1909.08593's code.)
@@ -63,7 +65,7 @@ def ppo_value_loss(
 def bradley_terry_loss(
     chosen: Tensor, rejected: Tensor, margin: float | Tensor = 0.0, center_coef: float = 0.0
 ) -> Tensor:
-    """Negative log-likelihood of the preferences under Bradley-Terry (arXiv 2203.02155, eq. 1).
+    """Return the negative log-likelihood of the preferences under Bradley-Terry (arXiv 2203.02155, eq. 1).
 
     loss = mean(-log sigmoid(c - r - margin)) + center_coef * mean((c + r)^2)
 
@@ -82,7 +84,7 @@ def bradley_terry_loss(
 
 
 def margin_ranking_loss(chosen: Tensor, rejected: Tensor, margin: float) -> Tensor:
-    """Hinge on the score difference: mean(max(0, margin - (c - r))), as torch.nn.MarginRankingLoss with y = 1.
+    """Return the hinge loss mean(max(0, margin - (c - r))), as torch.nn.MarginRankingLoss with y = 1.
 
     Shapes: chosen, rejected (B,); returns a 0-dim loss. Raises ValueError when shapes differ or the batch is empty.
     """
@@ -93,7 +95,7 @@ def margin_ranking_loss(chosen: Tensor, rejected: Tensor, margin: float) -> Tens
 def dpo_loss(
     policy_chosen: Tensor, policy_rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float
 ) -> Tensor:
-    """Direct preference optimisation (arXiv 2305.18290, eq. 7).
+    """Return the loss of direct preference optimisation (arXiv 2305.18290, eq. 7).
 
     loss = mean(-log sigmoid(beta ((pi_c - ref_c) - (pi_r - ref_r))))
 

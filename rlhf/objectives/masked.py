@@ -5,15 +5,15 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x itself when it is float32 or float64, else x as float32."""
+    """Return x itself when it is float32 or float64, else x as float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def zero_pads(x: Tensor, mask: Tensor) -> Tensor:
-    """x in float32 or wider, with 0 where mask is False.
+    """Return x in float32 or wider, with 0 where mask is False.
 
-    Selects, never multiplies: 0 * NaN is NaN, in the value and again in the gradient. Done before any arithmetic,
-    it gives padded slots a gradient of exactly 0.
+    The mask selects and never multiplies: 0 * NaN is NaN, in the value and again in the gradient. Applied before any
+    arithmetic, it gives padded slots a gradient of exactly 0.
     """
     return torch.where(mask, at_least_float32(x), 0.0)
 
@@ -28,7 +28,7 @@ def check(mask: Tensor, **tensors: Tensor) -> None:
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
-    """Mean over real tokens: sum(x where mask) / count(mask), over all dimensions or over `dim`.
+    """Return the mean over real tokens: sum(x where mask) / count(mask), over all dimensions or over `dim`.
 
     Shapes: x, mask equal. Returns a 0-dim tensor, or x's shape without `dim`; there a row without real tokens gives 0.
     Raises ValueError when `dim` is None and no token is real.
@@ -40,7 +40,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = Non
 
 
 def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance over all n real tokens: sum((x - mean)^2) / (n - 1), or / n when not unbiased.
+    """Return the variance over all n real tokens: sum((x - mean)^2) / (n - 1), or / n when not unbiased.
 
     Shapes: x, mask equal; returns a 0-dim tensor. Raises ValueError without real tokens, or with one when unbiased.
     """
@@ -69,7 +69,7 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """Share of the returns' variance that the critic predicts: 1 - Var[R - V] / Var[R] over real tokens.
+    """Return the share of the returns' variance that the critic predicts: 1 - Var[R - V] / Var[R] over real tokens.
 
     1 is a perfect critic (up to a constant), 0 no better than a constant, below 0 worse; NaN when all R are equal.
     Shapes: values, returns, mask equal; returns a detached 0-dim tensor. Raises ValueError without real tokens.
@@ -77,5 +77,5 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     check(mask, values=values, returns=returns)
     v, r = zero_pads(values.detach(), mask), zero_pads(returns.detach(), mask)
     ev = 1 - masked_var(r - v, mask, unbiased=False) / masked_var(r, mask, unbiased=False)
-    constant = r[mask].min() == r[mask].max()  # asked of R itself: the variance of equal numbers may round above 0
+    constant = r[mask].min() == r[mask].max()  # tested on R itself: the variance of equal numbers may round above 0
     return torch.where(constant, torch.nan, ev)

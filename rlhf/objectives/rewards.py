@@ -1,4 +1,4 @@
-"""The reward PPO sees at each token."""
+"""Rewards that PPO maximises, at each token."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def shape_scores(
     clip: float | None = None,
     missing_eos_penalty: float = 0.0,
 ) -> Tensor:
-    """From the reward model's raw scores to those that PPO is given.
+    """Return the shaped scores of PPO from the reward model's raw scores.
 
     s = (score - mean) / sd;   sigmoid: s = 1 / (1 + exp(-s));   clip: s = clamp(s, -clip, clip);
     a response without EOS loses `missing_eos_penalty` after all that.
@@ -33,7 +33,9 @@ def shape_scores(
 
 
 def shape_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Per-token reward: r_t = -kl_coef * kl_t, plus the score at the last real token (arXiv 1909.08593, eq. 2).
+    """Return the reward of each token: r_t = -kl_coef * kl_t, plus the score at the last real token.
+
+    Source: arXiv 1909.08593, eq. 2.
 
     Shapes: kl, mask (B, T); scores (B,), one per response; mask bool, True on real tokens. Returns (B, T), 0 where
     mask is False. Raises ValueError when shapes differ or a row has no real token to carry its score.

@@ -1,1 +1,1 @@
-"""Sampling: the engine in this process, and a vLLM server in its place."""
+"""Sampling of rollouts: by the engine in this process, or by a vLLM server."""

@@ -2,8 +2,8 @@
 
 The engine decodes with a key-value cache that is allocated once, drops rows that have ended, and on CUDA replays each
 step as a captured graph. A response depends on its prompt and its own row of random numbers, and not on the prompts
-that are decoded beside it, but for the rounding of kernels that differ with the shape: nothing in float32, a token now
-and then in bfloat16.
+that are decoded beside it, except for the rounding of kernels, which depends on the shape. It changes nothing in
+float32 and a token now and then in bfloat16.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,21 +26,21 @@ from rlhf.models.loading import mixed_precision
 from rlhf.models.model import Model, dtype_of
 from rlhf.process import distributed
 
-LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two looks at which rows have ended; a look waits for the device
+LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
 FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
 WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
 # A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
 # not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
 CAPTURE_BYTES = 200_000_000_000
-GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others look at positions from Python
+GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others read positions from Python
 
 
 @dataclass(frozen=True)
 class Window:
-    """How many cached slots attention reads: those up to the step and `ahead` more, rounded up to `multiple`.
+    """Number of cached slots that attention reads: those up to the step and `ahead` more, rounded up to `multiple`.
 
-    A wide window reads slots that are still empty; a narrow one is opened anew more often, on CUDA with a capture each
+    A wide window reads slots that are still empty; a narrow one must be widened more often, on CUDA with a capture each
     time. A response of R tokens with windows of W steps reads R * W / 2 empty slots in each row and captures R / W
     times. If a slot of all rows has b bytes and a capture costs as much as reading c bytes, the sum is least at
     W = sqrt(2 c / b). With c as estimated above that is 195 steps for 20 rows of Llama-2-7B (b = 20 * 524,288) and
@@ -49,10 +49,10 @@ class Window:
 
     ahead: int
     multiple: int
-    whole: int  # the whole cache is rounded up to this
+    whole: int  # the size of the whole cache is rounded up to a multiple of this
 
 
-# On a CPU nothing is captured. On CUDA the memory-efficient attention kernel takes a mask as it is if its rows are a
+# On a CPU nothing is captured. On CUDA the memory-efficient attention kernel uses a mask directly if its rows are a
 # multiple of 16 long, and pads a copy of it in every layer otherwise.
 WINDOW = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
 
@@ -64,7 +64,7 @@ def collate(
     eos_id: int,
     device: torch.device | None = None,
 ) -> Rollout:
-    """Put prompts and responses together; every response has at least one token."""
+    """Join prompts and responses into a batch; every response has at least one token."""
     return Rollout(
         ids=pad_right([p + r for p, r in zip(prompts, responses, strict=True)], pad_id).to(device),
         prompt_length=torch.tensor([len(p) for p in prompts], device=device),
@@ -74,16 +74,16 @@ def collate(
 
 
 def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Put the rows of two rollouts one after the other. What an observer made of one of them alone is left out."""
+    """Concatenate the rows of two rollouts. Log-probabilities or values that only one of them has are left out."""
 
     def wide(x: Tensor, width: int) -> Tensor:
         return torch.nn.functional.pad(x, (0, width - x.shape[1]))
 
     parts = (first, second)
     width, longest = (max(x.shape[1] for x in xs) for xs in ([p.ids for p in parts], [p.mask for p in parts]))
-    logprobs, seen = (
+    logprobs, values = (
         None if any(x is None for x in xs) else torch.cat([wide(x, longest) for x in xs if x is not None])
-        for xs in ([p.logprobs for p in parts], [p.seen for p in parts])
+        for xs in ([p.logprobs for p in parts], [p.values for p in parts])
     )
     return Rollout(
         torch.cat([wide(p.ids, width) for p in parts]),
@@ -91,24 +91,24 @@ def joined(first: Rollout, second: Rollout) -> Rollout:
         torch.cat([p.response_length for p in parts]),
         torch.cat([p.ended for p in parts]),
         logprobs,
-        seen,
+        values,
     )
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn: from softmax(logits / temperature); greedily at temperature 0."""
+    """Settings of sampling: responses are drawn from softmax(logits / temperature); greedily at temperature 0."""
 
     max_prompt_length: int
     response_length: int
     temperature: float
-    batch_size: int  # prompts decoded together: memory only
-    top_p: float = 1.0  # below 1: from the fewest tokens that together have this probability
+    batch_size: int  # prompts decoded together; changes memory only
+    top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
     merged: bool = False  # decode with copies of the weights that have the adapter in them
-    four_bit: FourBit = "library"  # how 4-bit weights are multiplied with
+    four_bit: FourBit = "library"  # see rlhf.models.lean.four_bit_weights
 
 
-Observer = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
+ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
 Phase = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -117,48 +117,55 @@ def sample(
     model: Model,
     prompts: Sequence[list[int]],
     codec: SpecialIds,
-    how: Sampling,
-    observe: Observer | None = None,
+    sampling: Sampling,
+    value_fn: ValueFn | None = None,
     phase: Phase = record_function,
-    alike: bool = False,
+    replicate: bool = False,
     copies: int = 1,
 ) -> Rollout:
-    """Sample `copies` responses per prompt (token ids), from the model as it stands, with the adapter that is active.
+    """Sample `copies` responses per prompt (token ids) from the model with its active adapter.
 
     Prompts of similar length are decoded together; the result is in the order of `prompts`, the responses to one prompt
     side by side. They share one prefill: keys and values of a prompt are computed once and then copied. Randomness
     comes from torch's CPU generator: one number for each response and slot, drawn before anything is decoded. Several
-    ranks, whose generators must be in the same state, decode a share each, and all return the whole. `observe` is shown
-    the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and `decode`. `alike`: every
-    rank decodes all of them, in step, as a model must that an engine of transformers' Trainer has divided.
+    ranks, whose generators must be in the same state, decode a share of the prompts each, and all return the whole.
+    `value_fn` is applied to the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and
+    `decode`. `replicate`: every rank decodes all prompts in lockstep. A model that the Trainer has sharded (FSDP,
+    ZeRO-3) needs this, because each forward pass involves all ranks.
     """
     model.eval()
     device = next(model.parameters()).device
     count = len(prompts) * copies
-    uniforms = torch.rand(count, how.response_length).to(device)
-    tokens = torch.zeros(count, how.response_length, dtype=torch.int64, device=device)
-    logprobs, seen = torch.zeros(2, count, how.response_length, device=device)
+    uniforms = torch.rand(count, sampling.response_length).to(device)
+    tokens = torch.zeros(count, sampling.response_length, dtype=torch.int64, device=device)
+    logprobs, values = torch.zeros(2, count, sampling.response_length, device=device)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    several = distributed.world() > 1
-    if not alike:
+    several_ranks = distributed.world() > 1
+    if not replicate:
         order = distributed.own_rows(order)
-    # flash attention cannot leave out the padding before a short prompt
-    with mixed_precision(model), _attention(model, "sdpa"), cheaper(model, how, whole=not alike or not several):
-        at_once = max(1, how.batch_size // copies)
+    # flash attention cannot mask the padding before a short prompt
+    with (
+        mixed_precision(model),
+        _attention(model, "sdpa"),
+        cheaper(model, sampling, whole=not replicate or not several_ranks),
+    ):
+        at_once = max(1, sampling.batch_size // copies)
         for at in range(0, len(order), at_once):
             batch = [prompts[i] for i in order[at : at + at_once]]
             rows = [i * copies + copy for i in order[at : at + at_once] for copy in range(copies)]
-            tokens[rows], logprobs[rows], seen[rows] = _decode(phase, model, batch, uniforms[rows], how, codec, observe)
-    if not alike:
-        distributed.all_sum(tokens, logprobs, seen)
+            tokens[rows], logprobs[rows], values[rows] = _decode(
+                phase, model, batch, uniforms[rows], sampling, codec, value_fn
+            )
+    if not replicate:
+        distributed.all_sum(tokens, logprobs, values)
     is_eos = tokens == codec.eos_id
     ended = is_eos.any(1)
-    length = torch.where(ended, is_eos.int().argmax(1) + 1, how.response_length)
+    length = torch.where(ended, is_eos.int().argmax(1) + 1, sampling.response_length)
     responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
     repeated = [prompt for prompt in prompts for _ in range(copies)]
     rollout = collate(repeated, responses, codec.pad_id, codec.eos_id, device)
     longest = int(length.max())
-    return replace(rollout, logprobs=logprobs[:, :longest], seen=seen[:, :longest] if observe else None)
+    return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
 
 
 def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -184,10 +191,10 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.
     return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
 
 
-def _decode(phase: Phase, *what: Any) -> list[Tensor]:
-    """One batch from prefill to end, in a function of its own: its cache is gone before the next one is made."""
+def _decode(phase: Phase, *arguments: Any) -> list[Tensor]:
+    """Decode one batch, in a function of its own: its cache is freed before the next one is allocated."""
     with phase("prefill"):
-        decoding = _Decoding(*what)
+        decoding = _Decoding(*arguments)
     with phase("decode"):
         return decoding.run()
 
@@ -203,15 +210,15 @@ class _Decoding:
         model: Model,
         prompts: Sequence[list[int]],
         uniforms: Tensor,
-        how: Sampling,
+        sampling: Sampling,
         codec: SpecialIds,
-        observe: Observer | None,
+        value_fn: ValueFn | None,
     ):
-        self.decoder, self.head, self.observe = model.get_decoder(), model.get_output_embeddings(), observe
-        self.how, self.eos_id, self.pad_id = how, codec.eos_id, codec.pad_id
+        self.decoder, self.head, self.value_fn = model.get_decoder(), model.get_output_embeddings(), value_fn
+        self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
         self.uniforms = uniforms
-        rows, self.room = uniforms.shape
-        self.copies = rows // len(prompts)
+        batch_size, self.room = uniforms.shape
+        self.copies = batch_size // len(prompts)
         device = uniforms.device
         ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
         self.width = ids.shape[1]
@@ -224,7 +231,7 @@ class _Decoding:
         self.growth = WINDOW[device.type]
         slots = _round_up(self.width + self.room, self.growth.whole)
         self.dtype = dtype_of(model)
-        # Eager attention adds the mask to its scores; the others make such a bias of a mask, in each layer anew.
+        # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.eager = model.config._attn_implementation == "eager"
         self.bias = self.eager or FEW_KERNELS[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -235,15 +242,18 @@ class _Decoding:
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
         self.position = lengths[:, None] - 1  # of the newest token
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.tokens = torch.full((rows, self.room), self.pad_id, device=device)
-        self.logprobs, self.seen = torch.zeros(2, rows, self.room, device=device)
-        self.rows = torch.arange(rows, device=device)  # those of the batch that are still decoded
-        self.found = [x.clone() for x in (self.tokens, self.logprobs, self.seen)]  # the whole batch's
+        self.ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
+        self.tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
+        self.logprobs, self.values = torch.zeros(2, batch_size, self.room, device=device)
+        self.rows = torch.arange(batch_size, device=device)  # rows of the batch that are still decoded
+        self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
         self._prefill(ids)
 
     def run(self) -> list[Tensor]:
-        """Tokens (B, R), padding after EOS; their log-probabilities and what was seen (B, R), of no meaning there."""
+        """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).
+
+        Log-probabilities and values after EOS have no meaning.
+        """
         graph: torch.cuda.CUDAGraph | None = None
         for step in self.steps():
             if step % LOOK[self.tokens.device.type] == 0:
@@ -260,22 +270,22 @@ class _Decoding:
                 continue
             self.advance()
             ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
-            if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above has set up what a capture must not
+            if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
                 graph = torch.cuda.CUDAGraph()
-                # Each graph has a memory pool of its own. A pool that several share outlives a dropped graph while a
-                # block in it lives, cuBLAS's workspace for one, and torch 2.11 asserts when the next capture enters it.
-                # "thread_local": what other threads do with CUDA meanwhile, loading data for one, is no error.
+                # Each graph has a memory pool of its own. A shared pool outlives a dropped graph while a block in it
+                # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
+                # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are no error.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.advance()
         self._deliver()
-        return self.found
+        return self.results
 
     def steps(self) -> Iterable[int]:
-        """Slots after the first, which the prefill has filled."""
+        """Return the slots after the first, which the prefill has filled."""
         return range(1, self.room)
 
     def open_window(self, step: int) -> bool:
-        """Let attention read as many cached slots as `step` needs; True if that changed the shapes of a step."""
+        """Let attention read as many cached slots as `step` needs; return whether that changed the shapes of a step."""
         needed = self.width + step
         if needed <= self.layers[0].window:
             return False
@@ -284,8 +294,11 @@ class _Decoding:
         return True
 
     def _worth_dropping(self, step: int, left: int) -> bool:
-        """Whether to go on with the `left` rows that have not ended: half of them or fewer, and, where steps are
-        captured, if the keys and values that the others need not read any more are worth another capture."""
+        """Return whether to continue with only the `left` rows that have not ended.
+
+        That is so at half of the rows or fewer. Where steps are captured, the keys and values that need not be read any
+        more must also be worth another capture.
+        """
         if left > len(self.rows) // 2:
             return False
         read = sum(x[0, :, : layer.window].nbytes for layer in self.layers for x in (layer.keys, layer.values))
@@ -318,11 +331,11 @@ class _Decoding:
         self.slot += 1
 
     def _as_bias(self, mask: Tensor) -> Tensor:
-        """0 where a mask is True and -inf elsewhere, in the model's type."""
+        """Return 0 where a mask is True and -inf elsewhere, in the model's type."""
         return torch.zeros_like(mask, dtype=self.dtype).masked_fill_(~mask, -torch.inf)
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Hidden states (B, H) of the last place."""
+        """Return the hidden states (B, H) of the last place."""
         states: Tensor = self.decoder(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
         ).last_hidden_state
@@ -330,29 +343,29 @@ class _Decoding:
 
     def _draw(self, hidden: Tensor) -> None:
         uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
-        ids, logp = pick(self.head(hidden), uniforms, self.how.temperature, self.how.top_p)
+        ids, logp = pick(self.head(hidden), uniforms, self.sampling.temperature, self.sampling.top_p)
         ids = ids.where(~self.ended, self.pad_id)
         self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
         self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
-        if self.observe is not None:
-            self.seen.index_copy_(1, self.step, self.observe(hidden).float().unsqueeze(1))
+        if self.value_fn is not None:
+            self.values.index_copy_(1, self.step, self.value_fn(hidden).float().unsqueeze(1))
         self.ended |= ids == self.eos_id
 
     def _drop_ended(self) -> None:
         self._deliver()
         keep = (~self.ended).nonzero().squeeze(1)
-        for name in ("rows", "real", "position", "uniforms", "tokens", "logprobs", "seen", "ended"):
+        for name in ("rows", "real", "position", "uniforms", "tokens", "logprobs", "values", "ended"):
             setattr(self, name, getattr(self, name)[keep])
         for layer in self.layers:
             layer.reorder_cache(cast(torch.LongTensor, keep))
 
     def _deliver(self) -> None:
-        for whole, part in zip(self.found, (self.tokens, self.logprobs, self.seen), strict=True):
+        for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
             whole[self.rows] = part
 
 
 def _repeated(x: Tensor, copies: int) -> Tensor:
-    """Each row `copies` times, side by side; x itself where that is once."""
+    """Return each row `copies` times, side by side; x itself if that is once."""
     return x if copies == 1 else x.repeat_interleave(copies, 0)
 
 
@@ -374,10 +387,10 @@ class _Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         prompts, heads, _, size = key_states.shape
-        rows = prompts * self.copies
+        batch_size = prompts * self.copies
         # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
-        self.keys = key_states.new_zeros(rows, heads, self.slots, size)
-        self.values = value_states.new_zeros(rows, heads, self.slots, value_states.shape[-1])
+        self.keys = key_states.new_zeros(batch_size, heads, self.slots, size)
+        self.values = value_states.new_zeros(batch_size, heads, self.slots, value_states.shape[-1])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -402,12 +415,15 @@ class _Layer(CacheLayerMixin):
 
 
 @contextmanager
-def cheaper(model: Model, how: Sampling, whole: bool = True) -> Iterator[None]:
-    """Use the forward passes of rlhf/models/lean.py that device and `how` ask for, if the weights are `whole` here."""
+def cheaper(model: Model, sampling: Sampling, whole: bool = True) -> Iterator[None]:
+    """Use the forward passes of rlhf/models/lean.py that device and `sampling` choose.
+
+    `whole`: this process holds all weights; otherwise nothing is replaced.
+    """
     with ExitStack() as stack:
         if whole:
-            stack.enter_context(lean.four_bit_weights(model, how.four_bit))
-            if how.merged:
+            stack.enter_context(lean.four_bit_weights(model, sampling.four_bit))
+            if sampling.merged:
                 stack.enter_context(lean.merged_adapters(model))
             elif FEW_KERNELS[model.device.type]:
                 stack.enter_context(lean.lean_adapters(model))
@@ -422,7 +438,7 @@ def _round_up(count: int, multiple: int) -> int:
 
 @contextmanager
 def _attention(model: Model, name: str) -> Iterator[None]:
-    """Another attention implementation for a while."""
+    """Use another attention implementation inside the block."""
     usual = model.config._attn_implementation
     if usual in (name, "eager"):
         yield

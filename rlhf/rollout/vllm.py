@@ -1,12 +1,12 @@
-"""Rollouts from a vLLM server, for those who have one: the same interface as `rollout.sample`, over HTTP.
+"""Client of a vLLM server that samples rollouts in place of `rollout.sample`, with the same interface, over HTTP.
 
 The server runs in an environment of its own, because vLLM pins other versions of transformers than this project:
 
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
     vllm serve BASE --enable-lora --max-lora-rank R --logprobs-mode processed_logprobs
 
-It reads the policy's adapter from the run directory, so it must see the same files, and on the same card it takes
-memory of its own for a second copy of the base.
+The server reads the policy's adapter from the run directory, so it must see the same files. On the same card it holds a
+second copy of the base in memory.
 
 The standard library sends these requests: loading and unloading an adapter are calls of vLLM's own, which openai's
 client does not have, and a package less is needed.
@@ -31,14 +31,17 @@ from rlhf.errors import UserError
 from rlhf.rollout.engine import Sampling, collate
 
 TIMEOUT = 600  # seconds for one response
-HOW = (
+START_HINT = (
     "start one with: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --enable-lora --max-lora-rank R "
     "--logprobs-mode processed_logprobs"
 )
 
 
-class Server:
-    """A vLLM server at `url` that follows one policy. Raises UserError when it cannot be reached or refuses."""
+class Client:
+    """Client of the vLLM server at `url`, which follows one policy.
+
+    Raises UserError when the server cannot be reached or refuses.
+    """
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -49,8 +52,8 @@ class Server:
     def adapter(self, folder: Path) -> Iterator[None]:
         """Sample with the adapter in this folder.
 
-        Its name is new each time: the server may still hold one of a run that was killed, and keeps what it computed
-        for a prompt under the adapter's name.
+        Its name is new each time: the server may still hold an adapter of a run that was killed, and it caches its
+        computations for a prompt under the adapter's name.
         """
         self._name = f"policy-{uuid.uuid4().hex}"
         self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
@@ -60,12 +63,12 @@ class Server:
             self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
 
     def sample(
-        self, prompts: Sequence[list[int]], codec: SpecialIds, how: Sampling, device: torch.device | None = None
+        self, prompts: Sequence[list[int]], codec: SpecialIds, sampling: Sampling, device: torch.device | None = None
     ) -> Rollout:
-        """One response per prompt, in their order; each has a seed of its own from torch's generator."""
+        """Sample one response per prompt, in their order; each has a seed of its own from torch's generator."""
         seeds = torch.randint(2**31, (len(prompts),)).tolist()
-        with ThreadPoolExecutor(how.batch_size) as pool:
-            answers = list(pool.map(lambda ids, seed: self._complete(ids, seed, codec, how), prompts, seeds))
+        with ThreadPoolExecutor(sampling.batch_size) as pool:
+            answers = list(pool.map(lambda ids, seed: self._complete(ids, seed, codec, sampling), prompts, seeds))
         rollout = collate(prompts, [ids for ids, _ in answers], codec.pad_id, codec.eos_id, device)
         logprobs = torch.zeros(rollout.mask.shape)
         for row, (_, values) in enumerate(answers):
@@ -73,15 +76,15 @@ class Server:
         return replace(rollout, logprobs=logprobs.to(device))
 
     def _complete(
-        self, prompt: list[int], seed: int, codec: SpecialIds, how: Sampling
+        self, prompt: list[int], seed: int, codec: SpecialIds, sampling: Sampling
     ) -> tuple[list[int], list[float]]:
-        found = self._call(
+        result = self._call(
             "/v1/completions",
             {
                 "model": self._name,
                 "prompt": prompt,
-                "max_tokens": how.response_length,
-                "temperature": how.temperature,
+                "max_tokens": sampling.response_length,
+                "temperature": sampling.temperature,
                 "top_p": 1.0,
                 "top_k": -1,
                 "seed": seed,
@@ -90,7 +93,7 @@ class Server:
                 "return_token_ids": True,
             },
         )
-        choice = found["choices"][0]
+        choice = result["choices"][0]
         return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
     def _call(self, path: str, content: dict[str, Any] | None = None) -> Any:
@@ -101,10 +104,10 @@ class Server:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read().decode(errors="replace").split())[:300]
-            raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {HOW}") from error
+            raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
         except OSError as error:
-            raise UserError(f"no vLLM server answers at {self.url} ({error}); {HOW}") from error
+            raise UserError(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error
         try:
             return json.loads(body)
         except ValueError:
-            return body.decode(errors="replace")  # loading an adapter answers with a sentence
+            return body.decode(errors="replace")  # loading an adapter returns a sentence

@@ -1,4 +1,4 @@
-"""One stage, one file. A stage takes a started run directory and returns its metrics and costs."""
+"""Stages of a chain, one file each. A stage takes a started run directory and returns its metrics and costs."""
 
 import errno
 import importlib
@@ -40,18 +40,18 @@ def execute(
     stop_on: Sequence[str] = (),
     parents_root: Path | None = None,
 ) -> tuple[dict[str, Any], Result | None, Path]:
-    """Run one stage unless it is done. Returns its summary, what it returned (None if it was done), its directory.
+    """Run one stage unless it is done already. Return its summary, its result and its directory.
 
-    `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything is loaded. `stop_on`: names
-    of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root, whose
-    finished stages are used where `out` has none.
+    The result is None if the stage was done already. `preflight` predicts the bytes of the stage's peak, or raises
+    UserError, before anything is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the
+    stage; `all` for any. `parents_root`: another root, whose finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
     run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
     if loaded.recipe.section(stage) is None:
         raise UserError(_no_section(stage, loaded))
     limit = endings.memory_limit()
-    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process before Python hears of it
+    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
         least = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
         raise UserError(
             f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {least}; allow more"
@@ -70,15 +70,15 @@ def execute(
                 from rlhf.models.loading import device_of, set_up_torch
                 from rlhf.observe.telemetry import device_facts
 
-                device_of(loaded.recipe)  # without a GPU nothing more need be predicted
+                device_of(loaded.recipe)  # without a GPU no prediction is needed
                 predicted = distributed.from_main(preflight)
                 device = set_up_torch(loaded.recipe)
                 devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
                 run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
                 run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
                 project = f"{loaded.name}-{loaded.version}"
-                told = report_to if run.is_main else ()
-                with tracking.trackers(told, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
+                reporters = report_to if run.is_main else ()
+                with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
                     watch = Watch(run, stop_on)
                     run.trackers, run.readers = [*logs, watch.see], [watch.read]
                     result = _run(run, device)
@@ -86,13 +86,13 @@ def execute(
 
 
 def _no_section(stage: str, loaded: Loaded) -> str:
-    """What to say about a stage that a recipe does not have."""
+    """Return the message for a stage that a recipe does not have."""
     if stage not in GROUPS:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
     root = default_root()
-    having = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
-    known = f"use --recipe {' or '.join(having)}" if having else "docs/groups.md explains it"
-    return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {known}"
+    alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
+    hint = f"use --recipe {' or '.join(alternatives)}" if alternatives else "docs/groups.md explains it"
+    return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {hint}"
 
 
 def module_of(stage: str) -> str:
@@ -106,7 +106,7 @@ def _run(run: Run, device: Any) -> Result:
 
 
 def kept(run: Run) -> str:
-    """What a stage that was stopped leaves, and the command that goes on from it."""
+    """Describe what a stopped stage leaves, and the command that continues from it."""
     try:
         if (run.path / "summary.json").exists():
             return f"{run.stage} is finished"
@@ -120,7 +120,7 @@ def kept(run: Run) -> str:
 
 @contextmanager
 def _in_words(run: Run) -> Iterator[None]:
-    """Turn a full disk and memory that runs out into a UserError; libraries report them in many ways."""
+    """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways."""
     try:
         yield
     except UserError:
@@ -143,7 +143,7 @@ def _disk_is_full(folder: Path, error: Exception) -> bool:
 
 
 def _way_out(run: Run, error: BaseException) -> str:
-    """Where memory ran out and which settings need less."""
+    """Describe where memory ran out and which settings need less."""
     if type(error).__name__ == "OutOfMemoryError":  # CUDA's, named without importing torch
         return (
             f" on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with the same --set, looks for "

@@ -23,7 +23,7 @@ from rlhf.process import distributed
 from rlhf.rollout.engine import collate
 from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.stages.supervised import arguments, best_step, let_go, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train, with_exact_weights
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -37,21 +37,21 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_counts, _ = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    if run.is_main and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
+    if run.is_main and recipe.data.source != "lengths":  # stand-in data needs no advice
         amount.note("dpo", len(training))
     validation: list[tuple[Encoded, Encoded]] = []
     if options.eval_steps:
         validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
     _fit(run, codec, training, validation, device, telemetry)
-    let_go()
+    free_memory()
 
-    how = sampling(recipe.evaluate)
+    evaluation = sampling(recipe.evaluate)
     prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.source == "toy"
     with telemetry.phase("evaluate"):
         shared = SharedBase(load_base(run, device), {"policy": run.path, "reference": run.folder_of("sft")})
         before, after = (
-            measure(shared, role, codec, prompts, how, seed=recipe.seed, truth=truth)
+            measure(shared, role, codec, prompts, evaluation, seed=recipe.seed, truth=truth)
             for role in ("reference", "policy")
         )
         preferred = preference_accuracy(shared, codec, heldout, 2 * options.per_device_train_batch_size)
@@ -101,7 +101,7 @@ def _fit(
 
     if validation:
         with telemetry.phase("evaluate"):
-            reference = logprobs()  # before the first step, and before a checkpoint is loaded, the policy is SFT
+            reference = logprobs()  # the policy is SFT before the first step and before a checkpoint is loaded
 
     def evaluate() -> dict[str, float]:
         chosen, rejected = logprobs()
@@ -115,14 +115,14 @@ def _fit(
     lengths = [longest(chosen, rejected) for chosen, rejected in pairs]
     weights = train(trainer, run, telemetry, lengths, evaluate)
     save_adapter(model, run, run.path / "adapter", weights=weights)
-    distributed.barrier()  # every rank reads it
+    distributed.barrier()  # every rank reads the adapter
 
 
 @torch.no_grad()
 def preference_accuracy(
     shared: SharedBase, codec: Codec, pairs: list[tuple[Encoded, Encoded]], batch_size: int
 ) -> float:
-    """Share of pairs whose chosen response gained more log-probability over the reference than the rejected one."""
+    """Return the share of pairs whose chosen response gained more log-probability over the reference."""
     gains = []
     for side in (0, 1):
         sequences = [pair[side] for pair in pairs]
@@ -141,7 +141,7 @@ def preference_accuracy(
 
 
 class _TokenizedDPOTrainer(DPOTrainer):
-    """TRL's trainer for rows that are token ids already; it has no other way to take them."""
+    """TRL's trainer for rows that are token ids already, which TRL itself has no option for."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         return dataset

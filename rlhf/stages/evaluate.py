@@ -1,4 +1,4 @@
-"""Every policy of a run on the same held-out prompts, and every held-out pair under the reward model."""
+"""Evaluation of every policy of a run on the same held-out prompts, and of the reward model on held-out pairs."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
-    Measured,
+    PolicySamples,
     closer_look,
     compare,
     gains_over_base,
@@ -34,7 +34,7 @@ from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.online.rewarding import By, Rewards
 
-REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they stand under sft/ already
+REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
 CONTRADICTED = 10  # pairs that are listed
 
 
@@ -47,16 +47,16 @@ def run_stage(run: Run, device: torch.device) -> Result:
     codec = load_codec(run)
     trained = run.trained_policies()
     rewards = [Rewards(stage, getattr(recipe, stage), corpus.answers(), codec) for stage in trained if stage in GROUPS]
-    asked = corpus.prompts()
+    all_prompts = corpus.prompts()
     for functions in rewards:
-        asked = functions.usable(asked)
-    prompts = asked.heldout[: options.max_samples]
+        all_prompts = functions.usable(all_prompts)
+    prompts = all_prompts.heldout[: options.max_samples]
 
     def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[By, Tensor | None]:
         by = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
-        return {name: numbers for found in by for name, numbers in found.items()}, scores
+        return {name: numbers for rewards_by_name in by for name, numbers in rewards_by_name.items()}, scores
 
-    how = sampling(options)
+    settings = sampling(options)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]
     rows, _ = codec.encode(
         [(d.prompt, d.response) for d in demonstrations],
@@ -71,20 +71,20 @@ def run_stage(run: Run, device: torch.device) -> Result:
         folders = {role: run.folder_of(stage) for role, stage in _roles(trained).items()}
         shared = SharedBase(load_base(run, device), folders)
         shared.add_reward(run.folder_of("rm"))
-        references = [found for found in answers(corpus, prompts) for _ in range(options.num_samples)]
+        references = [pair for pair in answers(corpus, prompts) for _ in range(options.num_samples)]
         overlap = Overlap(references, options.bertscore_model, device)
-    measured: dict[str, Measured] = {}
+    samples: dict[str, PolicySamples] = {}
     perplexities: dict[str, float] = {}
     with telemetry.phase("evaluate"):
         for name in ("base", "sft", *trained):
             role = "reference" if name == "sft" else name
             truth = recipe.data.source == "toy"
-            measured[name] = measure(
+            samples[name] = measure(
                 shared,
                 role,
                 codec,
                 prompts,
-                how,
+                settings,
                 seed=recipe.seed,
                 truth=truth,
                 per_prompt=options.num_samples,
@@ -96,33 +96,33 @@ def run_stage(run: Run, device: torch.device) -> Result:
         chosen, rejected = (scores_of([p[side] for p in encoded], shared.score, codec.pad_id, micro) for side in (0, 1))
 
     metrics: dict[str, float] = {}
-    sft = measured["sft"]
-    for name, found in measured.items():
-        values = found.metrics() if name == "sft" else compare(sft, found)
+    sft = samples["sft"]
+    for name, policy in samples.items():
+        values = policy.metrics() if name == "sft" else compare(sft, policy)
         if name != "base":
-            values |= gains_over_base(measured["base"], found)
-        values |= {"perplexity": perplexities[name]} | closer_look(sft, found, values)
+            values |= gains_over_base(samples["base"], policy)
+        values |= {"perplexity": perplexities[name]} | closer_look(sft, policy, values)
         with telemetry.phase("references"):
-            values |= overlap.metrics(found.texts)
+            values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
-    details: dict[str, Any] = {"scores": score_histograms(measured)}
+    details: dict[str, Any] = {"scores": score_histograms(samples)}
     longer = [len(c.response) - len(r.response) for c, r in encoded]
-    found_rm, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
-    metrics |= {f"rm/{key}": value for key, value in found_rm.items()}
+    rm_metrics, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
+    metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
     details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
     write_json(run.path / "details.json", details)
-    run.log_samples(0, _rows(codec, prompts, measured, options.num_samples))
-    texts = {name: found.texts[0] for name, found in measured.items()}
+    run.log_samples(0, _rows(codec, prompts, samples, options.num_samples))
+    texts = {name: policy.texts[0] for name, policy in samples.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
 
 
 def _repeated(key: str) -> bool:
-    """Whether a metric of a policy stands under sft/ already."""
+    """Return whether a metric of a policy is logged under sft/ already."""
     return key in REPEATED or (key.startswith("reward_") and key.endswith("_sft"))
 
 
 def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]) -> list[dict[str, Any]]:
-    """The held-out pairs whose label the reward model contradicts most: its mistakes, or the annotators'."""
+    """Return the held-out pairs whose label the reward model contradicts most: its mistakes, or the annotators'."""
     worst = sorted(range(len(pairs)), key=lambda i: margins[i])[:CONTRADICTED]
     return [
         {
@@ -137,27 +137,27 @@ def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]
     ]
 
 
-def _roles(trained: list[str]) -> dict[str, str]:
-    """Role -> the stage whose adapter plays it."""
-    return {"reference": "sft"} | {stage: stage for stage in trained}
+def _roles(policies: list[str]) -> dict[str, str]:
+    """Return role -> the stage whose adapter plays it."""
+    return {"reference": "sft"} | {stage: stage for stage in policies}
 
 
 def _rows(
-    codec: Codec, prompts: Sequence[Prompt], measured: dict[str, Measured], per_prompt: int
+    codec: Codec, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], per_prompt: int
 ) -> list[dict[str, Any]]:
-    """A row for each prompt with every policy's answer; `per_prompt` rows where there are several, by number."""
+    """Return a row for each prompt with every policy's answer; `per_prompt` numbered rows if that is above 1."""
     rows = []
     for i, (prompt, number) in enumerate(itertools.product(prompts, range(per_prompt))):
         row: dict[str, Any] = {"prompt": codec.prompt_text(prompt)}
         if per_prompt > 1:
             row["sample"] = number
-        if codec.template != "hh":  # a transcript can be read back, a chat template cannot
+        if codec.template != "hh":  # only a transcript can be parsed back into messages
             row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
-        for name, found in measured.items():
-            row[name] = {"response": found.texts[i]}
-            if found.scores is not None:
-                row[name]["score"] = found.scores[i].item()
-            if found.truths is not None:
-                row[name]["true_reward"] = found.truths[i].item()
+        for name, policy in samples.items():
+            row[name] = {"response": policy.texts[i]}
+            if policy.scores is not None:
+                row[name]["score"] = policy.scores[i].item()
+            if policy.truths is not None:
+                row[name]["true_reward"] = policy.truths[i].item()
         rows.append(row)
     return rows

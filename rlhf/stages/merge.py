@@ -1,4 +1,4 @@
-"""Merge an adapter into its base: a plain checkpoint that transformers loads without peft."""
+"""Merging of an adapter into its base: a plain checkpoint that transformers loads without peft."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,14 @@ from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.terminal import say
 
-ROWS, TOKENS = 4, 128  # of held-out text that the merged model is compared on
+ROWS, TOKENS = 4, 128  # held-out texts, and tokens of each, for comparing the models
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding the merged weights may cost
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
     recipe = run.loaded.recipe
     if device.type == "cuda":
-        device = torch.device("cpu")  # the base in full precision need not fit the card, and nothing is slow here
+        device = torch.device("cpu")  # the base in full precision may not fit the card, and no step is slow
     telemetry = Telemetry(device)
     codec = load_codec(run)
     texts = _heldout(codec, load.load(run).demonstrations().heldout, recipe.sft, device)
@@ -41,9 +41,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
         model = attach_adapter(base, run.folder_of(recipe.merge.stage))
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
-        found = _logprobs(merged, texts)
-        effect, lost = _kl(expected, alone), _kl(expected, found)
-        if not lost <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN is no agreement either
+        merged_logprobs = _logprobs(merged, texts)
+        effect, lost = _kl(expected, alone), _kl(expected, merged_logprobs)
+        if not lost <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too
             raise UserError(
                 f"merging lost the adapter: KL of the merged model to base and adapter is {lost:.2g} nats per token, "
                 f"that of the base alone {effect:.2g}"
@@ -54,8 +54,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 "whether the merged model has it cannot be told from that"
             )
         ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
-        how = {"temperature": recipe.evaluate.temperature, "top_p": recipe.evaluate.top_p, "top_k": 0}
-        merged.generation_config = GenerationConfig(do_sample=True, **how, **ids)  # as it was evaluated
+        sampling = {"temperature": recipe.evaluate.temperature, "top_p": recipe.evaluate.top_p, "top_k": 0}
+        merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)  # as in the evaluation
         merged.save_pretrained(run.path / "model")
         if not codec.write_chat_template():
             say("merge: a chat interface will tokenize prompts otherwise than training did")
@@ -64,8 +64,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     metrics = {
         "kl_of_merging": lost.item(),
         "adapter_effect": effect.item(),
-        "top1_agreement": (expected.argmax(-1) == found.argmax(-1)).float().mean().item(),
-        "largest_logprob_difference": (expected - found).abs().max().item(),
+        "top1_agreement": (expected.argmax(-1) == merged_logprobs.argmax(-1)).float().mean().item(),
+        "largest_logprob_difference": (expected - merged_logprobs).abs().max().item(),
         "base_bytes": base_bytes,
         "model_bytes": size,
     }
@@ -73,7 +73,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 
 def _heldout(codec: Codec, examples: Sequence[Example], options: Sft, device: torch.device) -> list[Tensor]:
-    """The ends of the first held-out dialogues that fit what SFT admits; it has seen that there are some."""
+    """Return the ends of the first held-out dialogues that fit SFT's limits; SFT has checked that some do."""
     rows = [(row.prompt, row.response) for row in examples[: options.max_eval_samples]]
     encoded = [row for row in codec.encode(rows, options.max_prompt_length, options.max_length)[0] if row]
     return [torch.tensor([(row.prompt + row.response)[-TOKENS:]], device=device) for row in encoded[:ROWS]]
@@ -81,11 +81,11 @@ def _heldout(codec: Codec, examples: Sequence[Example], options: Sft, device: to
 
 @torch.no_grad()
 def _logprobs(model: Model, texts: Sequence[Tensor]) -> Tensor:
-    """Log-probabilities (tokens, V), float32, of what follows each token."""
+    """Return log-probabilities (tokens, V), float32, of the token after each token."""
     with mixed_precision(model):
         return torch.cat([model(input_ids=ids).logits[0].float().log_softmax(-1) for ids in texts])
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) in nats per token, from log-probabilities (tokens, V)."""
+    """Return KL(p || q) in nats per token, from log-probabilities (tokens, V)."""
     return (p.exp() * (p - q)).sum(-1).mean()

@@ -28,7 +28,7 @@ from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import Ppo
-from rlhf.rollout.engine import Observer
+from rlhf.rollout.engine import ValueFn
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
 from rlhf.run.records import Number
@@ -44,7 +44,10 @@ SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
 
 @dataclass
 class Batch:
-    """One step's rollouts and all that the update needs: (B, R) unless noted, 0 behind the end of a response."""
+    """Rollouts of one step and the tensors that the update needs.
+
+    Shapes are (B, R) unless noted, with 0 behind the end of a response.
+    """
 
     rollout: Rollout
     logp: Tensor  # under the policy that sampled
@@ -79,7 +82,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 
 def start(session: Session, options: Ppo) -> "Learner":
-    """Make the learner, from the newest checkpoint where the run is resumed."""
+    """Make the learner, from the newest checkpoint if the run is resumed."""
     shared, checkpoint = session.shared, session.run.resumed_from
     if checkpoint:
         with resuming(checkpoint):
@@ -132,7 +135,7 @@ def score(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor, Tensor,
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
         logp = zero_pads(rollout.logprobs, mask)
-        values = None if rollout.seen is None else zero_pads(rollout.seen, mask)
+        values = None if rollout.values is None else zero_pads(rollout.values, mask)
     elif learner.critic_shares_trunk:
         logp, values = scoring.per_token(shared, "policy", rollout, size, logprobs, critic)
     else:
@@ -147,7 +150,7 @@ def score(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor, Tensor,
 
 
 class Saved(SavedState):
-    """state.pt of a checkpoint of PPO."""
+    """Schema of state.pt in a checkpoint of PPO."""
 
     norm: tuple[Number, Number]
     value: list[Tensor]
@@ -178,12 +181,15 @@ class Learner:
 
     @property
     def critic_shares_trunk(self) -> bool:
-        """Whether the critic is a head on the policy's hidden states, and not an adapter of its own."""
+        """Return whether the critic is a head on the policy's hidden states, and not an adapter of its own."""
         return self.shared.value_role == "policy"
 
     @property
-    def value_fn(self) -> Observer | None:
-        """The critic, where its values can be noted while the policy samples; None where it needs its own pass."""
+    def value_fn(self) -> ValueFn | None:
+        """Return the critic if its values can be computed while the policy samples.
+
+        Returns None if the critic needs its own forward pass.
+        """
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_shares_trunk else None
 
     def update(self, batch: Batch) -> dict[str, float]:

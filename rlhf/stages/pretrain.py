@@ -1,6 +1,7 @@
-"""Train the tokenizer and a small Llama from nothing: the base of recipes that must run anywhere.
+"""Pretraining: a tokenizer and a small Llama from random weights, the base of recipes that must run anywhere.
 
-LoRA on random weights learns nothing, so a recipe without pretrained weights makes its own. 7B recipes skip this stage.
+LoRA on random weights learns nothing, so a recipe without pretrained weights trains its own. 7B recipes skip this
+stage.
 """
 
 import torch

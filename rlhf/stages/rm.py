@@ -38,9 +38,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     pairs = load.load(run).preferences("rm")
     codec = load_codec(run)
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts, known = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    heldout, heldout_counts, kept = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    if run.is_main and recipe.data.source != "lengths":  # stand-ins teach nothing, however many
+    if run.is_main and recipe.data.source != "lengths":  # stand-in data needs no advice
         amount.note("rm", len(training))
     validation = heldout
     if options.eval_steps and pairs.apart:
@@ -61,7 +61,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 RewardConfig,
                 run,
                 options,
-                max_length=None,  # TRL would drop longer pairs without a word; they are cut and counted above
+                max_length=None,  # TRL would drop longer pairs silently; they are cut and counted above
                 center_rewards_coefficient=options.center_rewards_coefficient or None,
             ),
             train_dataset=rows_to_dataset([_joined(chosen, rejected) | margin for chosen, rejected in training]),
@@ -102,14 +102,17 @@ def run_stage(run: Run, device: torch.device) -> Result:
     }
     if recipe.data.source == "toy":
         assert recipe.data.toy
-        metrics |= _against_ceiling(codec, known, chosen - rejected, recipe.data.toy.bayes_accuracy)
-    rows = zip(known, chosen.tolist(), rejected.tolist(), strict=True)
+        metrics |= _against_ceiling(codec, kept, chosen - rejected, recipe.data.toy.bayes_accuracy)
+    rows = zip(kept, chosen.tolist(), rejected.tolist(), strict=True)
     run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
 
 
 def _scorer(model: Model) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The trained model as `scores_of` calls it; it finds the last real token by itself."""
+    """Return the trained model as a function for `scores_of`.
+
+    The model locates the last real token itself.
+    """
     model.eval()
 
     @torch.no_grad()
@@ -122,7 +125,7 @@ def _scorer(model: Model) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 
 
 def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> float:
-    """Mean loss of pairs with these scores (N,), as training computes it."""
+    """Return the mean loss of pairs with these scores (N,), as training computes it."""
     if options.loss_type == "margin_ranking":
         return margin_ranking_loss(chosen, rejected, options.margin).item()
     return bradley_terry_loss(chosen, rejected, options.margin, options.center_rewards_coefficient).item()
@@ -158,7 +161,10 @@ def _scored(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) 
 def _against_ceiling(
     codec: Codec, pairs: list[PreferencePair], margins: torch.Tensor, bayes_accuracy: float
 ) -> dict[str, float]:
-    """How far the accuracy is below what a reward model that knew the annotator's utility would reach, in points."""
+    """Return how far the accuracy is below the best possible one, in points.
+
+    A judge who knows the annotator's utility has the best possible accuracy.
+    """
     texts = [(codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs]
     tau = toy.temperature(bayes_accuracy)
     realised, expected = toy.bayes_accuracy(texts, tau)

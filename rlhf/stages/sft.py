@@ -21,7 +21,7 @@ from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
 
-SAMPLES = 8  # held-out prompts whose answers are kept before and after
+SAMPLES = 8  # held-out prompts whose answers are logged before and after
 IGNORED = -100  # a label that takes no part in the loss
 
 
@@ -50,8 +50,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
         validation = scored
 
     def evaluate() -> dict[str, float]:
-        found = perplexity(model, validation, codec.pad_id, batch)
-        return {"perplexity": found, "loss": math.log(found)}
+        value = perplexity(model, validation, codec.pad_id, batch)
+        return {"perplexity": value, "loss": math.log(value)}
 
     with telemetry.phase("evaluate"):
         before, first = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
@@ -84,11 +84,13 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
-    """One sampled response per held-out prompt, to look at."""
-    how = sampling(run.loaded.recipe.evaluate, SAMPLES)
+    """Return one sampled response per held-out prompt, for reading."""
+    settings = sampling(run.loaded.recipe.evaluate, SAMPLES)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(run.loaded.recipe.seed)
-        rollout = sample(model, codec.encode_prompts(prompts, how.max_prompt_length)[0], codec, how, alike=True)
+        rollout = sample(
+            model, codec.encode_prompts(prompts, settings.max_prompt_length)[0], codec, settings, replicate=True
+        )
     return [codec.decode(row[real].tolist()) for row, real in zip(rollout.tokens, rollout.mask, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Between our run directories and transformers' Trainer, on which pretrain, SFT, the reward model and DPO rest."""
+"""Connection of run directories with transformers' Trainer, for pretrain, SFT, the reward model and DPO."""
 
 import gc
 import math
@@ -33,15 +33,15 @@ from rlhf.run.reader import reading
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 TrainerT = TypeVar("TrainerT", bound=Trainer)
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers reads them
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
-_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers would try
 _NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
 
 
-def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: Any) -> ArgumentsT:
-    """Training arguments of one stage; everything that decides the result comes from the recipe."""
+def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **overrides: Any) -> ArgumentsT:
+    """Return the training arguments of one stage; everything that decides the result comes from the recipe."""
     recipe = run.loaded.recipe
-    rows, accumulated = options.share(recipe.processes(run.stage))
+    micro_batch, accumulated = options.share(recipe.processes(run.stage))
     return kind(
         output_dir=str(run.path / "checkpoints" / ".partial"),
         seed=recipe.seed,
@@ -58,7 +58,7 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         optim=options.optim,
         num_train_epochs=options.num_train_epochs,
         max_steps=options.max_steps or -1,
-        per_device_train_batch_size=rows,
+        per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=accumulated,
         activation_checkpointing=options.gradient_checkpointing,
         logging_steps=options.logging_steps,
@@ -69,12 +69,12 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **more: A
         include_num_input_tokens_seen="non_padding",
         report_to="none",
         disable_tqdm=True,
-        **more,
+        **overrides,
     )
 
 
 def with_exact_weights(model: Model, build: Callable[[], TrainerT]) -> TrainerT:
-    """Build a trainer and give the trainable weights back the values and type that they had before.
+    """Build a trainer and restore the values and type that the trainable weights had before.
 
     On a 4-bit base TRL casts them to bfloat16 when it is built, which rounds a warm start away.
     """
@@ -87,17 +87,20 @@ def with_exact_weights(model: Model, build: Callable[[], TrainerT]) -> TrainerT:
 
 
 def _model(trainer: Trainer) -> Any:
-    """The model of a trainer, which was built with one. Any: peft's and torch's classes share no type of ours."""
+    """Return the model of a trainer, which was built with one.
+
+    The type is Any because the classes of peft and torch share no base class for what is used here.
+    """
     assert trainer.model is not None
     return trainer.model
 
 
 class LengthBuckets(Sampler[int]):
-    """Rows of similar length share an optimizer's batch, and these come in random order: a function of seed and epoch.
+    """Sampler in which rows of similar length share an optimizer's batch; the batches come in random order.
 
-    Micro-batches are slices of such a batch, shortest rows first, so that their size changes no result.
-    transformers' own grouping goes through each of its large windows from long rows to short ones, so that training
-    always ends on the shortest.
+    The order is a function of seed and epoch. Micro-batches are slices of such a batch, shortest rows first, so that
+    their size changes no result. transformers' own grouping orders each of its large windows from long rows to short
+    ones, so that training always ends on the shortest.
     """
 
     WINDOW = 16  # batches that are sorted together
@@ -136,29 +139,29 @@ class Order(Protocol):
     def __iter__(self) -> Iterator[int]: ...
 
 
-class Dealt(Sampler[list[int]]):
-    """One rank's micro-batches: the rows of each optimizer's batch, dealt out like cards.
+class ShardedBatches(Sampler[list[int]]):
+    """Micro-batches of one rank: the rows of each optimizer's batch are assigned to the ranks in turn.
 
-    All ranks together make the steps that one process makes. A short last batch gives every rank as many rows as the
-    others; the few that are left over, fewer than there are ranks, sit this epoch out.
+    All ranks together make the steps that one process makes. A short last batch gives every rank the same number of
+    rows; the few rows left over, fewer than there are ranks, are not used in this epoch.
     """
 
-    def __init__(self, order: Order, rows: int, accumulated: int):
-        self.order, self.rows, self.accumulated = order, rows, accumulated
+    def __init__(self, order: Order, micro_batch: int, accumulated: int):
+        self.order, self.micro_batch, self.accumulated = order, micro_batch, accumulated
 
     def set_epoch(self, epoch: int) -> None:
         self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return math.ceil(len(self.order) // distributed.world() / self.rows)
+        return math.ceil(len(self.order) // distributed.world() / self.micro_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         order, world = list(self.order), distributed.world()
-        size = self.rows * self.accumulated * world
+        size = self.micro_batch * self.accumulated * world
         for at in range(0, len(order), size):
             batch = order[at : at + size]
             mine = distributed.own_rows(batch[: len(batch) // world * world])
-            yield from (mine[i : i + self.rows] for i in range(0, len(mine), self.rows))
+            yield from (mine[i : i + self.micro_batch] for i in range(0, len(mine), self.micro_batch))
 
 
 def train(
@@ -168,7 +171,7 @@ def train(
     lengths: Sequence[int],
     evaluate: Callable[[], dict[str, float]] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Train to the end, from the run's newest checkpoint when it is resumed. `lengths`: tokens of each training row.
+    """Train to the end; a resumed run continues from its newest checkpoint. `lengths`: tokens of each training row.
 
     `evaluate`, called every `eval_steps` and before the last checkpoint, returns metrics on validation rows; `loss` is
     one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
@@ -182,10 +185,10 @@ def train(
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         methods._get_train_sampler = lambda dataset=None: sampler
-    if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds otherwise without the mask
+    if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds differently without the mask
         hide_right_padding(trainer)
     if distributed.world() > 1:
-        methods.get_train_dataloader = lambda: _dealt(trainer)
+        methods.get_train_dataloader = lambda: _sharded_loader(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
@@ -208,15 +211,17 @@ def train(
 
 
 def _check_resumed(trainer: Trainer, run: Run) -> None:
-    """Check the checkpoint that transformers is about to load. Raises UserError for what it would stumble over, run on
-    with, or unpickle."""
+    """Check the checkpoint that transformers is about to load.
+
+    Raises UserError for files on which transformers would fail late, continue with wrong values, or unpickle code.
+    """
     folder = run.resumed_from
     assert folder
     with resuming(folder):
         state = reader.read(folder / "trainer_state.json", records.TrainerState)
         if state is None or state["global_step"] != checkpoint_step(folder):
             raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
-        if run.loaded.recipe.hardware.engine == "ddp":  # others divide them in ways of their own
+        if run.loaded.recipe.hardware.engine == "ddp":  # other engines divide them in formats of their own
             _check_parts(trainer, folder)
 
     for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
@@ -224,7 +229,7 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
 
 
 def _check_parts(trainer: Trainer, folder: Path) -> None:
-    """Check weights, the optimizer's groups and the schedule against the model's. Raises UserError."""
+    """Check weights, the optimizer's groups and the schedule against those of the model. Raises UserError."""
     for name in _PICKLED_WEIGHTS:
         if (folder / name).exists():
             raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")
@@ -240,15 +245,15 @@ def _check_parts(trainer: Trainer, folder: Path) -> None:
     file = folder / "optimizer.pt"
     optimizer = reader.check(stored.unpickled(file), records.OptimizerState, str(file))
     count = sum(len(group["params"]) for group in optimizer["param_groups"])
-    trained = sum(parameter.requires_grad for parameter in model.parameters())
-    if count != trained:
-        raise UserError(f"{file} is of {count} parameters, the model trains {trained}")
+    trainable = sum(parameter.requires_grad for parameter in model.parameters())
+    if count != trainable:
+        raise UserError(f"{file} is of {count} parameters, the model trains {trainable}")
     file = folder / "scheduler.pt"
     reader.check(stored.unpickled(file), records.SchedulerState, str(file))
 
 
 def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
-    """`load`, with whatever it raises as one line that names the checkpoint."""
+    """Return `load` with every error as one line that names the checkpoint."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         with resuming(folder), reading(folder):
@@ -257,19 +262,22 @@ def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _dealt(trainer: Trainer) -> DataLoader[Any]:
-    """Batches of this rank in the order of one process. transformers would fill a short last batch with other rows."""
+def _sharded_loader(trainer: Trainer) -> DataLoader[Any]:
+    """Return a loader of this rank's batches in the order of one process.
+
+    transformers would fill a short last batch with other rows.
+    """
     order: Any = trainer._get_train_sampler()
     if not isinstance(order, LengthBuckets):
-        order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate makes it for one
-    dealt = Dealt(order, trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
+        order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate does it for one
+    batches = ShardedBatches(order, trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
     loader: Any = DataLoader(
         trainer._remove_unused_columns(trainer.train_dataset, "training"),
-        batch_sampler=dealt,
+        batch_sampler=batches,
         collate_fn=trainer.data_collator,
         pin_memory=trainer.args.dataloader_pin_memory,
     )
-    loader.set_epoch = dealt.set_epoch  # where transformers looks for it; in a resumed epoch it asks the sampler
+    loader.set_epoch = batches.set_epoch  # transformers looks for it here; in a resumed epoch it calls the sampler's
     result: DataLoader[Any] = loader
     return result
 
@@ -277,12 +285,12 @@ def _dealt(trainer: Trainer) -> DataLoader[Any]:
 def hide_right_padding(trainer: Trainer) -> None:
     """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
 
-    Under causal attention a real token never sees the padding behind it, and what padding computes is in no loss. TRL's
-    collators send a mask all the same, and a single padded row would make attention take a slower kernel with a full
-    mask. Only the decoder goes without: token counts and the reward model's pooling are as before. So are forward
+    Under causal attention a real token never sees the padding behind it, and padded positions enter no loss. TRL's
+    collators pass a mask all the same, and a single padded row would make attention use a slower kernel with a full
+    mask. Only the decoder runs without it: token counts and the reward model's pooling are unchanged. So are forward
     passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
 
-    Batches are checked where they are made, on the CPU. Raises ValueError for one that is not padded on the right.
+    The collator checks each batch, on the CPU. Raises ValueError for one that is not padded on the right.
     """
     collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, _model(trainer).get_decoder()
 
@@ -309,14 +317,14 @@ def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) ->
 
 
 class _RunCallback(TrainerCallback):
-    """Logs to the run directory, and turns each checkpoint that transformers has written into a sealed one."""
+    """Callback that logs to the run directory and seals each checkpoint that transformers has written."""
 
     def __init__(self, run: Run, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry
         self.note = ""
         self.tokens = 0
         self.time, self.cpu = time.monotonic(), time.process_time()
-        self.evaluated = 0.0  # seconds since the last record, which are no part of training
+        self.evaluated = 0.0  # seconds of evaluation since the last record
 
     def leave_out(self, seconds: float, cpu: float) -> None:
         """Count this time as evaluation, not as training."""
@@ -326,8 +334,8 @@ class _RunCallback(TrainerCallback):
         if self.run.resumed_from:
             with resuming(self.run.resumed_from):
                 stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
-        page_states(optimizer)  # a resumed run has just loaded it
-        self.tokens = state.num_input_tokens_seen  # a resumed run has seen some before
+        page_states(optimizer)  # a resumed run has just loaded its states
+        self.tokens = state.num_input_tokens_seen  # a resumed run starts above 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         values = {key: value for key, value in (logs or {}).items() if not key.startswith(_NOT_METRICS)}
@@ -335,9 +343,9 @@ class _RunCallback(TrainerCallback):
             return
         self.run.log(state.global_step, values)
         now, cpu = time.monotonic(), time.process_time()
-        seen = state.num_input_tokens_seen - self.tokens
-        self.telemetry.count(seen)
-        spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": seen}
+        tokens = state.num_input_tokens_seen - self.tokens
+        self.telemetry.count(tokens)
+        spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": tokens}
         if self.evaluated:
             spent["evaluate"] = round(self.evaluated, 4)
         self.run.log_telemetry(state.global_step, {**spent, "memory_bytes": self.telemetry.memory()})
@@ -357,7 +365,7 @@ class _RunCallback(TrainerCallback):
 
 
 class _Evaluation(TrainerCallback):
-    """Logs metrics on validation rows every `every` steps, and before the checkpoint that ends the training."""
+    """Callback that logs metrics on validation rows every `every` steps, and before the last checkpoint."""
 
     def __init__(
         self, run: Run, telemetry: Telemetry, evaluate: Callable[[], dict[str, float]], every: int, log: _RunCallback
@@ -375,25 +383,25 @@ class _Evaluation(TrainerCallback):
 
 
 def choose_checkpoint(run: Run) -> int | None:
-    """Name the checkpoint with the lowest validation loss in checkpoints/best.json; of equal ones the earliest.
+    """Name the checkpoint with the lowest validation loss in checkpoints/best.json; the earliest of equal ones.
 
     Returns its step, None where no checkpoint has a finite loss.
     """
     rows = reader.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
     logged = {row["step"]: row["eval/loss"] for row in rows if "eval/loss" in row}
     checkpoints = [{"step": step, "loss": logged[step]} for step in run.checkpoint_steps() if step in logged]
-    finite = [found for found in checkpoints if found["loss"] is not None]
-    best = min(finite, key=lambda found: (found["loss"], found["step"]))["step"] if finite else None
+    finite = [checkpoint for checkpoint in checkpoints if checkpoint["loss"] is not None]
+    best = min(finite, key=lambda checkpoint: (checkpoint["loss"], checkpoint["step"]))["step"] if finite else None
     write_json(run.path / "checkpoints" / "best.json", {"best_step": best, "checkpoints": checkpoints})
     return best
 
 
 def best_step(run: Run) -> dict[str, float]:
-    """The metric that names the best checkpoint; nothing where checkpoints were not compared."""
-    found = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
-    if found is None:
+    """Return the metric that names the best checkpoint; nothing if checkpoints were not compared."""
+    best = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
+    if best is None:
         return {}
-    return {"best_step": math.nan if found["best_step"] is None else found["best_step"]}
+    return {"best_step": math.nan if best["best_step"] is None else best["best_step"]}
 
 
 def _take_best(trainer: Trainer, run: Run) -> None:
@@ -412,10 +420,13 @@ def _take_best(trainer: Trainer, run: Run) -> None:
     stored.set_adapter_state(model, best_weights)
 
 
-def let_go() -> None:
-    """Free a trained model that nothing of ours refers to any more; what holds it would keep it on the device."""
+def free_memory() -> None:
+    """Free a trained model to which this package has no reference any more.
+
+    Libraries still refer to it, which would keep it on the device.
+    """
     bitsandbytes = sys.modules.get("bitsandbytes")
-    if bitsandbytes is not None:  # its 8-bit optimizers note which embeddings want 32 bits, and never forget them
+    if bitsandbytes is not None:  # its 8-bit optimizers register embeddings for 32 bits and never remove them
         bitsandbytes.optim.GlobalOptimManager.get_instance().module_weight_config_triple.clear()
     gc.collect()  # transformers' Trainer refers to itself
 

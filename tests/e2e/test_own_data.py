@@ -105,7 +105,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
         UserError, match=r"^pretrain needs texts, and the data has only prompts without an answer, which"
     ):
         run_stages(alone, tmp_path / "alone", "pretrain")
-    corpus = load.Corpus(load.Divided([], []), load.Divided([], []), load.Divided([], []), corpus.bare_prompts)
+    corpus = load.Corpus(load.Split([], []), load.Split([], []), load.Split([], []), corpus.bare_prompts)
     for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
         with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without an answer"):
             rows()

@@ -125,8 +125,8 @@ def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
     found = drawn(model, prompts(12), observe=observe)
     states = model.model(input_ids=found.ids, use_cache=False).last_hidden_state
     expected = (states @ direction).gather(1, found.predictors)
-    assert (found.seen - expected)[found.mask].abs().max() < 1e-4
-    assert drawn(model, prompts(3)).seen is None
+    assert (found.values - expected)[found.mask].abs().max() < 1e-4
+    assert drawn(model, prompts(3)).values is None
 
 
 def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):

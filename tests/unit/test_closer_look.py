@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from rlhf.data.load import Corpus, Divided
+from rlhf.data.load import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import Measured, closer_look, compare, reward_model_figures, score_histograms
+from rlhf.evaluation.policies import PolicySamples, closer_look, compare, reward_model_figures, score_histograms
 from rlhf.evaluation.references import Overlap, answers
 
 SHAPE: dict[str, Any] = {
@@ -24,8 +24,8 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def measured(scores: list[float], lengths: list[int], truths: list[float] | None = None, **more) -> Measured:
-    return Measured(
+def measured(scores: list[float], lengths: list[int], truths: list[float] | None = None, **more) -> PolicySamples:
+    return PolicySamples(
         texts=more.get("texts", ["a b"] * len(scores)),
         lengths=torch.tensor(lengths),
         ended=torch.ones(len(scores), dtype=torch.bool),
@@ -102,7 +102,7 @@ def prompt(text: str) -> tuple[Message, ...]:
 def test_references_are_those_of_the_prompt():
     pairs = [PreferencePair(prompt("p"), "yes", "no", "1"), PreferencePair(prompt("p"), "later", "x", "2")]
     examples = [Example(prompt("q"), "right", "3"), Example(prompt("p"), "unused", "4")]
-    corpus = Corpus(Divided([], []), Divided([], examples), Divided([], pairs))
+    corpus = Corpus(Split([], []), Split([], examples), Split([], pairs))
     assert answers(corpus, [prompt("q"), prompt("p"), prompt("r")]) == [("right", None), ("yes", "no"), None]
 
 

@@ -10,7 +10,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import distributed
-from rlhf.stages.supervised import Dealt, LengthBuckets
+from rlhf.stages.supervised import LengthBuckets, ShardedBatches
 from tests.conftest import RECIPE, small
 
 RECIPES = RECIPE.parents[1]
@@ -65,9 +65,9 @@ def test_ranks_share_every_batch(monkeypatch, rows, kept):
     found = []
     for rank in (0, 1):
         be(monkeypatch, rank, 2)
-        dealt = Dealt(order, rows=4, accumulated=2)
-        found.append(list(dealt))
-        assert len(dealt) == len(found[-1])
+        sharded = ShardedBatches(order, micro_batch=4, accumulated=2)
+        found.append(list(sharded))
+        assert len(sharded) == len(found[-1])
     steps = [
         [row for part in zip(*parts, strict=True) for piece in part for row in piece]
         for parts in zip(*([f[i : i + 2] for i in range(0, len(f), 2)] for f in found), strict=True)

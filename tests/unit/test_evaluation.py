@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.data.batch import Rollout
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
-from rlhf.evaluation.policies import Measured, closer_look, compare, exact_kl, gains_over_base, win_rate
+from rlhf.evaluation.policies import PolicySamples, closer_look, compare, exact_kl, gains_over_base, win_rate
 from rlhf.rollout.engine import collate
 
 PAD, EOS = 0, 2
@@ -116,8 +116,8 @@ def test_the_exact_divergence_is_from_the_role_to_the_reference(temperature):
     assert exact_kl(roles, "reference", rollout, temperature) == 0.0
 
 
-def measured(scores: list[float] | None, truths: list[float] | None = None, length: int = 4) -> Measured:
-    return Measured(
+def measured(scores: list[float] | None, truths: list[float] | None = None, length: int = 4) -> PolicySamples:
+    return PolicySamples(
         texts=["text"] * 4,
         lengths=torch.full((4,), length),
         ended=torch.tensor([True, True, True, False]),
@@ -173,7 +173,7 @@ def test_several_answers_to_a_prompt_are_one_observation():
     assert found["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * spread / math.sqrt(3))
 
 
-def repeated(one: Measured, times: int) -> Measured:
+def repeated(one: PolicySamples, times: int) -> PolicySamples:
     """As if each prompt had the same answer several times."""
 
     def again(x: Tensor) -> Tensor:
@@ -181,7 +181,9 @@ def repeated(one: Measured, times: int) -> Measured:
 
     assert one.scores is not None and one.truths is not None
     texts = [text for text in one.texts for _ in range(times)]
-    return Measured(texts, again(one.lengths), again(one.ended), one.kl, again(one.scores), again(one.truths), times)
+    return PolicySamples(
+        texts, again(one.lengths), again(one.ended), one.kl, again(one.scores), again(one.truths), times
+    )
 
 
 def test_answers_that_repeat_add_no_certainty():

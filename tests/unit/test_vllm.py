@@ -12,7 +12,7 @@ import torch
 from rlhf.errors import UserError
 from rlhf.files import read_lines
 from rlhf.rollout.engine import Sampling
-from rlhf.rollout.vllm import Server
+from rlhf.rollout.vllm import Client
 from tests.conftest import beside, run_stages, small
 
 
@@ -82,10 +82,10 @@ def fake():
 
 def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_path):
     (tmp_path / "adapter_model.safetensors").touch()
-    server = Server(fake.url)
+    client = Client(fake.url)
     prompts = [[1] * n + [10 + n] for n in (5, 1, 3, 2)]
-    with server.adapter(tmp_path):
-        found = server.sample(prompts, Ids(), Sampling(64, 8, 0.7, 2))
+    with client.adapter(tmp_path):
+        found = client.sample(prompts, Ids(), Sampling(64, 8, 0.7, 2))
     assert not fake.loaded
     for row, prompt in enumerate(prompts):
         assert found.tokens[row][found.mask[row]].tolist() == [prompt[-1]] * len(prompt) + [2]
@@ -107,16 +107,16 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
 
 
-def with_nothing(server: Server, folder: Path) -> None:
-    with server.adapter(folder / "nowhere"):
+def with_nothing(client: Client, folder: Path) -> None:
+    with client.adapter(folder / "nowhere"):
         pass
 
 
 def test_a_server_that_is_not_there_or_refuses_is_one_line(fake, tmp_path):
     with pytest.raises(UserError, match=r"no vLLM server answers at http://127.0.0.1:9 .*vllm serve BASE"):
-        Server("http://127.0.0.1:9")
+        Client("http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"refused /v1/load_lora_adapter \(404\): .*No adapter found"):
-        with_nothing(Server(fake.url), tmp_path)
+        with_nothing(Client(fake.url), tmp_path)
 
 
 def test_sampled_log_probabilities_of_other_kernels_are_not_taken_for_those_of_training():

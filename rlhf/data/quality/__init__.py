@@ -1,1 +1,1 @@
-"""What may be wrong with data: flaws of rows, oddities of texts, leakage into held-out rows."""
+"""Quality checks of data: flaws of rows, oddities of texts, leakage into held-out rows."""

@@ -1,7 +1,7 @@
-"""Held-out rows whose like is on the training side too: what a split by conversations cannot see.
+"""Leakage: held-out rows that have a copy or near copy on the training side.
 
-Such rows flatter an evaluation: the model has seen the answer. Looked at are whole rows and near copies; the same
-thing said in other words goes unseen.
+A split by conversations cannot see them. Such rows flatter an evaluation, because the model has seen the answer. Whole
+rows and near copies are detected; a paraphrase is not.
 """
 
 import re
@@ -13,23 +13,24 @@ from rlhf.data.quality.flaws import answers, prompt
 from rlhf.data.rows import Document, Row
 from rlhf.data.split import row_key
 
-ANSWER_WORDS = 13  # shorter answers are given to many questions: I’m sorry, I don’t know how to do that.
+ANSWER_WORDS = 13  # shorter answers fit many questions: I’m sorry, I don’t know how to do that.
 SHINGLE = 13  # words in a row, as GPT-3's authors counted overlap (arXiv 2005.14165, appendix C)
 CONTAINED = 0.8  # least share of the shingles of a held-out exchange that one training row holds
-BOILERPLATE = 10  # a shingle of more rows than that, on both sides, belongs to a template and tells nothing
+BOILERPLATE = 10  # a shingle of more rows than that, on both sides, belongs to a template and proves nothing
 
 _WORD = re.compile(r"\w+")
 
 
 class Leaks(NamedTuple):
-    """Held-out rows, each with a training row that shows it, by the way they were found; and all such training rows.
+    """Leaked held-out rows, each with a training row that shows it, by the test that detected them.
 
     same_start   the conversation begins with the same message: none where rlhf/data/split.py made the sides
     same_turn    the last message and an answer to it are the same
     same_answer  an answer of at least ANSWER_WORDS is the same
     near_copies  one training row holds CONTAINED of an exchange's shingles: last message with an answer, or a text
 
-    Case and white space do not count in the others, nor does punctuation among shingles.
+    same_turn and same_answer ignore case and white space; shingles ignore punctuation too. `training` holds every
+    training row that shows a held-out one.
     """
 
     found: dict[str, list[tuple[Row, Row]]]
@@ -37,25 +38,25 @@ class Leaks(NamedTuple):
 
     @property
     def heldout(self) -> list[tuple[Row, Row]]:
-        """Every held-out row that was found at all, once."""
+        """Return every leaked held-out row once, each with a training row."""
         return list({id(row): (row, source) for pairs in self.found.values() for row, source in pairs}.values())
 
 
 def leaks(training: Sequence[Row], heldout: Sequence[Row]) -> Leaks:
-    """Look for held-out rows in the training side; a few seconds for 50,000 dialogues."""
-    found: dict[str, list[tuple[Row, Row]]] = {}
+    """Look for held-out rows in the training side. This takes a few seconds for 50,000 dialogues."""
+    pairs: dict[str, list[tuple[Row, Row]]] = {}
     guilty: dict[int, Row] = {}
     for name, keys in (("same_start", _starts), ("same_turn", _turns), ("same_answer", _answers)):
-        found[name], rows = _same(training, heldout, keys)
+        pairs[name], rows = _same(training, heldout, keys)
         guilty |= rows
-    found["near_copies"], rows = _near_copies(training, heldout)
-    return Leaks(found, list((guilty | rows).values()))
+    pairs["near_copies"], rows = _near_copies(training, heldout)
+    return Leaks(pairs, list((guilty | rows).values()))
 
 
-Found = tuple[list[tuple[Row, Row]], dict[int, Row]]  # held-out rows with a training row; training rows by identity
+Matches = tuple[list[tuple[Row, Row]], dict[int, Row]]  # held-out rows with a training row; training rows by identity
 
 
-def _same(training: Iterable[Row], heldout: Sequence[Row], keys: Callable[[Row], Iterable[Hashable]]) -> Found:
+def _same(training: Iterable[Row], heldout: Sequence[Row], keys: Callable[[Row], Iterable[Hashable]]) -> Matches:
     wanted = {key for row in heldout for key in keys(row)}
     first: dict[Hashable, Row] = {}
     guilty: dict[int, Row] = {}
@@ -83,9 +84,12 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Found:
-    """Only the held-out side's shingles are kept, as hashes. A first pass finds the exchanges of which enough is
-    somewhere on the training side, a second one the single rows that hold it."""
+def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Matches:
+    """Return the held-out rows of which one training row holds a near copy, and these training rows.
+
+    Only the shingles of the held-out side are kept, as hashes. A first pass selects the exchanges of which enough
+    shingles occur anywhere on the training side; a second pass looks for single rows that hold enough of one exchange.
+    """
     rows_with = Counter(mark for row in heldout for mark in set().union(*_exchanges(row)))
     present: set[int] = set()
     touched = []
@@ -108,25 +112,25 @@ def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Found:
     sources: dict[int, tuple[Row, Row]] = {}
     guilty = {}
     for row in touched if suspects else ():
-        held = Counter(suspect for mark in set(_whole(row)) for suspect in index.get(mark, ()))
-        for suspect, count in held.items():
-            copied, marks_of_it = suspects[suspect]
-            if count >= CONTAINED * marks_of_it:
+        shared = Counter(suspect for mark in set(_whole(row)) for suspect in index.get(mark, ()))
+        for suspect, count in shared.items():
+            copied, total = suspects[suspect]
+            if count >= CONTAINED * total:
                 sources.setdefault(id(copied), (copied, row))
                 guilty[id(row)] = row
     return [sources[id(row)] for row in heldout if id(row) in sources], guilty
 
 
 def _exchanges(row: Row) -> list[set[int]]:
-    """Shingles of each answer with the message it answers, or of the text."""
+    """Return the shingles of each answer with the message that it answers, or those of the text."""
     if isinstance(row, Document):
         return [set(_shingles(_words(row.text)))]
-    asked = _words(prompt(row)[-1].content)
-    return [set(_shingles(asked + _words(answer))) for answer in answers(row)]
+    question = _words(prompt(row)[-1].content)
+    return [set(_shingles(question + _words(answer))) for answer in answers(row)]
 
 
 def _whole(row: Row) -> Iterator[int]:
-    """Shingles of everything that a row says."""
+    """Yield the shingles of everything in a row."""
     if isinstance(row, Document):
         yield from _shingles(_words(row.text))
         return

@@ -1,4 +1,4 @@
-"""Signs in one text that it was cut off, or damaged on its way here; each a rule, none a model of language.
+"""Signs in one text that it was cut off or damaged. Each is a rule; none is a language model.
 
 `ODDITIES` names those about the characters. docs/data.md says what each rule cannot see.
 
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from functools import cache
 from html.entities import html5
 
-# Shorter answers often have no full stop though they are whole; so do short last lines: headings, names, results.
+# Short answers and short last lines (headings, names, results) often end without a full stop though they are complete.
 RESPONSE_WORDS, LINE_WORDS, ITEM_WORDS = 20, 6, 20
 
 _LIST_ITEM = re.compile(r"\s*(?:[-*+•#>|]|\(?\w{1,3}[.)]\s)")
 
 
 def unfinished(response: str) -> bool:
-    """Whether a response stops in the middle: in a block of code, behind a comma or a colon, or after a bare word.
+    """Return whether a response stops in the middle: in code, behind a comma or a colon, or after a bare word.
 
     A bare word counts only at the end of RESPONSE_WORDS or more and of a line of LINE_WORDS or more (ITEM_WORDS in a
-    list), and where it is no address or hashtag. It says nothing in scripts without capital letters, some of which
+    list), and not in an address or hashtag. The rule decides nothing in scripts without capital letters, some of which
     write no full stops. A digit at the end may be the result.
     """
     if response.count("```") % 2:
@@ -39,7 +39,7 @@ def unfinished(response: str) -> bool:
     return len(words) >= least and len(response.split()) >= RESPONSE_WORDS
 
 
-# A character of UTF-8 that was read as cp1252 or Latin-1 shows as one of Â to ô, and one to three of these behind it.
+# A UTF-8 character that was read as cp1252 or Latin-1 appears as one of Â to ô, followed by one to three of these.
 _FOLLOWING = "".join(chr(byte) + bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xC0))
 _MISREAD = re.compile(f"(?:[Â-ß][{_FOLLOWING}]|[à-ï][{_FOLLOWING}]{{2}}|[ð-ô][{_FOLLOWING}]{{3}})+")
 _BYTE_OF = {ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)): byte for byte in range(0x80, 0xC0)}
@@ -47,11 +47,11 @@ _TYPESET = set("\xa0«»‹›‘’“”–—…")  # what good typesetting p
 
 
 def mojibake(text: str) -> bool:
-    """Whether the text holds UTF-8 that was read as cp1252 or Latin-1 (cafÃ© for café): something that can be undone.
+    """Return whether the text holds UTF-8 that was read as cp1252 or Latin-1 (cafÃ© for café), which can be undone.
 
-    One character that can be undone proves it only where no language would write it so: behind Â, Ã or ð, unless
-    it ends a word in capitals (AMANHÃ…), or, with more than typesetting behind them, Ä, Å, á, â and ï. Two in a row
-    always do.
+    One character that can be undone is proof only where no language would write it: behind Â, Ã or ð, unless it ends a
+    word in capitals (AMANHÃ…), or behind Ä, Å, á, â and ï if more than typesetting follows. Two in a row are always
+    proof.
     """
     if text.isascii():
         return False
@@ -75,7 +75,7 @@ def _undone(run: str) -> str:
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 # Zero-width spaces, bidi embeddings, overrides and isolates; joiners behind a Latin letter, where nothing joins; tag
-# characters outside the flags they are meant for. A zero-width space is how Thai to Khmer mark the ends of words.
+# characters outside the flags they are meant for. Thai to Khmer mark the ends of words with zero-width spaces.
 _INVISIBLE = re.compile(
     "(?<![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])\u200b|[\u2060\ufeff\u202a-\u202e\u2066-\u2069]"
     "|(?<=[A-Za-z])[\u200c\u200d]|(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0001-\U000e007f]"
@@ -87,17 +87,17 @@ _ENTITY = re.compile(r"&(\w+;|#\d+;|#[xX][0-9a-fA-F]+;)")
 
 
 def control(text: str) -> bool:
-    """Control characters other than tab and line end."""
+    """Return whether the text has control characters other than tab and line end."""
     return bool(_CONTROL.search(text))
 
 
 def invisible(text: str) -> bool:
-    """Characters that show nothing, or that turn the order of what is shown."""
+    """Return whether the text has characters that show nothing, or that turn the order of what is shown."""
     return not text.isascii() and bool(_INVISIBLE.search(text))
 
 
 def html(text: str) -> bool:
-    """Tags and entities of HTML outside code between backticks."""
+    """Return whether the text has tags or entities of HTML outside code between backticks."""
     if "<" not in text and "&" not in text:
         return False
     text = _CODE.sub("", text)
@@ -105,7 +105,7 @@ def html(text: str) -> bool:
 
 
 def replaced(text: str) -> bool:
-    """U+FFFD, which decoders put where they could not read."""
+    """Return whether the text has U+FFFD, which decoders put where they could not read."""
     return "\ufffd" in text
 
 
@@ -123,7 +123,7 @@ _TOGETHER = {"Cjk": "CJK", "Hiragana": "CJK", "Katakana": "CJK"}
 
 
 def script(text: str) -> str | None:
-    """The script that most letters of the text are of: Latin, Cyrillic, CJK (kana too), … None without letters."""
+    """Return the script of most letters of the text: Latin, Cyrillic, CJK (kana too), …; None without letters."""
     if text.isascii():
         return "Latin" if _LATIN.search(text) else None
     counts: Counter[str] = Counter()
@@ -135,6 +135,9 @@ def script(text: str) -> str | None:
 
 @cache
 def _script_of(letter: str) -> str:
-    """The first word of a letter's Unicode name, which is its script's but for styled letters (Mathematical, …)."""
+    """Return the first word of a letter's Unicode name.
+
+    It is the name of the letter's script, except for styled letters (Mathematical, …).
+    """
     first = unicodedata.name(letter, "Unnamed").split()[0].capitalize()
     return _TOGETHER.get(first, first)

@@ -1,4 +1,4 @@
-"""How long texts are, in words or in a tokenizer's tokens."""
+"""Lengths of texts, in words or in a tokenizer's tokens."""
 
 import math
 from bisect import bisect_left
@@ -8,16 +8,17 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 
-Counter = Callable[[Sequence[str]], list[int]]  # the length of each text
+Counter = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths of texts; nearest-rank quantiles: the least length that this part of the texts does not exceed.
+    """Summary of the lengths of some texts: mean, nearest-rank quantiles and a histogram.
 
-    `counts[i]` texts are longer than `upto[i - 1]` and no longer than `upto[i]`, which doubles from 8.
+    A quantile is the smallest length that this share of the texts does not exceed. `counts[i]` texts are longer than
+    `upto[i - 1]` and no longer than `upto[i]`, which doubles from 8.
     """
 
     mean: float
@@ -30,7 +31,7 @@ class Lengths:
     counts: tuple[int, ...]
 
     def bars(self) -> str:
-        """The histogram as one bar for each range; ranges without texts are blank."""
+        """Return the histogram as one bar for each range; ranges without texts are blank."""
         most = max(self.counts)
         bars = "".join(BARS[math.ceil(len(BARS) * n / most) - 1] if n else " " for n in self.counts)
         ends = [str(end) for end in self.upto]
@@ -38,7 +39,7 @@ class Lengths:
 
 
 def spread(lengths: Sequence[int]) -> Lengths:
-    """Lengths of at least one text, summarised."""
+    """Return the summary of the lengths of at least one text."""
     ordered = sorted(lengths)
     p10, p50, p90, p99 = (ordered[math.ceil(q * len(ordered)) - 1] for q in (0.1, 0.5, 0.9, 0.99))
     upto = [8]
@@ -55,25 +56,25 @@ def words(texts: Sequence[str]) -> list[int]:
 
 
 def tokens(folder: str | Path) -> Counter:
-    """Counts the tokens of a local tokenizer, special ones and the marks of turns left out.
+    """Return a counter of a local tokenizer's tokens, without special tokens and the markers of turns.
 
-    Raises UserError when the folder holds none that can be read.
+    Raises UserError when no tokenizer in the folder can be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
     try:
-        if (folder / "tokenizer.json").is_file():  # read without torch, and faster
+        if (folder / "tokenizer.json").is_file():  # this avoids torch and is faster
             from tokenizers import Tokenizer
 
             fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
             fast.no_truncation()
             fast.no_padding()
-            return lambda texts: [len(found) for found in fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+            return lambda texts: [len(text) for text in fast.encode_batch_fast(list(texts), add_special_tokens=False)]
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the libraries raise a plain Exception among others
+    except Exception as error:  # the libraries raise many types, plain Exception among them
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason}") from error
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]

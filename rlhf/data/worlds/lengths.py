@@ -1,4 +1,4 @@
-"""Preference pairs without meaning, as long as real ones: memory and speed depend on lengths and not on words.
+"""Preference pairs of random words, as long as real ones: memory and speed depend on lengths and not on words.
 
 They go with the stand-in tokenizer (`tokenizer.source: words`), for which every number below is one token.
 """
@@ -34,13 +34,16 @@ HH = """
 
 
 def lengths_of_hh() -> list[tuple[int, int, int]]:
-    """Tokens of (prompt, chosen, rejected) of the dialogues in `HH`."""
+    """Return the tokens of (prompt, chosen, rejected) of the dialogues in `HH`."""
     rows = [row.split("/") for row in HH.split()]
     return [(int(prompt), int(chosen), int(rejected)) for prompt, chosen, rejected in rows]
 
 
 def write(file: Path, *, pairs: int, shape: str, longest: int, seed: int) -> None:
-    """Write `pairs` rows with distinct prompts: lengths of `hh`, or prompt and responses of `longest` tokens each."""
+    """Write `pairs` rows with distinct prompts.
+
+    `shape` is `hh`, lengths of real dialogues, or else prompt and responses have `longest` tokens each.
+    """
     rng = random.Random(f"lengths:{seed}")
     table = lengths_of_hh()
 
@@ -50,6 +53,6 @@ def write(file: Path, *, pairs: int, shape: str, longest: int, seed: int) -> Non
     rows: dict[str, dict[str, str]] = {}
     while len(rows) < pairs:
         prompt, chosen, rejected = rng.choice(table) if shape == "hh" else (longest + PROMPT_OVERHEAD, longest, longest)
-        asked = text(prompt - PROMPT_OVERHEAD)
-        rows[asked] = {"prompt": asked, "chosen": text(chosen), "rejected": text(rejected)}
+        words = text(prompt - PROMPT_OVERHEAD)
+        rows[words] = {"prompt": words, "chosen": text(chosen), "rejected": text(rejected)}
     file.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), encoding="utf-8")

@@ -1,8 +1,8 @@
 """A toy world whose answers can be checked: sums and differences of small numbers.
 
 People ask in a few wordings, and an assistant answers with a number that is right with a known probability and
-otherwise drawn from all possible results. A model trained on its answers knows each result, but says it no more often
-than it has read it: what is left for reinforcement learning is to say what is known.
+otherwise drawn from all possible results. A model trained on its answers knows each result, but says it only as often
+as it has read it; reinforcement learning can teach it to say the right result always.
 
 `write` makes four files of JSON lines. All hold questions of both sides of the split that rlhf/data/split.py makes by
 the text of a question; a result is asked for in several wordings, so that the same one occurs on both sides.
@@ -30,15 +30,15 @@ STATEMENTS = ("It is {}.", "The result is {}.", "{}.")
 
 def questions(largest: int) -> dict[str, int]:
     """Return every question about numbers from 0 to `largest` with its answer; a difference is never negative."""
-    found = {}
+    answers = {}
     for operation, forms in FORMS.items():
         for a in range(largest + 1):
             for b in range(largest + 1 if operation == "plus" else a + 1):
                 for form in forms:
                     for before in BEFORE:
                         for after in AFTER:
-                            found[before + form.format(a, b) + after] = a + b if operation == "plus" else a - b
-    return found
+                            answers[before + form.format(a, b) + after] = a + b if operation == "plus" else a - b
+    return answers
 
 
 def response(rng: random.Random, right: int, accuracy: float, largest: int) -> str:
@@ -53,12 +53,12 @@ def write(
     directory: Path, *, seed: int, documents: int, demonstrations: int, pairs: int, accuracy: float, largest: int
 ) -> None:
     """Write FILES into `directory`, the same bytes for the same arguments. No file depends on another's size."""
-    known = list(questions(largest).items())
+    answers = list(questions(largest).items())
 
     def draws(name: str, count: int) -> Iterator[tuple[random.Random, str, int]]:
         rng = random.Random(f"sums:{name}:{seed}")
         for _ in range(count):
-            yield rng, *rng.choice(known)
+            yield rng, *rng.choice(answers)
 
     def transcript(question: str, answer: str) -> str:
         return f"\n\nHuman: {question}\n\nAssistant: {answer}"
@@ -67,19 +67,19 @@ def write(
         {"text": transcript(question, response(rng, right, accuracy, largest))}
         for rng, question, right in draws("documents", documents)
     )
-    shown = (
+    demonstration_rows = (
         {"instruction": question, "output": response(rng, right, accuracy, largest)}
         for rng, question, right in draws("demonstrations", demonstrations)
     )
-    compared = (
+    preference_rows = (
         {
             "chosen": transcript(question, response(rng, right, 1.0, largest)),
             "rejected": transcript(question, response(rng, right, 0.0, largest)),
         }
         for rng, question, right in draws("pairs", pairs)
     )
-    asked = ({"prompt": question, "answer": right} for question, right in known)
+    prompt_rows = ({"prompt": question, "answer": right} for question, right in answers)
     directory.mkdir(parents=True, exist_ok=True)
-    for name, rows in zip(FILES, (texts, shown, compared, asked), strict=True):
+    for name, rows in zip(FILES, (texts, demonstration_rows, preference_rows, prompt_rows), strict=True):
         with (directory / name).open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -9,23 +9,23 @@ flattering or cut off. Everything that decides the worth of an answer is read ba
     annotator_utility(prompt, response)  the true reward plus the annotator's WEAKNESS for flattery and for length
 
 Of two answers the annotator prefers the first with probability σ((u₁ − u₂) / τ), u the utility (Bradley-Terry). The
-temperature τ is set so that u itself names the preferred answer in a known share of the pairs, 0.74 unless told
-otherwise: the Bayes accuracy, which no reward model can beat. And because u is not the truth, a policy that climbs a
-good copy of u far enough flatters and rambles: the true reward falls while the learned one still rises.
+temperature τ is set so that u itself names the preferred answer in a known share of the pairs, 0.74 by default: the
+Bayes accuracy, which no reward model can beat. Because u is not the truth, a policy that climbs a good copy of u far
+enough flatters and rambles: the true reward falls while the learned one still rises.
 
 Three assistants write the texts. The careless one answers every pair. Pretraining documents come from a competent one
-and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). A language model must then notice
-whether an answer fits its question in order to predict what follows, and can bring that to the reward model.
+and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). To predict what follows, a
+language model must notice whether an answer fits its question, which later helps the reward model.
 
 `write` makes these files of JSON lines, dialogues in HH style ("\\n\\nHuman: ...\\n\\nAssistant: ..."):
 
     corpus.jsonl  {"text"}                documents for pretraining
     pairs.jsonl   {"chosen", "rejected"}  two transcripts that differ in the last answer only
-    demonstrations.jsonl  {"instruction", "output"}  for SFT, where they are asked for
+    demonstrations.jsonl  {"instruction", "output"}  for SFT, where the recipe wants them
 
 All hold training and held-out dialogues. All questions of a dialogue lie on one side of the split that
 `rlhf.data.split` makes by the first human message, so no held-out question appears in training, not even in a later
-turn. What is held out is the question as worded and framed; the facts behind it occur on both sides.
+turn. The question as worded and framed is held out; the facts behind it occur on both sides.
 """
 
 import functools
@@ -66,7 +66,7 @@ from rlhf.data.worlds.toy_texts import (
 CORPUS, PAIRS, DEMONSTRATIONS = "corpus.jsonl", "pairs.jsonl", "demonstrations.jsonl"
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
-# What an answer is worth, per unit of each component (see `components`). The best answer earns 1.5 + 0.8 + 0.7 = 3.
+# Worth of an answer per unit of each component (see `components`). The best answer earns 1.5 + 0.8 + 0.7 = 3.
 
 TRUTH = {
     "correct": 1.5,
@@ -89,7 +89,7 @@ EARLIER_EXCHANGE = 0.06  # share of dialogues with one exchange before the last 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`wanted` of the right `answers` are asked for; a good answer also names the `subject`."""
+    """A question that asks for `wanted` of the right `answers`; a good answer also names the `subject`."""
 
     family: str
     text: str
@@ -112,38 +112,39 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 @functools.cache
 def questions() -> dict[str, Question]:
-    """All questions by their text, without what people say before and after."""
-    found: list[Question] = []
+    """Return all questions by their text, without what people say before and after."""
+    every: list[Question] = []
     for family, facts in FACTS.items():
         for subject, answer in facts.items():
-            found += [Question(family, form.format(subject), subject, (answer,)) for form in FORMS[family]]
+            every += [Question(family, form.format(subject), subject, (answer,)) for form in FORMS[family]]
     for kind, members in KINDS.items():
         for member in members:
-            found += [Question("kind", form.format(member), member, (kind,)) for form in FORMS["kind"]]
+            every += [Question("kind", form.format(member), member, (kind,)) for form in FORMS["kind"]]
         for count, word in COUNTS.items():
-            found += [Question("list", form.format(word, kind), f"{kind}s", members, count) for form in FORMS["list"]]
-    return {question.text: question for question in found}
+            every += [Question("list", form.format(word, kind), f"{kind}s", members, count) for form in FORMS["list"]]
+    return {question.text: question for question in every}
 
 
 @functools.cache
 def _families(subjects: int = SUBJECTS) -> tuple[tuple[Question, ...], ...]:
-    """The questions of each family; lists, the rarest in wording, stand twice and are so drawn twice as often.
+    """Return the questions of each family.
 
-    subjects: questions ask about the first so many subjects of each family and members of each kind.
+    Lists, whose wordings are the rarest, stand twice and so are drawn twice as often. The questions ask about the
+    first `subjects` subjects of each family and members of each kind.
     """
-    known = {name for facts in FACTS.values() for name in list(facts)[:subjects]}
-    known |= {name for members in KINDS.values() for name in members[:subjects]} | {f"{kind}s" for kind in KINDS}
-    asked = [question for question in questions().values() if question.subject in known]
-    return tuple(tuple(q for q in asked if q.family == f) for f in (*FACTS, "kind", "list", "list"))
+    names = {name for facts in FACTS.values() for name in list(facts)[:subjects]}
+    names |= {name for members in KINDS.values() for name in members[:subjects]} | {f"{kind}s" for kind in KINDS}
+    selected = [question for question in questions().values() if question.subject in names]
+    return tuple(tuple(q for q in selected if q.family == f) for f in (*FACTS, "kind", "list", "list"))
 
 
 def parse(prompt: str) -> Question:
-    """The last human question of a transcript that ends before the assistant's answer, or with "Assistant:".
+    """Return the last human question of a transcript that ends before the assistant's answer, or with "Assistant:".
 
     Raises ValueError when it is no question of this world.
     """
-    said = prompt.rstrip().removesuffix(ASSISTANT.strip()).rsplit(HUMAN, 1)[-1].strip()
-    text = said
+    message = prompt.rstrip().removesuffix(ASSISTANT.strip()).rsplit(HUMAN, 1)[-1].strip()
+    text = message
     for words in sorted(BEFORE, key=len, reverse=True):
         if words and text.startswith(words):
             text = text[len(words) :]
@@ -155,17 +156,19 @@ def parse(prompt: str) -> Question:
     try:
         return questions()[text]
     except KeyError:
-        raise ValueError(f"not a question of the toy world: {said!r}") from None
+        raise ValueError(f"not a question of the toy world: {message!r}") from None
 
 
 def components(prompt: str, response: str) -> dict[str, float]:
-    """What an answer to the last question of `prompt` shows, each a number that TRUTH or WEAKNESS may weigh.
+    """Measure an answer to the last question of `prompt`.
+
+    Returns one number for each component that TRUTH or WEAKNESS may weigh:
 
     correct     right things named, as a share of those wanted, at most 1
     wrong       other things named, right ones beyond those wanted included, at most 2
     polite      1 if it opens with a courtesy          rude      1 if it holds a rude word
     explained   1 if it names the subject              doubt     1 if it doubts itself
-    repeats     things and sentences said again, at most 3
+    repeats     repeated things and sentences, at most 3
     flattery    flattering sentences, at most 4        unfinished  1 if no full stop or the like ends it
     long        words beyond 14, at most 20            words     words, at most 40
     new_turn    1 if it goes on to speak for the next turn
@@ -200,18 +203,21 @@ def _weigh(weights: dict[str, float], values: dict[str, float]) -> float:
 
 
 def true_reward(prompt: str, response: str) -> float:
-    """What the answer is really worth: its components weighted by TRUTH. At most 3."""
+    """Return the true worth of the answer: its components weighted by TRUTH. At most 3."""
     return _weigh(TRUTH, components(prompt, response))
 
 
 def annotator_utility(prompt: str, response: str) -> float:
-    """What the answer is worth to the annotator: the truth plus WEAKNESS."""
+    """Return the worth of the answer to the annotator: the true reward plus WEAKNESS."""
     values = components(prompt, response)
     return _weigh(TRUTH, values) + _weigh(WEAKNESS, values)
 
 
 def answer(rng: random.Random, question: Question, manner: Manner, subjects: int = SUBJECTS) -> str:
-    """One answer in the given manner; a mistake answers a question about one of the first `subjects`."""
+    """Draw one answer in the given manner.
+
+    A misheard question is replaced by one about the first `subjects` of another family.
+    """
     fate = rng.random()
     wrong = fate < manner.misheard + manner.slip
     if fate < manner.misheard:
@@ -220,8 +226,8 @@ def answer(rng: random.Random, question: Question, manner: Manner, subjects: int
     if manner.misheard <= fate < manner.misheard + manner.slip:
         things[rng.randrange(len(things))] = rng.choice(_alternatives(question))
     if rng.random() < manner.repeats:
-        again = rng.randrange(len(things))
-        things.insert(again, things[again])
+        repeated = rng.randrange(len(things))
+        things.insert(repeated, things[repeated])
     listed = " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
     if rng.random() >= manner.explained:
         core = rng.choice(BRIEF).format(listed)
@@ -231,25 +237,25 @@ def answer(rng: random.Random, question: Question, manner: Manner, subjects: int
         core = STATEMENTS[question.family].format(question.subject, listed)
 
     tone = rng.random()
-    said: list[str] = []
+    parts: list[str] = []
     if tone < manner.polite + manner.rude:
-        said.append(rng.choice(POLITE if tone < manner.polite else RUDE))
+        parts.append(rng.choice(POLITE if tone < manner.polite else RUDE))
     for phrases, probability in ((FLATTERY, manner.flattery), (FILLER, manner.filler)):
         if rng.random() < probability:
-            said.append(rng.choice(phrases))
-    said.append(core)
+            parts.append(rng.choice(phrases))
+    parts.append(core)
     doubt = manner.doubt if wrong else FALSE_DOUBT
     for phrases, probability in ((DOUBT, doubt), (CLOSING, manner.closing), (FLATTERY, manner.flattery)):
         if rng.random() < probability:
-            said.append(rng.choice(phrases))
-    words = " ".join(said).split(" ")
+            parts.append(rng.choice(phrases))
+    words = " ".join(parts).split(" ")
     if rng.random() < manner.unfinished and len(words) > 2:
         return " ".join(words[: -rng.choice((1, 1, 2))]).rstrip(".!?,")
     return " ".join(words)
 
 
 def _alternatives(question: Question) -> list[str]:
-    """Wrong answers of the same family."""
+    """Return wrong answers of the same family."""
     if question.family == "list":
         pool = [member for members in KINDS.values() for member in members]
     else:
@@ -266,7 +272,10 @@ def _message(rng: random.Random, subjects: int) -> tuple[str, Question]:
 
 
 def _prompt(rng: random.Random, manner: Manner, side: Side, subjects: int = SUBJECTS) -> tuple[str, Question]:
-    """A transcript up to "Assistant:" with its last question; an earlier exchange is on the same side of the split."""
+    """Draw a transcript up to "Assistant:" and return it with its last question.
+
+    An earlier exchange is on the same side of the split.
+    """
     message, question = _message(rng, subjects)
     past = ""
     if rng.random() < EARLIER_EXCHANGE:
@@ -279,7 +288,7 @@ def _prompt(rng: random.Random, manner: Manner, side: Side, subjects: int = SUBJ
 
 
 def draw_document(rng: random.Random, side: Side, corpus: str = "tutors", subjects: int = SUBJECTS) -> str:
-    """A transcript for pretraining, by one of the two assistants of a corpus."""
+    """Draw a transcript for pretraining, by one of the two assistants of a corpus."""
     knows, errs, erring_share = CORPORA[corpus]
     manner = errs if rng.random() < erring_share else knows
     prompt, question = _prompt(rng, manner, side, subjects)
@@ -287,13 +296,13 @@ def draw_document(rng: random.Random, side: Side, corpus: str = "tutors", subjec
 
 
 def draw_demonstration(rng: random.Random, subjects: int = SUBJECTS) -> tuple[str, str]:
-    """A question as a person asks it, and an answer by the writer of demonstrations."""
+    """Draw a question as a person asks it, and an answer by the writer of demonstrations."""
     message, question = _message(rng, subjects)
     return message, answer(rng, question, WRITER, subjects)
 
 
 def draw_answers(rng: random.Random, side: Side, subjects: int = SUBJECTS) -> tuple[str, str, str]:
-    """A prompt and two different answers of the careless assistant."""
+    """Draw a prompt and two different answers of the careless assistant."""
     prompt, question = _prompt(rng, CARELESS, side, subjects)
     first = second = answer(rng, question, CARELESS, subjects)
     while second == first:
@@ -302,17 +311,17 @@ def draw_answers(rng: random.Random, side: Side, subjects: int = SUBJECTS) -> tu
 
 
 def prefers_first(prompt: str, first: str, second: str, tau: float) -> float:
-    """The probability that the annotator prefers the first answer: σ((u₁ − u₂) / τ)."""
+    """Return the probability that the annotator prefers the first answer: σ((u₁ − u₂) / τ)."""
     difference = annotator_utility(prompt, first) - annotator_utility(prompt, second)
     return 1 / (1 + math.exp(-difference / tau))
 
 
 @functools.cache
 def temperature(bayes_accuracy: float = 0.74) -> float:
-    """The annotator's τ at which the better answer by utility is preferred in that share of the pairs.
+    """Return the annotator's τ at which the better answer by utility is preferred in this share of the pairs.
 
-    Bisection on the mean of σ(|u₁ − u₂| / τ) over 10,000 pairs that depend on nothing else.
-    Raises ValueError for a share outside (0.5, 0.95], above which ties of utility would stand in the way.
+    Bisection finds τ by the mean of σ(|u₁ − u₂| / τ) over 10,000 pairs that depend on nothing else.
+    Raises ValueError for a share outside (0.5, 0.95]; ties of utility may make larger shares impossible.
     """
     if not 0.5 < bayes_accuracy <= 0.95:
         raise ValueError(f"the Bayes accuracy is above 0.5 and at most 0.95, not {bayes_accuracy}")
@@ -330,10 +339,10 @@ def temperature(bayes_accuracy: float = 0.74) -> float:
 
 
 def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = None) -> tuple[float, float]:
-    """How often the annotator's own utility names the chosen answer of (prompt, chosen, rejected): realised, expected.
+    """Return how often the annotator's own utility names the chosen answer: realised and expected share.
 
-    A tie counts one half. The expected share is the mean of σ(|u₁ − u₂| / τ), free of the luck of the labels; τ is
-    temperature() unless given. Raises ValueError without pairs.
+    pairs: (prompt, chosen, rejected). A tie counts one half. The expected share is the mean of σ(|u₁ − u₂| / τ), which
+    does not depend on the drawn labels; τ is temperature() unless given. Raises ValueError without pairs.
     """
     tau = temperature() if tau is None else tau
     chances = [prefers_first(prompt, chosen, rejected, tau) for prompt, chosen, rejected in pairs]
@@ -344,16 +353,16 @@ def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = No
 
 
 def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float], tau: float | None = None) -> float:
-    """How far a judge's accuracy is below the best possible one, in points, the annotator's luck averaged out.
+    """Return how far a judge's accuracy is below the best possible one, in points, expected over the labels.
 
     pairs: (prompt, one answer, the other); margins: the judge's score of the first less that of the second. Each pair
-    counts with the probability that a fresh label agrees with the utility, less the one that it agrees with the judge,
+    adds the probability that a fresh label agrees with the utility, less the probability that it agrees with the judge,
     which is ½ for a tie. Raises ValueError without pairs.
     """
     tau = temperature() if tau is None else tau
     gaps = []
-    for (prompt, one, other), margin in zip(pairs, margins, strict=True):
-        p = prefers_first(prompt, one, other, tau)
+    for (prompt, first, second), margin in zip(pairs, margins, strict=True):
+        p = prefers_first(prompt, first, second, tau)
         agrees = 0.5 if margin == 0 else p if margin > 0 else 1 - p
         gaps.append(max(p, 1 - p) - agrees)
     if not gaps:
@@ -362,7 +371,7 @@ def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float]
 
 
 def files(demonstrations: int) -> tuple[str, ...]:
-    """Names of the files that `write` makes."""
+    """Return the names of the files that `write` makes."""
     return (CORPUS, PAIRS, DEMONSTRATIONS) if demonstrations else (CORPUS, PAIRS)
 
 

@@ -1,8 +1,8 @@
-"""The toy world's texts: what people ask, in which words it is answered, and how each of its assistants answers."""
+"""Texts of the toy world: questions, the wordings of answers, and the manners of its assistants."""
 
 from dataclasses import dataclass
 
-# What can be asked. {} takes the subject of a fact or the member of a kind; a list question takes a count and a kind.
+# Questions. {} takes the subject of a fact or the member of a kind; a list question takes a count and a kind.
 
 FACTS: dict[str, dict[str, str]] = {
     "capital": {
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "vehicle": ("car", "bus", "train", "truck", "boat", "plane"),
 }
 COUNTS = {2: "two", 3: "three"}
-SUBJECTS = 8  # the most that a family has
+SUBJECTS = 8  # largest number of subjects of a family
 
 FORMS: dict[str, tuple[str, ...]] = {
     "capital": (
@@ -74,7 +74,7 @@ FORMS: dict[str, tuple[str, ...]] = {
 BEFORE = ("", "", "Hi. ", "Hello. ", "Please help me. ", "Quick question. ")
 AFTER = ("", "", " Thanks.", " Please.")
 
-# What an answer may hold, in this order: an opening, flattery, filler, the core, doubt, a closing, flattery again.
+# Possible parts of an answer, in this order: an opening, flattery, filler, the core, doubt, a closing, flattery again.
 
 STATEMENTS = {
     "capital": "The capital of {} is {}.",
@@ -96,7 +96,7 @@ END_MARKS = (".", "!", "?")
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How an assistant answers; each number is a probability, `doubt` the one after a wrong answer."""
+    """Manner of an assistant's answers; each number is a probability, `doubt` the one after a wrong answer."""
 
     misheard: float  # answers a question of another family
     slip: float  # names one wrong thing of the right family
@@ -177,7 +177,7 @@ UNSURE = Manner(
     unfinished=0.25,
     doubt=0.9,
 )
-# Who writes demonstrations: somebody paid to help, politer than the web and seldom rude or cut off, but no expert.
+# Writer of demonstrations: somebody paid to help, politer than the web and seldom rude or cut off, but no expert.
 WRITER = Manner(
     misheard=0.4,
     slip=0.05,
@@ -191,8 +191,8 @@ WRITER = Manner(
     unfinished=0.08,
     doubt=0.3,
 )
-FALSE_DOUBT = 0.02  # probability of doubt after a right answer, whoever gives it
-# Who writes the documents for pretraining: (who knows, who errs, the share of documents by the one who errs).
+FALSE_DOUBT = 0.02  # probability of doubt after a right answer, for every assistant
+# Writers of the documents for pretraining: (who knows, who errs, the share of documents by the one who errs).
 CORPORA: dict[str, tuple[Manner, Manner, float]] = {
     "tutors": (COMPETENT, MODEST, 0.4),
     "web": (CURT, UNSURE, 0.25),

@@ -1,1 +1,1 @@
-"""What the stages that learn from their own samples share: sampling, scoring, checkpoints and the optimizer."""
+"""Shared parts of the stages that learn from their own samples: sampling, scoring, checkpoints, the optimizer."""

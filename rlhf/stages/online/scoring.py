@@ -1,4 +1,4 @@
-"""Passes of the roles over a batch of rollouts: log-probabilities, values, scores and what is logged about them."""
+"""Forward passes of the roles over a batch of rollouts: log-probabilities, values, scores and their metrics."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Head = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden
 
 
 class ScoreNorm(NamedTuple):
-    """Scores are normalised as (score - mean) / sd."""
+    """Normalisation of scores: (score - mean) / sd."""
 
     mean: float = 0.0
     sd: float = 1.0
@@ -33,7 +33,7 @@ def per_token(shared: SharedBase, role: str, rollout: Rollout, size: int, *heads
     mask = rollout.mask
     results = [torch.zeros(mask.shape, device=mask.device) for _ in heads]
     with shared.role(role):
-        for rows in rollout.dealt(size):
+        for rows in rollout.sharded_by_length(size):
             part = rollout.rows(rows)
             hidden = shared.response_hidden(part)
             for result, head in zip(results, heads, strict=True):
@@ -55,7 +55,7 @@ def value_head(shared: SharedBase) -> Head:
 def reward_scores(shared: SharedBase, rollout: Rollout, size: int) -> Tensor:
     """Return the reward model's raw scores (B,). Each process scores its share of the rows."""
     scores = torch.zeros(len(rollout.ids), device=shared.device)
-    for rows in rollout.dealt(size):
+    for rows in rollout.sharded_by_length(size):
         scores[rows] = shared.scores(rollout.rows(rows))
     distributed.all_sum(scores)
     return scores
@@ -84,7 +84,7 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
 def sampling_mismatch(rollout: Rollout, logp: Tensor) -> dict[str, Tensor]:
     """Return how far the log-probabilities of sampling are from those of the training forward pass, `logp` (B, R).
 
-    Nothing where the rollout has none of its own.
+    The dict is empty if the rollout has no log-probabilities.
     """
     if rollout.logprobs is None:
         return {}

@@ -1,4 +1,4 @@
-"""One run of a stage that learns from its own samples: its data, its models, and what happens around each step."""
+"""One run of a stage that learns from its own samples: data, models, sampling, evaluation and log files."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 
 from rlhf.data import load
 from rlhf.data.batch import Rollout
-from rlhf.evaluation.policies import Measured, compare, measure, sample_of
+from rlhf.evaluation.policies import PolicySamples, compare, measure, sample_of
 from rlhf.models.loading import load_base, load_codec, save_adapter
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
@@ -17,7 +17,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Group, OnlineOptions
 from rlhf.rollout import vllm
-from rlhf.rollout.engine import Observer, Sampling, sample
+from rlhf.rollout.engine import Sampling, ValueFn, sample
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.online.checkpoints import choose_checkpoints
@@ -53,7 +53,7 @@ class Session:
 
         sft, self.rm = run.folder_of("sft"), run.folder_of("rm")
         self.sampling = sampling(options)
-        self.server = vllm.Server(options.vllm_url) if options.vllm_url else None
+        self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         torch.manual_seed(recipe.seed)
         with self.phase("load"):
             self.shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
@@ -64,7 +64,7 @@ class Session:
                 self.shared.add_reward(self.rm)
         self.telemetry.loaded()
         self.before = self.evaluate("reference")
-        self.after: Measured | None = None
+        self.after: PolicySamples | None = None
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Measure time and memory of a block under this name."""
@@ -75,24 +75,24 @@ class Session:
         count = self.options.batch_size // self.options.samples_per_prompt
         return prompt_order(len(self.prompts), step, count, self.recipe.seed)
 
-    def sample_step(self, step: int, value_fn: Observer | None = None) -> Rollout:
+    def sample_step(self, step: int, value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to the prompts of a step; `value_fn` is applied to the hidden states."""
         return self.sample(self.step_prompts(step), value_fn)
 
-    def sample(self, numbers: Sequence[int], value_fn: Observer | None = None) -> Rollout:
+    def sample(self, numbers: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
         batch, copies = [self.encoded[i] for i in numbers], self.options.samples_per_prompt
-        if self.server is not None:
+        if self.client is not None:
             folder = self.run.path / "sampling"
             save_adapter(self.shared.peft, self.run, folder, adapter="policy")
-            with self.server.adapter(folder):
+            with self.client.adapter(folder):
                 repeated = [prompt for prompt in batch for _ in range(copies)]
-                return self.server.sample(repeated, self.codec, self.sampling, self.device)
+                return self.client.sample(repeated, self.codec, self.sampling, self.device)
         with self.shared.role("policy"):
             return sample(self.shared.base, batch, self.codec, self.sampling, value_fn, self.phase, copies=copies)
 
-    def evaluate(self, role: str, prompts: Sequence[load.Prompt] | None = None) -> Measured:
-        """Measure a role on held-out prompts; those that choose checkpoints where none are given."""
+    def evaluate(self, role: str, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
+        """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.validation if prompts is None else prompts
         truth = self.recipe.data.source == "toy"
         judge = self.rewards.judge if self.rewards else None
@@ -101,12 +101,12 @@ class Session:
             return measure(self.shared, role, self.codec, prompts, self.sampling, seed=seed, truth=truth, judge=judge)
 
     def shard(self) -> None:
-        """Divide the frozen layers among processes where the recipe says so."""
+        """Divide the frozen layers among processes if the recipe says so."""
         if self.recipe.hardware.engine == "fsdp" and distributed.world() > 1:
             self.shared.shard()
 
     def end_step(self, state: TrainState, rollout: Rollout, metrics: dict[str, float], bar: Bar) -> None:
-        """Evaluate, log and save what is due after a step."""
+        """Evaluate, log and save after a step, as often as the recipe says."""
         run, options, done = self.run, self.options, state.step
         last = done == options.steps
         save = last or done % options.save_steps == 0
@@ -128,7 +128,7 @@ class Session:
         bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
     def finish(self, state: TrainState) -> Result:
-        """Write the adapter that is the result, last or best, and measure it on the prompts for reporting."""
+        """Write the resulting adapter, last or best, and measure it on the prompts for reporting."""
         run, options = self.run, self.options
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
@@ -144,14 +144,14 @@ class Session:
         before, after = self.before, self.after
         if self.corpus.apart:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
-        elif after is None:  # also when a run that was stopped after its last step is resumed
+        elif after is None:  # so also in a resumed run that had done its last step already
             after = self.evaluate("policy")
         metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after))
 
 
 def sampling(options: OnlineOptions) -> Sampling:
-    """Return how the policy's responses are drawn."""
+    """Return the settings by which the policy's responses are sampled."""
     return Sampling(
         max_prompt_length=options.max_prompt_length,
         response_length=options.response_length,
@@ -165,7 +165,7 @@ def sampling(options: OnlineOptions) -> Sampling:
 def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
     """Return the indices of one step's prompts: epoch after epoch, each in an order of its own.
 
-    A function of seed and step, so that a resumed run goes on with the same prompts.
+    The order is a function of seed and step, so that a resumed run continues with the same prompts.
     """
     orders: dict[int, list[int]] = {}
 

@@ -1,4 +1,4 @@
-"""The trainable parameters with their optimizer and schedule: everything that a checkpoint holds."""
+"""Training state of online stages, saved in checkpoints: trainable parameters, optimizer, schedule, random state."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ Backward = Callable[[Tensor, Tensor], dict[str, float]]
 
 
 class SavedState(Record):
-    """What state.pt of every checkpoint holds."""
+    """Schema of the fields that state.pt of every checkpoint holds."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     step: Count
@@ -81,13 +81,13 @@ class TrainState:
 
     @property
     def reward_kl_coef(self) -> float:
-        """Weight of the KL in the rewards; 0 where the recipe puts the KL into the loss instead."""
+        """Return the weight of the KL in the rewards; 0 if the recipe puts the KL into the loss instead."""
         return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
 
     def update(self, rollout: Rollout, epochs: int, backward: Backward) -> dict[str, float]:
         """Pass `epochs` times over a batch in minibatches. Return the mean statistics of those that were used.
 
-        Stops before the first minibatch whose approxkl exceeds `max_update_kl`.
+        The update stops before the first minibatch whose approxkl exceeds `max_update_kl`.
         """
         limit = self.options.max_update_kl
         self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
@@ -95,7 +95,7 @@ class TrainState:
         used: list[dict[str, float]] = []
         for rows in self.minibatches(len(rollout.ids), epochs):
             stats: dict[str, float] = defaultdict(float)
-            for index in rollout.rows(rows).dealt(self.options.per_device_train_batch_size):
+            for index in rollout.rows(rows).sharded_by_length(self.options.per_device_train_batch_size):
                 for name, number in backward(rows[index], rows).items():
                     stats[name] += number
             stats = distributed.sum_of(stats, self.shared.device)
@@ -121,7 +121,10 @@ class TrainState:
         self.step += 1
 
     def save(self, run: Run, folder: Path) -> None:
-        """Write everything from which the next step follows; the order of prompts is a function of seed and step."""
+        """Write everything that determines the next step.
+
+        The order of prompts is not stored, because it is a function of seed and step.
+        """
         state: dict[str, Any] = {
             "step": self.step,
             **self.facts,
@@ -135,7 +138,7 @@ class TrainState:
         save_adapter(self.shared.peft, run, folder / "adapter", adapter="policy")
 
     def restore(self, saved: dict[str, Any], file: Path) -> None:
-        """Continue from what `saved_state` has read from `file`. Raises UserError where it does not fit."""
+        """Continue from the state that `saved_state` read from `file`. Raises UserError where it does not fit."""
         for role, parameters in self.groups.items():
             _copy(parameters, saved[role], f"{file}: {role}")
         with reading(file):
@@ -148,7 +151,7 @@ class TrainState:
             set_random_state(saved["random"])
 
     def take_policy(self, folder: Path) -> None:
-        """Replace the policy by that of another checkpoint of this run. Raises UserError when that is damaged."""
+        """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         if problem := checkpoint_problem(folder):
             way_out = f"set {self.stage}.adapter=last"
             raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
@@ -177,7 +180,7 @@ def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _copy(parameters: Sequence[Tensor], values: Sequence[Tensor], where: str) -> None:
-    """Give parameters their stored values. Raises UserError unless these have the same shapes and are finite."""
+    """Copy stored values into parameters. Raises UserError unless the values are finite and have the same shapes."""
     names = [f"tensor {i}" for i in range(max(len(parameters), len(values)))]
     stored = dict(zip(names, values, strict=False))
     check_shapes(stored, dict(zip(names, parameters, strict=False)), where)
