@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RowsT = TypeVar("RowsT", bound="Sequence[Any] | Tensor")
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher: torchrun, accelerate, Ray Train
-TIMEOUT = timedelta(minutes=10)  # ranks wait this long for one that hangs; a dead one is noticed at once
+TIMEOUT = timedelta(minutes=10)  # ranks wait this long for one that hangs; a dead one is noticed before
 LOST = 75  # exit code of a rank that ended because another one did
 KINDS = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}  # engine -> accelerate's distributed_type
 _STARTED_HERE = "RLHF_LAUNCHED"
