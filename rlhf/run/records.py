@@ -4,7 +4,7 @@ Unknown keys are kept: a newer version may add some. A version that changes the 
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -328,7 +328,7 @@ class Histogram(Record):
     counts: list[Amount]
 
     @model_validator(mode="after")
-    def _matches(self):
+    def _matches(self) -> Self:
         if len(self.edges) != len(self.counts) + 1:
             raise ValueError("a histogram has one edge more than counts")
         return self
@@ -427,7 +427,7 @@ class Reproduction(Record):
     seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _same_stages(self):
+    def _same_stages(self) -> Self:
         chains = [
             [(stage, len(s.targets), len(s.all_stages)) for stage, s in run.items()] for run in self.seeds.values()
         ]

@@ -71,6 +71,6 @@ def test_docker_stop_reaches_the_command():
     (entry,) = re.findall(r"^ENTRYPOINT (.+)$", DOCKERFILE, flags=re.MULTILINE)
     assert json.loads(entry) == ["python", "-m", "rlhf.cli"]
     assert "STOPSIGNAL" not in DOCKERFILE, "SIGTERM, which a stage answers"
-    (container,) = re.findall(r"^container = (.+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert "run --rm --init " in container
+    script = (ROOT / "bin/in-container").read_text()
+    assert " run --rm --init " in script and 'exec "${command[@]}"' in script
     assert PATIENCE < 10, "docker kills after 10 s"
