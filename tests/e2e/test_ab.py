@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page, wait
-from tests.conftest import RECIPE, beside, rlhf, run_stages, small, write_records
+from tests.conftest import RECIPE, beside, rlhf, run_stages, small, there, write_records
 
 HOSTILE = [
     "<script>document.title = 'taken over'</script>",
@@ -32,7 +33,7 @@ HOSTILE = [
 ]
 
 
-def evaluation(out: Path, rows: list[dict]) -> Path:
+def evaluation(out: Path, rows: list[dict[str, Any]]) -> Path:
     """A finished evaluation as the stage leaves it; returns `<out>/<recipe>/<version>`."""
     root = out / "cpu-tiny" / "v1"
     (root / "evaluate").mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ def evaluation(out: Path, rows: list[dict]) -> Path:
 
 def row(
     i: int, sft: str = "a poor answer", ppo: str = "a good answer", scores: tuple[float, float] = (0.0, 1.0)
-) -> dict:
+) -> dict[str, Any]:
     answers = {"sft": {"response": sft, "score": scores[0]}, "ppo": {"response": ppo, "score": scores[1]}}
     return {"prompt": f"\n\nHuman: question {i}\n\nAssistant:", **answers}
 
@@ -186,7 +187,9 @@ def test_answers_are_side_by_side_where_there_is_room(chromium, root, serve, tmp
 # ---- who is answered ----
 
 
-def ask(server: Server, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> tuple[int, dict, str]:
+def ask(
+    server: Server, path: str, body: bytes = b"", method: str = "POST", **headers: str
+) -> tuple[int, dict[str, str], str]:
     """A request as the page would send it, except for `headers`; None leaves one out."""
     usual = {"Host": f"127.0.0.1:{server.server_port}", "Content-Type": "application/json", "X-Token": server.token}
     usual |= {"Content-Length": str(len(body))}
@@ -222,7 +225,7 @@ def test_nobody_learns_which_answer_is_whose(root, serve):
     assert status == 200
     assert json.loads(body).keys() == {"done", "total", "item", "turns", "first", "second"}
     assert not re.search(r"\b(sft|ppo|sha256)\b", page + body)
-    nonce = re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"])[1]
+    nonce = there(re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"]))[1]
     assert page.count(f'nonce="{nonce}"') == 2 and "unsafe" not in headers["Content-Security-Policy"]
     assert not re.search(r'(?:src|href)="(?!data:)', page), "all is in the page"
 
@@ -311,10 +314,10 @@ def test_the_server_is_this_machine_s_own(root, serve, monkeypatch, capsys):
 def test_a_server_that_is_killed_loses_nothing(root, serve):
     command = [sys.executable, "-m", "rlhf.cli", "ab", "--recipe", str(RECIPE), "--out", str(root.parents[1])]
     child = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=os.environ)
-    port = int(re.search(r"127\.0\.0\.1:(\d+)/", child.stdout.readline())[1])
+    port = int(there(re.search(r"127\.0\.0\.1:(\d+)/", there(child.stdout).readline()))[1])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("GET", "/")
-    token = re.search(r'data-token="([\w-]+)"', connection.getresponse().read().decode())[1]
+    token = there(re.search(r'data-token="([\w-]+)"', connection.getresponse().read().decode()))[1]
     for item in range(3):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         headers = {"X-Token": token, "Content-Type": "application/json"}

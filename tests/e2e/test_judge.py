@@ -9,9 +9,12 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
+from email.message import Message
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,9 @@ from tests.e2e.test_ab import evaluation, row
 PROBE = "What is 2 + 2?"
 
 
+Reply = str | None | tuple[Any, ...]  # what a model says, or a status, a body and headers
+
+
 class Stub(ThreadingHTTPServer):
     """Answers with what `mind(question, times asked)` gives: a reply, or a status with or without a body.
 
@@ -31,9 +37,14 @@ class Stub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, mind):
+    headers: Message  # of the latest request
+    path: str
+
+    def __init__(self, mind: Callable[[str, int], Reply]):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.mind, self.asked, self.temperatures, self.pause = mind, [], [], 0.0
+        self.mind, self.pause = mind, 0.0
+        self.asked: list[str] = []
+        self.temperatures: list[float | None] = []
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
@@ -56,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         question = content["messages"][0]["content"]
         self.server.asked.append(question)
         self.server.headers, self.server.path = self.headers, self.path
-        found = (404, '{"error": "no such path"}')
+        found: Reply = (404, '{"error": "no such path"}')
         if self.path == "/v1/chat/completions":
             found = self.server.mind(question, self.server.asked.count(question))
         if isinstance(found, str | None):
@@ -86,7 +97,7 @@ def honest(question: str, times: int) -> str:
 def stub():
     stubs = []
 
-    def start(mind) -> Stub:
+    def start(mind: Callable[[str, int], Reply]) -> Stub:
         stubs.append(Stub(mind))
         return stubs[-1]
 
@@ -100,7 +111,7 @@ def stub():
 def root(tmp_path, monkeypatch) -> Path:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    return evaluation(tmp_path, [row(i, *(["same x", "same y"] if i == 9 else [])) for i in range(10)])
+    return evaluation(tmp_path, [row(i, *(("same x", "same y") if i == 9 else ())) for i in range(10)])
 
 
 @pytest.fixture
@@ -110,7 +121,7 @@ def asked(root, monkeypatch, capsys):
     return lambda url, *options: rlhf(monkeypatch, capsys, "judge", *where, "--url", url, *options)
 
 
-def rows(root: Path) -> list[dict]:
+def rows(root: Path) -> list[dict[str, Any]]:
     return store.standing(root / "ab" / "sft-vs-ppo.jsonl")
 
 
@@ -200,7 +211,7 @@ def test_a_model_that_takes_no_temperature_is_asked_without(root, asked, stub):
 
 
 def test_a_busy_and_broken_endpoint_is_asked_again(root, asked, stub, monkeypatch):
-    waited = []
+    waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     faults = {1: (429, "slow down", ("Retry-After", "7")), 2: (500, "oops"), 3: (503, "")}
     server = stub(lambda question, times: faults.get(times) or honest(question, times))

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from jinja2 import UndefinedError
@@ -23,7 +24,7 @@ from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.conftest import RECIPE, run_stages, small, write_records
+from tests.conftest import RECIPE, run_stages, small, there, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
 HOSTILE = [
@@ -38,7 +39,7 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="module")
-def run(trained, tmp_path_factory) -> Path:
+def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished chain to PPO, and samples of an evaluation that was not held."""
     out = tmp_path_factory.mktemp("report")
     shutil.copytree(trained, out, dirs_exist_ok=True)
@@ -54,7 +55,7 @@ def run(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def evaluated(run) -> Path:
+def evaluated(run: Path) -> Path:
     """The same chain with an evaluation of its own."""
     root = run.parents[1] / "evaluated" / "cpu-tiny" / "v1"
     shutil.copytree(run, root)
@@ -70,9 +71,9 @@ def pairs_of(root: Path) -> Path:
     return root / "data" / name.parent.name / name.name
 
 
-def charts_of(page: str) -> dict[str, dict]:
+def charts_of(page: str) -> dict[str, dict[str, Any]]:
     """The charts by their titles."""
-    charts = json.loads(re.search(r'id="charts">(.*?)</script>', page, re.S)[1])
+    charts = json.loads(there(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
     return {chart["layout"]["title"]["text"]: chart for chart in charts}
 
 
@@ -86,7 +87,7 @@ def address(root: Path) -> str:
 
 def test_the_page_needs_no_network(run):
     page = text_of(run)
-    ours = page.replace(re.search(r"<script>/\*.*?</script>", page, re.S)[0], "")
+    ours = page.replace(there(re.search(r"<script>/\*.*?</script>", page, re.S))[0], "")
     assert "default-src 'none'" in page
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", ours)
 
@@ -97,7 +98,7 @@ def test_every_part_is_there(run):
         assert f"<h2>{title}</h2>" in page
     for title in ("Where the time went", "Memory", "Samples", "Provenance"):
         assert f"<h2>{title}</h2>" in page
-    charts = json.loads(re.search(r'id="charts">(.*?)</script>', page, re.S)[1])
+    charts = json.loads(there(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
     (curve,) = (c for c in charts if c["layout"]["title"]["text"] == "KL to the reference, nats per token")
     rows = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
     assert curve["data"][0]["y"] == [row["objective/kl_per_token"] for row in rows]
@@ -137,7 +138,7 @@ def test_in_a_browser_samples_are_filtered(run, chromium):
 def test_the_evaluation_is_shown_side_by_side(evaluated):
     page = report.page([report.load(evaluated)])
     summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
-    row = re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page)[1]
+    row = there(re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page))[1]
     cells = re.findall(r'<td class="number" [^>]*>(.*?)</td>', row)
     metrics = summary["metrics"]
     wanted = [metrics[f"{who}/lc_win_rate_vs_sft{end}"] for who in ("base", "ppo") for end in ("", "_low", "_high")]
@@ -251,18 +252,32 @@ def test_nan_in_a_log_is_a_missing_value(evaluated, tmp_path):
     assert charts["score"]["data"][0]["y"] == [row["objective/scores"] for row in rows[1:-1]]
 
 
+Place = tuple[str | int, ...]  # the keys and indexes that lead to a value
 GONE = object()
-REPLACEMENTS = (GONE, None, "x", -1, float("nan"), [], {}, 1e308, 10**30, True, [1, "a"], {"a": [None]})
+REPLACEMENTS: tuple[object, ...] = (
+    GONE,
+    None,
+    "x",
+    -1,
+    float("nan"),
+    [],
+    {},
+    1e308,
+    10**30,
+    True,
+    [1, "a"],
+    {"a": [None]},
+)
 
 
-def places(content: object, at: tuple = ()) -> list[tuple]:
+def places(content: object, at: Place = ()) -> list[Place]:
     """The way to every value of a record, and to the first two of a list."""
-    inner = list(content.items()) if isinstance(content, dict) else []
+    inner: list[tuple[str | int, object]] = list(content.items()) if isinstance(content, dict) else []
     inner += enumerate(content[:2]) if isinstance(content, list) else []
     return [at, *(place for key, value in inner for place in places(value, (*at, key)))]
 
 
-def with_value(content: object, at: tuple, value: object) -> object:
+def with_value(content: Any, at: Place, value: object) -> Any:
     if not at:
         return value
     changed = content.copy()
@@ -285,7 +300,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
     names = ["manifest.json", "summary.json", "metrics.jsonl", "telemetry.jsonl", "findings.jsonl"]
     files = [root / "ppo" / name for name in (*names, "checkpoints/best.json")]
     files += [root / "evaluate" / name for name in ("summary.json", "details.json", "samples.jsonl")]
-    outcomes = Counter()
+    outcomes: Counter[str] = Counter()
     for file in (*files, root / "data" / "quality.json"):
         text = file.read_text()
         first, *others = text.splitlines(keepends=True) if file.suffix == ".jsonl" else [text]
@@ -303,14 +318,15 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
 
 
 def test_a_bug_of_ours_is_not_called_a_damaged_file(evaluated, monkeypatch):
-    monkeypatch.setattr(training, "line", lambda *_: {}["no such key"])
+    monkeypatch.setattr(training, "line", lambda *_: dict[str, object]()["no such key"])
     with pytest.raises(KeyError, match="no such key"):
         report.page([report.load(evaluated)])
 
 
 def test_what_a_template_asks_for_and_does_not_get_is_a_bug_too():
+    no_cell: Any = "no cell"
     with pytest.raises(UndefinedError, match="number"):
-        render("table.html", section=Section("Title", "table.html", Table(["no cell"], [])))
+        render("table.html", section=Section("Title", "table.html", Table([no_cell], [])))
 
 
 def test_no_template_turns_escaping_off():
@@ -336,7 +352,7 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
     loaded = recipe.load(RECIPE.parents[1] / "4090-llama2-7b" / "v1")
     root = tmp_path / loaded.name / loaded.version / "rm"
     root.mkdir(parents=True)
-    manifest = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
+    manifest: dict[str, Any] = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
     manifest |= {"settings": {"hardware": {"memory_gb": 24}}, "device": {"name": "card", "type": "cuda"}}
     ends = [("first.loss", [0.6, 0.7]), ("last.loss", [0.3, 0.4])]
     targets = [{"name": m, "metric": m, "published": r, "unit": "", "measured": 1, "within": False} for m, r in ends]
@@ -391,7 +407,7 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
 
 def test_several_runs_share_the_charts(run):
     page = report.page([report.load(run), report.load(run)])
-    charts = json.loads(re.search(r'id="charts">(.*?)</script>', page, re.S)[1])
+    charts = json.loads(there(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
     assert all(len(chart["data"]) == 2 for chart in charts if chart["layout"]["title"]["text"] == "score")
     assert any("picked: step" in line["name"] for chart in charts for line in chart["data"])
     assert "<th>run</th>" in page and "<th>run</th>" not in text_of(run)
@@ -401,7 +417,7 @@ def test_several_runs_share_the_charts(run):
 # ---- the top of the page ----
 
 
-def finished(stage: str, measured: float, **metrics: float) -> dict:
+def finished(stage: Literal["sft", "rm", "ppo"], measured: float, **metrics: float) -> dict[str, Any]:
     """A summary of a stage with one target: at least 0.6."""
     figure = published.Figure(name="gain", stage=stage, metric="gain", range=(0.6, None), unit="sd", source="ours")
     return {"targets": [published.record(figure, measured)], "wall_seconds": 90.4, "metrics": metrics}

@@ -22,16 +22,16 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 quietly = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-KEYS = sorted({key for keys in KEYS.values() for key in keys} | {"response", "conversations", "role", "content"})
+NAMES = sorted({key for keys in KEYS.values() for key in keys} | {"response", "conversations", "role", "content"})
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES) | st.text(), inner, max_size=4),
     max_leaves=12,
 )
 messages = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "human", "x"]), "content": st.text() | values}
 )
-rows = st.dictionaries(st.sampled_from(KEYS), st.text() | st.lists(messages, max_size=3) | values, max_size=5)
+rows = st.dictionaries(st.sampled_from(NAMES), st.text() | st.lists(messages, max_size=3) | values, max_size=5)
 
 
 @pytest.fixture(scope="module")

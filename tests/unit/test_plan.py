@@ -15,7 +15,7 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
-from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, needed, reserved
+from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, Stage, needed, reserved
 from rlhf.recipe import Loaded
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
@@ -85,6 +85,17 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+class Known(Predictor):
+    """Predicts the same for every stage, without a rehearsal."""
+
+    def __init__(self, phases: Stage):
+        super().__init__()
+        self.phases = phases
+
+    def __call__(self, loaded: Loaded, stage: str) -> Stage:
+        return self.phases
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +184,7 @@ def test_what_fits_to_the_byte_fits(predict, narrow):
     assert need < reserved(found[""]), "the cache that is given back on a full card is not needed"
     for size, fits in ((need, True), (need - 1, False)):
         loaded = recipe.load(narrow, {"hardware.memory_gb": size / 1e9})
-        assert plan.make(lambda loaded, stage: found, loaded, ("sft",))["stages"]["sft"]["fits"] is fits
+        assert plan.make(Known(found), loaded, ("sft",))["stages"]["sft"]["fits"] is fits
 
 
 def test_a_published_budget_is_read_from_its_range():
@@ -182,7 +193,7 @@ def test_a_published_budget_is_read_from_its_range():
         recipe.Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
         for n, r in (("a", (0.5, 1.5)), ("b", (None, 2.0)))
     ]
-    found = plan.make(lambda loaded, stage: SFT, loaded._replace(targets=tuple(rows)), ("sft",))
+    found = plan.make(Known(SFT), loaded._replace(targets=tuple(rows)), ("sft",))
     assert found["stages"]["sft"]["budget_bytes"] == [500_000_000, 2_000_000_000]
     assert found["stages"]["sft"]["verdict"] == "met"  # the second allows it
 
@@ -558,7 +569,8 @@ def test_evaluations_are_those_of_a_run():
 
 
 def projected(price: float | None = None, **rates) -> dict[str, Any]:
-    return plan.make(lambda loaded, stage: SFT, sft_recipe(), ("sft",), price)["stages"]["sft"]
+    stages: dict[str, dict[str, Any]] = plan.make(Known(SFT), sft_recipe(), ("sft",), price)["stages"]
+    return stages["sft"]
 
 
 def test_hours_fall_with_the_card_s_rate(monkeypatch):
@@ -785,7 +797,7 @@ def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
 
 def test_a_plan_says_which_stage_it_rehearses():
     said: list[str] = []
-    plan.make(lambda loaded, stage: SFT, sft_recipe(), ("sft", "merge"), say=said.append)
+    plan.make(Known(SFT), sft_recipe(), ("sft", "merge"), say=said.append)
     assert said == ["rehearsing sft (1 of 2)", "rehearsing merge (2 of 2)"]
 
 
