@@ -64,17 +64,20 @@ def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | Non
 
 
 def pinned(directory: Path) -> Peaks:
-    return json.loads((directory / FILE).read_text(encoding="utf-8"))["stages"]
+    stages: Peaks = json.loads((directory / FILE).read_text(encoding="utf-8"))["stages"]
+    return stages
 
 
 def pinned_step(directory: Path) -> Step:
     """The operations of a decoding step that are pinned; empty where none are."""
-    return json.loads((directory / FILE).read_text(encoding="utf-8")).get("decoding_step", {})
+    step: Step = json.loads((directory / FILE).read_text(encoding="utf-8")).get("decoding_step", {})
+    return step
 
 
 def pinned_needs(directory: Path) -> Needs:
     """What the phases need as it is pinned; empty where nothing is."""
-    return json.loads((directory / FILE).read_text(encoding="utf-8")).get("needed", {})
+    needs: Needs = json.loads((directory / FILE).read_text(encoding="utf-8")).get("needed", {})
+    return needs
 
 
 def more_needed(before: Needs, now: Needs) -> Iterator[str]:

@@ -33,7 +33,8 @@ def allocated_on_cuda(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
     with alone(), AllocatorPeaks() as meter:
         run_stage(CUDA)
         take_peak(CUDA)
-    return meter.peaks
+    peaks: Peaks = meter.peaks
+    return peaks
 
 
 @contextmanager
@@ -66,7 +67,7 @@ class AllocatorPeaks(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.peaks: Peaks = {}
         self._open: list[str | None] = []
         watch_peaks(self, CUDA)

@@ -1,7 +1,7 @@
 """What ratings say: wins and losses of a policy, rates with intervals, agreement of raters."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -79,7 +79,7 @@ def show(found: Mapping[str, Any], file: Path) -> None:
     if not found["raters"]:
         console.OUT.print(f"{found['b']} against {found['a']}: nothing of {found['pairs']} rated yet")
         return
-    columns = {
+    columns: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
         "rater": lambda name, row: harmless(name),
         "won": lambda name, row: str(row["wins"]),
         "lost": lambda name, row: str(row["losses"]),

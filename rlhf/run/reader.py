@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -57,7 +57,7 @@ def check(content: Any, kind: type[Record], where: str) -> dict[str, Any]:
         kind.model_validate(content)
     except ValidationError as error:
         raise UserError(f"{where}: {_first_problem(error)}: damaged, or of another version") from None
-    return content
+    return cast(dict[str, Any], content)  # what is valid is an object
 
 
 @contextmanager
