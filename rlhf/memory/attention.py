@@ -7,7 +7,7 @@ off (rlhf/process/cuda.py).
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -91,10 +91,11 @@ def _attention_on_cuda(
     """The chosen kernel; the memory-efficient one wants a bias that is aligned to 16 elements."""
     chosen = backend(q, k, v, mask, dropout, causal, enable_gqa, gpu)
     if chosen == "flash":
-        return aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+        return cast(Tensor, aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0])
     if chosen == "math":
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, **options)[0]
+        out = aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, **options)
+        return cast(Tensor, out[0])
     bias = None
     if mask is not None:
         bias = torch.zeros_like(mask, dtype=q.dtype) if mask.dtype == torch.bool else mask
@@ -103,7 +104,8 @@ def _attention_on_cuda(
             bias = F.pad(bias, (0, short))[..., : bias.shape[-1]]
         bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    return aten._scaled_dot_product_efficient_attention(q, k, v, bias, needs_lse, dropout, causal, scale=scale)[0]
+    out = aten._scaled_dot_product_efficient_attention(q, k, v, bias, needs_lse, dropout, causal, scale=scale)
+    return cast(Tensor, out[0])
 
 
 def _attention_on_cpu(
@@ -119,4 +121,4 @@ def _attention_on_cpu(
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype)
     kernel = aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(q, k, v, dropout, causal, attn_mask=mask, scale=scale)[0]
+    return cast(Tensor, kernel(q, k, v, dropout, causal, attn_mask=mask, scale=scale)[0])

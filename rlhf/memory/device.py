@@ -12,7 +12,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from unittest import mock
 
 import torch
@@ -128,12 +128,12 @@ def _read(x: Tensor) -> Any:
 
 def _to_copy(x: Tensor, *, device: Any = None, dtype: Any = None, **options: Any) -> Tensor:
     if device is None or torch.device(device) == META:
-        out = aten._to_copy.default(x, device=device, dtype=dtype, **options)
+        out: Tensor = aten._to_copy.default(x, device=device, dtype=dtype, **options)
         if hasattr(x, "_known"):
             _remember(out, x._known.to(dtype))
         return out
     if hasattr(x, "_known"):
-        return x._known.to(dtype, copy=True)
+        return cast(Tensor, x._known.to(dtype, copy=True))
     return torch.zeros(x.shape, dtype=dtype or x.dtype)
 
 
@@ -142,7 +142,7 @@ def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
         return target.copy_(source._known) if hasattr(source, "_known") else target
     if _is_known(target) and _is_known(source):
         _value(target).copy_(_value(source))
-    return aten.copy_.default(target, source)
+    return cast(Tensor, aten.copy_.default(target, source))
 
 
 def _nonzero(x: Tensor) -> Tensor:
@@ -152,14 +152,14 @@ def _nonzero(x: Tensor) -> Tensor:
 
 def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     """A mask picks as many as are true; `meta` cannot count them."""
-    out = aten.index.Tensor(x, _places(indices))
+    out: Tensor = aten.index.Tensor(x, _places(indices))
     if out.numel() <= KNOWN and all(_is_known(i) for i in (x, *indices) if i is not None):
         _remember(out, aten.index.Tensor(_value(x), [_value(i) for i in indices]))
     return out
 
 
 def _index_put_(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    out = aten.index_put_.default(x, _places(indices), values, accumulate)
+    out: Tensor = aten.index_put_.default(x, _places(indices), values, accumulate)
     if all(_is_known(i) for i in (x, values, *indices) if i is not None):
         aten.index_put_.default(_value(x), [_value(i) for i in indices], _value(values), accumulate)
     return out
@@ -270,7 +270,7 @@ def _optimizers_know_meta(form: str) -> Iterator[Any]:
 
 
 def _move_adapter(self: LoraLayer, adapter_name: str, device: Any = None) -> None:
-    weight = self.get_base_layer().weight
+    weight: Any = self.get_base_layer().weight
     dtype = weight.dtype if weight.is_floating_point() else None
     for layer in (self.lora_A, self.lora_B):
         if adapter_name in layer:
@@ -326,7 +326,7 @@ def _without_graph(stand_in: StandIn) -> Callable[..., None]:
 def _counted_hook(stand_in: StandIn, hook: Any) -> Any:
     """The block in which checkpointing runs a forward pass again, as one whose operations count as recomputed."""
 
-    class Hook(hook):
+    class Hook(hook):  # type: ignore[misc]  # torch makes the class, so that nothing is known of it here
         def __enter__(self) -> Any:
             stand_in.recomputing += 1
             return super().__enter__()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from rlhf.memory.predict import Predictor, Stage, needed
+from rlhf.memory.predict import Stage, needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
 from rlhf.recipe import ONLINE, Loaded, Recipe
@@ -33,7 +33,7 @@ class Axis(NamedTuple):
 
 
 def fit(
-    predict: Predictor,
+    predict: Callable[[Loaded, str], Stage],
     loaded: Loaded,
     stages: Sequence[str],
     limit: int,
@@ -54,7 +54,13 @@ def fit(
     return found
 
 
-def _search(predict: Predictor, loaded: Loaded, stages: Sequence[str], limit: int, say: Callable[[str], None]) -> Fit:
+def _search(
+    predict: Callable[[Loaded, str], Stage],
+    loaded: Loaded,
+    stages: Sequence[str],
+    limit: int,
+    say: Callable[[str], None],
+) -> Fit:
     chosen: dict[str, Any] = {}
 
     def too_much(axis: Axis, choice: Choice) -> bool:
@@ -79,7 +85,7 @@ def _fastest(axis: Axis, refused: Callable[[Choice], bool]) -> Choice:
     it only choices up to the place that fits there, and faster than that, are asked about.
     """
     best, room = None, len(axis.ladders[-1])
-    for ladder in reversed(axis.ladders):
+    for ladder in axis.ladders[::-1]:
         worthwhile = [c for c in ladder[:room] if best is None or c.seconds < best.seconds]
         found = _largest_that_fits(worthwhile, refused, hopeful=best is None)
         if best is None and found is None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from rlhf.memory.gpu import Gpu
@@ -41,7 +42,8 @@ def _gemm_4bit(gpu: Gpu, args: Any, kwargs: Any) -> int:
     if not unpacks_4bit(gpu, x.dtype, x.numel() // x.shape[-1], shape[0], shape[1], blocksize):
         return 0
     scales = args[ABSMAX_8BIT] if len(args) > ABSMAX_8BIT else None  # a dispatch mode gets keywords by position
-    return shape[0] * shape[1] * x.element_size() + (2 * 4 * scales.numel() if scales is not None else 0)
+    size: int = shape[0] * shape[1] * x.element_size() + (2 * 4 * scales.numel() if scales is not None else 0)
+    return size
 
 
 @functools.cache
@@ -80,7 +82,8 @@ def _bitsandbytes_cuda() -> ModuleType | None:
 
 def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
     """Of the product."""
-    return 2 * args[0].numel() * args[2][0]
+    count: int = 2 * args[0].numel() * args[2][0]
+    return count
 
 
 # -- attention -----------------------------------------------------------------------------------------------------
@@ -88,7 +91,8 @@ def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
 
 def _flash_backward(args: Any, kwargs: Any) -> int:
     """csrc/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum in float32, dk and dv of every query head."""
-    q, k = args[1], args[2]
+    q: Tensor = args[1]
+    k: Tensor = args[2]
     batch, heads, length, size = q.shape
     rows, width = -(-length // 128) * 128, -(-size // 32) * 32
     extra = 2 * batch * k.shape[2] * heads * size * q.element_size() if k.shape[1] != heads else 0
@@ -124,7 +128,8 @@ def _efficient_backward(gpu: Gpu, args: Any, kwargs: Any) -> int:
     sums with a lock of 16 bytes; where keys' and values' gradients do not stay in registers, a tile of each for every
     part that the keys are split into, which are few or one.
     """
-    q, k, v = args[1:4]
+    qkv: tuple[Tensor, Tensor, Tensor] = args[1:4]
+    q, k, v = qkv
     batch, heads, length, size = q.shape
     queries, keys, in_registers = _blocks(gpu, max(size, v.shape[-1]))
     tile = 16 + queries * keys * 4

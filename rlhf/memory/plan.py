@@ -338,7 +338,7 @@ def card_bytes(loaded: Loaded) -> int:
     return round(loaded.recipe.hardware.memory_gb * GB)
 
 
-def preflight(predict: Predictor, loaded: Loaded, stage: str, given: str = "") -> int | None:
+def preflight(predict: Callable[[Loaded, str], Stage], loaded: Loaded, stage: str, given: str = "") -> int | None:
     """Bytes at the stage's predicted peak, None where nothing can be predicted.
 
     Raises UserError, with what would help, when the stage needs more than the recipe's card has. `given`: the options
@@ -444,7 +444,7 @@ def predicted(plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: str
     stages = plan["stages"]
     if metric == "peak_vram_gb":
         chosen = [found for name, found in stages.items() if stage in ("all", name) and name not in ON_HOST]
-        return max(found["peak_bytes"] for found in chosen) / GB
+        return float(max(found["peak_bytes"] for found in chosen) / GB)
     if key := {"hours": "projected_hours", "cost_usd": "projected_cost"}.get(metric):
         wanted = figures.CHAIN if stage == "all" else (stage,)
         values = [stages[name].get(key) for name in wanted]
@@ -462,7 +462,7 @@ def predicted(plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: str
 
 
 def _most(phases: Mapping[str, Any], component: str) -> float:
-    return max(phase["components"].get(component, 0) for phase in phases.values()) / GB
+    return float(max(phase["components"].get(component, 0) for phase in phases.values()) / GB)
 
 
 def _effect(effects_of: Mapping[str, Any], strategy: str, what: str) -> float | None:

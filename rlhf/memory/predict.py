@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -120,7 +120,7 @@ class Predictor:
         if "error" in answer:
             reason = " ".join(answer["error"].split())[:300]
             raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
-        return answer["found"]
+        return cast(dict[str, Any], answer["found"])
 
 
 def _layers(loaded: Loaded) -> int:

@@ -7,7 +7,7 @@ the shares of them in ASSUMED.
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.memory.predict import TRAINING, Phase, Stage
@@ -80,12 +80,13 @@ def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
     """Steps of the whole stage; None where the recipe does not say how many rows there are."""
     options = getattr(recipe, stage)
     if stage in ONLINE:
-        return options.steps
+        return cast(int, options.steps)
+    most: int | None = options.max_steps
     if options.max_samples is None:
-        return options.max_steps
+        return most
     batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
-    steps = math.ceil(options.max_samples * options.num_train_epochs / batch)
-    return min(steps, options.max_steps) if options.max_steps else steps
+    steps: int = math.ceil(options.max_samples * options.num_train_epochs / batch)
+    return min(steps, most) if most else steps
 
 
 def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
@@ -115,7 +116,8 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
 def longest_row(recipe: Recipe, stage: str) -> int:
     """Tokens of the longest row that a training stage admits."""
     options = getattr(recipe, stage)
-    return options.max_prompt_length + options.response_length if stage in ONLINE else options.max_length
+    longest: int = options.max_prompt_length + options.response_length if stage in ONLINE else options.max_length
+    return longest
 
 
 def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
@@ -123,8 +125,8 @@ def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
     options = getattr(recipe, stage)
     if stage in ONLINE:
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
-        return sum(prompts) / len(prompts) + options.response_length
-    longest = options.max_length
+        return sum(prompts) / len(prompts) + cast(int, options.response_length)
+    longest: int = options.max_length
     batch = (
         options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
     )

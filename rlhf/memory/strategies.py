@@ -4,11 +4,12 @@ The six are those of the published H100 guide. All but two leave the result alon
 shorter context cuts dialogues.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 from rlhf import recipe as recipes
 from rlhf.memory import projection
-from rlhf.memory.predict import Predictor, Stage, needed
+from rlhf.memory.predict import Stage, needed
 from rlhf.recipe import Loaded
 
 STAGES = ("sft", "rm", *recipes.ONLINE, "dpo")
@@ -87,7 +88,7 @@ class Effect(NamedTuple):
     flops: float | None  # after / before
 
 
-def effects(predict: Predictor, loaded: Loaded, stage: str) -> list[Effect]:
+def effects(predict: Callable[[Loaded, str], Stage], loaded: Loaded, stage: str) -> list[Effect]:
     """Each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
     need = needed(before[""])
@@ -114,8 +115,8 @@ def global_batch(loaded: Loaded, stage: str) -> int:
     """Rows of one optimizer step."""
     options = getattr(loaded.recipe, stage)
     if stage in recipes.ONLINE:
-        return options.batch_size // options.num_mini_batches
-    return options.per_device_train_batch_size * options.gradient_accumulation_steps
+        return cast(int, options.batch_size // options.num_mini_batches)
+    return cast(int, options.per_device_train_batch_size * options.gradient_accumulation_steps)
 
 
 def micro_batch(loaded: Loaded, stage: str, micro: int) -> dict[str, Any]:

@@ -78,13 +78,13 @@ class Tracker(TorchDispatchMode):
     def __init__(
         self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[Any, Callable[..., int]] = {}
     ):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.device_type, self.phases, self.vocab_size, self.kernels = device, phases, vocab_size, kernels
         self._entered: list[str | None] = []  # blocks, None for those that are no phase
         self._phase: tuple[str, ...] = ()
         self._storages: list[_Storage] = []
         self._events: list[Event] = []
-        self._live: dict[int, tuple[int, weakref.ref]] = {}  # id of a live storage -> its index
+        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # id of a live storage -> its index
         self._sum: tuple[int, int, int] | None = None  # key of a gradients' sum, its index, that of its first summand
         self._multiplied: set[bool] = set()  # threads that have: the program's own (False), autograd's (True)
         self._flops: Counter[tuple[str, ...]] = Counter()
@@ -105,11 +105,11 @@ class Tracker(TorchDispatchMode):
     def __enter__(self) -> "Tracker":
         for kind, found in ((nn.Module, self._modules), (torch.optim.Optimizer, self._optimizers)):
             self._undo.append(_note_instances(kind, found))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # nor this
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        super().__exit__(*problem)
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]  # nor this
         self.label_what_is_known()
         while self._undo:
             self._undo.pop()()
@@ -180,9 +180,9 @@ class Tracker(TorchDispatchMode):
                         self._label_parameter(parameter, "adapters")
         for module in modules:
             component = "heads" if isinstance(module, nn.Linear) and module.out_features == 1 else "base"
-            for parameter in module._parameters.values():  # torch's own walks take many times as long
-                if parameter is not None:
-                    self._label_parameter(parameter, component)
+            for own in module._parameters.values():  # torch's own walks take many times as long
+                if own is not None:
+                    self._label_parameter(own, component)
             for buffer in module._buffers.values():
                 self.label(buffer, "base")
         for optimizer in list(self._optimizers):
@@ -365,7 +365,7 @@ def _called_by_engine() -> bool:
     return frame.f_code.co_name == "_engine_run_backward"
 
 
-def _note_instances(kind: Any, found: weakref.WeakSet) -> Callable[[], None]:
+def _note_instances(kind: Any, found: weakref.WeakSet[Any]) -> Callable[[], None]:
     """Let every new instance of a class be added to `found`; returns what ends that."""
     original = kind.__init__
 
