@@ -40,7 +40,8 @@ def runs(only: str = "") -> list[Row]:
 
 def name(run: Row) -> str:
     """Of a method and its settings: `lora--rank32`."""
-    return run["file"].removeprefix("results/").removesuffix(".json").replace("llama-3.2-3B-", "")
+    file: str = run["file"]
+    return file.removeprefix("results/").removesuffix(".json").replace("llama-3.2-3B-", "")
 
 
 def predict(run: Row) -> Row:

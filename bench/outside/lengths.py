@@ -30,7 +30,7 @@ def _rows() -> np.ndarray:
     order = np.random.default_rng(0).permutation(ROWS)
     normal = NormalDist()
     z = np.array([normal.inv_cdf((place + 0.5) / ROWS) for place in order])
-    x = np.maximum(1 - 1 / (9 * SHAPE) + z / np.sqrt(9 * SHAPE), 0.05) ** 3
+    x: np.ndarray = np.maximum(1 - 1 / (9 * SHAPE) + z / np.sqrt(9 * SHAPE), 0.05) ** 3
     x = np.maximum(x * (MEAN / x.mean()), SHORTEST)
     x[x.argmax()] = LONGEST
     return x

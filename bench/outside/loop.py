@@ -24,7 +24,7 @@ L40S = Gpu((8, 9), 142)  # compute capability; NVIDIA's L40S data sheet: 142 mul
 LAYERS, VOCABULARY, ROWS, STEPS, WARMUP = 28, 128256, 4, 5000, 500
 PAD = 128001
 STEP = "step"  # marks the start of each
-SHAPE = {  # Llama-3.2-3B
+SHAPE: dict[str, Any] = {  # Llama-3.2-3B
     "hidden_size": 3072,
     "num_attention_heads": 24,
     "num_key_value_heads": 8,
@@ -136,7 +136,7 @@ def _check(model: nn.Module) -> None:
         raise RuntimeError(f"{len(elsewhere)} weights stay on the CPU, {elsewhere[0]} for one")
 
 
-def _optimizer(model: nn.Module, training: dict[str, Any]) -> tuple[torch.optim.Optimizer, Any]:
+def _optimizer(model: Any, training: dict[str, Any]) -> tuple[torch.optim.Optimizer, Any]:
     options, kind = dict(training["optimizer_kwargs"]), training["optimizer_type"]
     if kind == "lora-fa":
         optimizer = peft.optimizers.create_lorafa_optimizer(model, **options)

@@ -131,7 +131,7 @@ def _precision(run: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
 def _loss(model: Any, ids: Tensor) -> Tensor:
     """Cross-entropy in float32 over a shifted copy of the logits, as transformers 4.48 computes it; later versions need
     no copy. The decoder's output and the logits live until the loss is known."""
-    plain = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    plain: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     hidden = plain.model(input_ids=ids).last_hidden_state
     logits = plain.lm_head(hidden)
     numbers = logits.float()

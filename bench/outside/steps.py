@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -26,7 +26,8 @@ class Step(NamedTuple):
 
     def sizes(self, length: int) -> list[int]:
         """Bytes at each place for a batch whose longest row has `length` tokens."""
-        return np.maximum(np.rint(self.bytes @ _terms(np.array([length]))[:, 0]), 1).astype(np.int64).tolist()
+        sizes = np.maximum(np.rint(self.bytes @ _terms(np.array([length]))[:, 0]), 1).astype(np.int64)
+        return cast(list[int], sizes.tolist())
 
 
 class Recorded(NamedTuple):
@@ -121,9 +122,10 @@ def simulate(run: Recorded, windows: np.ndarray, loaded: int, virtual: int) -> U
         else:
             allocator.free(blocks.pop(event.storage))
     allocator.empty_cache()
-    history = [[None] * len(run.step.bytes) for _ in range(HISTORY)]  # blocks by place: of this step, the one before …
+    # Blocks by place: of this step, the one before …
+    history: list[list[Block | None]] = [[None] * len(run.step.bytes) for _ in range(HISTORY)]
     for (back, place), storage in run.alive.items():
-        history[back - 1][place] = blocks[storage]  # type: ignore[call-overload]
+        history[back - 1][place] = blocks[storage]
     sizes = {length: run.step.sizes(length + virtual) for length in {*windows.ravel().tolist()}}
     found = np.zeros((3, *windows.shape))
     for window, lengths in enumerate(windows.tolist()):
@@ -136,7 +138,9 @@ def simulate(run: Recorded, windows: np.ndarray, loaded: int, virtual: int) -> U
     return Usage(*found)
 
 
-def _run(allocator: Allocator, actions: list[tuple[int, int]], sizes: list[int], history: list[list]) -> None:
+def _run(
+    allocator: Allocator, actions: list[tuple[int, int]], sizes: list[int], history: list[list[Block | None]]
+) -> None:
     """One step; a block of the recording's start that lives on is left alone."""
     for back, place in actions:
         if not back:

@@ -19,7 +19,7 @@ from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import torch
@@ -109,13 +109,13 @@ def floor(inputs: Path, out: Path, micro: int) -> dict[str, Any]:
     settings = read_json(inputs / "settings.json") or {}
     arguments = prepare_ours(inputs, out, next(iter(OURS.values())), 1, micro)
     printed = _call([sys.executable, "-m", "bench.peer.floor", settings["device"], settings["dtype"], "2", *arguments])
-    return json.loads(printed.splitlines()[-1])
+    return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
 
 
 def run_trl(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
     script = Path(__file__).with_name("trl_ppo.py")
     printed = _call([str(python), str(script), str(inputs), "--steps", str(steps), "--micro", str(micro), *flags])
-    return json.loads(printed.splitlines()[-1])
+    return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
 
 
 def _call(command: list[str]) -> str:

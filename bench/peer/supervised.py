@@ -13,7 +13,7 @@ import tempfile
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -123,7 +123,7 @@ def _trl(loaded: Loaded, stage: str, out: Path, count: int) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return cast(dict[str, Any], json.loads(done.stdout.splitlines()[-1]))
 
 
 def _row(stage: str, name: str, row: dict[str, Any]) -> tuple[str, ...]:

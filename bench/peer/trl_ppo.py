@@ -10,22 +10,26 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
-from trl.experimental.ppo import PPOConfig, PPOTrainer
+from trl.experimental.ppo import (  # type: ignore[import-not-found]  # in TRL 1.12 only, with which this runs
+    PPOConfig,
+    PPOTrainer,
+)
 
 
 class Clock(TrainerCallback):
     """Wall and CPU seconds at the end of every step."""
 
-    def __init__(self):
-        self.marks = []
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, float]] = []  # wall and CPU seconds
 
-    def on_step_end(self, *args, **kwargs):
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.marks.append((time.monotonic(), time.process_time()))
@@ -64,7 +68,7 @@ def main() -> None:
     torch.manual_seed(0)
     reward = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
     value = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
-    lora = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    lora: dict[str, Any] = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
     if options.lora_value:
         names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         value = get_peft_model(value, LoraConfig(task_type="SEQ_CLS", **{**lora, "target_modules": names}))
