@@ -180,7 +180,9 @@ class Data(Section):
     name: Name | None = None
     revision: Name | None = None
     data_dir: Name | None = None
-    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"] = "auto"
+    format: Literal[
+        "auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"
+    ] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # The part of all conversations that chooses checkpoints, out of the held-out ones; results are reported on the

@@ -1,13 +1,15 @@
 """Readers: data files and hub sets in; documents, examples, preference pairs and bare prompts out.
 
-Seven kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
+Eight kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
 
     text          {"text"}                                  -> Document
     hh            {"chosen", "rejected"}: two transcripts   -> PreferencePair
     instruction   {"instruction", "input"?, "output"}       -> Example
     preference    {"prompt", "chosen", "rejected"}: text or lists of messages; lists that hold the whole
                   conversation need no prompt               -> PreferencePair
-    completion    {"prompt", "completion" or "response"}: text or lists of messages
+    completion    {"prompt", "completion" or "response", "answer"?}: text or lists of messages; the answer as below
+                                                            -> Example
+    question      {"question", "answer"}: text, a worked answer; rewards compare responses with the same answer
                                                             -> Example
     messages      {"messages"} as OpenAI and TRL have it, or {"conversations"} as ShareGPT has it: the last turn is the
                   response, the turns before it are the prompt
@@ -16,9 +18,9 @@ Seven kinds of rows are known. The first row of a file decides its kind, unless 
                   text or a number, is what a reward compares responses with
                                                             -> PromptOnly
 
-Other keys are ignored. Only of a prompt with another text beside it, which may be an answer under an unknown name, the
-caller must say that it is a `prompt` row. Each row out carries its source: `file:line`, or `file:row N` where rows are
-not lines.
+Other keys are ignored. Only of a prompt or a question with another text beside it, which may be an answer under an
+unknown name or a passage to read, the caller must name the kind. Each row out carries its source: `file:line`, or
+`file:row N` where rows are not lines.
 
 Texts are kept as they stand, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
@@ -44,8 +46,8 @@ from rlhf.data.raw import DataError as DataError
 from rlhf.data.raw import Malformed
 
 Role = Literal["system", "user", "assistant"]
-Kind = Literal["text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
-Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
+Kind = Literal["text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
+Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
 OnBadRow = Literal["stop", "skip"]
 
 KEYS: dict[Kind, tuple[str, ...]] = {
@@ -54,6 +56,7 @@ KEYS: dict[Kind, tuple[str, ...]] = {
     "instruction": ("instruction", "output"),
     "preference": ("prompt", "chosen", "rejected"),
     "completion": ("prompt", "completion"),
+    "question": ("question", "answer"),
     "messages": ("messages",),
     "prompt": ("prompt",),
 }
@@ -76,11 +79,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and the response to imitate."""
+    """A prompt and the response to imitate; `answer` is what rewards compare responses with, where it is known."""
 
     prompt: tuple[Message, ...]
     response: str
     source: str
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,14 +311,16 @@ def _kind_of(row: dict[str, object]) -> Kind | None:
             return "completion"
         if "text" in keys:
             return "text"
-    return "prompt" if _only_a_prompt(row) else None
+    for kind, needed in (("question", ("question", "answer")), ("prompt", ("prompt",))):
+        if all(row.get(key) is not None for key in needed) and not _other_texts(row, *needed, "answer"):
+            return kind
+    return None
 
 
-def _only_a_prompt(row: dict[str, object]) -> bool:
-    """Whether nothing beside prompt and answer has a meaning: other columns are empty, numbers, or names of labels."""
-    own = ("prompt", "answer")
+def _other_texts(row: dict[str, object], *own: str) -> bool:
+    """Whether a column beside `own` may have a meaning: one with a text or a list, whose name is none of a label."""
     others = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in own)
-    return row.get("prompt") is not None and all(LABELS.fullmatch(key.lower()) for key in others)
+    return not all(LABELS.fullmatch(key.lower()) for key in others)
 
 
 def _parse(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
@@ -329,6 +335,8 @@ def _parse(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
         return _conversation(row, source)
     if kind == "completion":
         return _completion(row, source)
+    if kind == "question":
+        return _question(row, source)
     if kind == "prompt":
         return _prompt_only(row, source)
     return _pair(row, kind, source)
@@ -371,23 +379,34 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     prompt, response = _answer(_field(row, key, "completion"), key, given)
     if prompt != given:
         raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
-    return _example(prompt, response, source)
+    return _example(prompt, response, source, _right_answer(row))
+
+
+def _question(row: dict[str, object], source: str) -> Example | LeftOut:
+    """Read a question with its worked answer, which is both what SFT imitates and what rewards compare with."""
+    question = _text(_field(row, "question", "question"), "question")
+    answer = _text(_field(row, "answer", "question"), "answer").strip()
+    return _example((Message("user", question),), answer, source, answer)
 
 
 def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
     prompt = _prompt(_field(row, "prompt", "prompt"))
     if not prompt or prompt[-1].role != "user" or not prompt[-1].content.strip():
         raise Malformed("'prompt' does not end with a user turn that has text")
+    return PromptOnly(prompt, source, _right_answer(row))
+
+
+def _right_answer(row: dict[str, object]) -> str | None:
     answer = row.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
-    return PromptOnly(prompt, source, None if answer is None else _text(answer, "answer").strip())
+    return None if answer is None else _text(answer, "answer").strip()
 
 
-def _example(prompt: tuple[Message, ...], response: str, source: str) -> Example | LeftOut:
+def _example(prompt: tuple[Message, ...], response: str, source: str, answer: str | None = None) -> Example | LeftOut:
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
-    return Example(prompt, response.rstrip(), source) if response.strip() else "empty answer"
+    return Example(prompt, response.rstrip(), source, answer) if response.strip() else "empty answer"
 
 
 def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | LeftOut:
@@ -542,7 +561,7 @@ class _Reader:
                 alone = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
                 raise Malformed(
                     f"unknown columns: {names(row)}. Rename them to those of a known kind: {known}. "
-                    f"`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that.{alone}"
+                    f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{alone}"
                 )
             return found
         if self.format == "auto" and found not in (None, kind):

@@ -125,16 +125,16 @@ class Corpus:
 
     def answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises DataError for a prompt with two of them."""
-        known: dict[Prompt, PromptOnly] = {}
-        for rows in (self.bare_prompts.train, self.bare_prompts.heldout, self.bare_prompts._validation or ()):
-            for row in rows:
-                if row.answer is None:
-                    continue
-                earlier = known.setdefault(row.prompt, row)
-                if earlier.answer != row.answer:
-                    raise DataError(
-                        f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
-                    )
+        known: dict[Prompt, PromptOnly | Example] = {}
+        sources: tuple[Divided[Any], ...] = (self.bare_prompts, self.examples)
+        for row in (row for of in sources for row in (*of.train, *of.heldout, *(of._validation or ()))):
+            if row.answer is None:
+                continue
+            earlier = known.setdefault(row.prompt, row)
+            if earlier.answer != row.answer:
+                raise DataError(
+                    f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
+                )
         return {prompt: row.answer for prompt, row in known.items() if row.answer is not None}
 
     def prompts(self) -> Divided[Prompt]:
