@@ -120,15 +120,16 @@ def growth(before: Peaks, now: Peaks) -> Iterator[str]:
 
 def peaks_table(root: Path) -> str:
     """Return the pinned peaks of every recipe as Markdown, in GB; "–" where the recipe has no such stage."""
-    shown = [*(stage for stage in STAGES if stage not in ON_HOST), *GROUPS]
+    recipes_stages = {f"{d.parent.name} {d.name}": pinned(d) for d in pinned_recipes(root)}
+    shown = [stage for stage in STAGES if stage not in ON_HOST]
+    shown += [stage for stage in GROUPS if any(stage in stages for stages in recipes_stages.values())]
     lines = ["| recipe | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
-    for directory in pinned_recipes(root):
-        stages = pinned(directory)
+    for name, stages in recipes_stages.items():
         cells = " | ".join(
             f"{max(sum(parts.values()) for parts in stages[stage].values()) / 1e9:.1f}" if stage in stages else "–"
             for stage in shown
         )
-        lines.append(f"| {directory.parent.name} {directory.name} | {cells} |")
+        lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
 
 
