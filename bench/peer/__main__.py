@@ -304,7 +304,9 @@ def markdown(record: dict[str, Any]) -> str:
 
 def phases_table(record: dict[str, Any]) -> str:
     """Where a step of our first contender goes, and how far each part is from its floor, as docs/ppo.md shows it."""
-    seconds = next((row["seconds_by_phase"] for row in record["figures"].values() if "seconds_by_phase" in row), {})
+    seconds: dict[str, float] = next(
+        (row["seconds_by_phase"] for row in record["figures"].values() if "seconds_by_phase" in row), {}
+    )
     total = sum(seconds.values())
     limit = record["floor"]
     lines = [

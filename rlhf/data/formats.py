@@ -311,10 +311,9 @@ def _kind_of(row: dict[str, object]) -> Kind | None:
             return "completion"
         if "text" in keys:
             return "text"
-    for kind, needed in (("question", ("question", "answer")), ("prompt", ("prompt",))):
-        if all(row.get(key) is not None for key in needed) and not _other_texts(row, *needed, "answer"):
-            return kind
-    return None
+    if row.get("question") is not None and row.get("answer") is not None:
+        return None if _other_texts(row, "question", "answer") else "question"
+    return None if row.get("prompt") is None or _other_texts(row, "prompt", "answer") else "prompt"
 
 
 def _other_texts(row: dict[str, object], *own: str) -> bool:
