@@ -246,9 +246,9 @@ budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned 
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## write results/README.md from the records in results/
 	@$(VENV)/bin/python -m bench.results
-bench-defaults: setup ## compare steps of SFT, DPO, RLOO and GRPO with TRL's trainers at their defaults
+bench-defaults: setup ## compare steps of SFT and DPO with TRL's trainers at their defaults
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
-bench-peer: setup ## compare a PPO step with one of TRL 1.12, which gets an environment of its own
+bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo"); PPO installs TRL 1.12
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop

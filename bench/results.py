@@ -87,7 +87,8 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
     seconds = {name: row["seconds_per_step"] for name, row in figures if "seconds_per_step" in row}
     slowest, fastest = max(seconds, key=seconds.__getitem__), min(seconds, key=seconds.__getitem__)
     ratio = seconds[slowest] / seconds[fastest]
-    return f"a PPO step beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
+    method = record.get("method", "ppo").upper()  # records from before the key are of PPO
+    return f"a step of {method} beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
 
 
 def _outside(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -25,13 +25,14 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--write", is_flag=True, help="Pin what is predicted now.")
-def pinned(write: bool) -> None:
+@click.option("--recipe", "only", type=click.Path(path_type=Path), help="Only this recipe's folder.")
+def pinned(write: bool, only: Path | None) -> None:
     """Compare what is predicted for every recipe with its predicted.json.
 
     Exit code 1 where a phase grew, or needs more of the card, or a decoding step has more operations or one that a
     graph cannot hold.
     """
-    found, directories = False, budgets.pinned_recipes(ROOT / "recipes")
+    found, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
     with Predictor() as predict:
         for directory in directories:
             loaded = recipe.load(directory)

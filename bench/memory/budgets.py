@@ -8,7 +8,8 @@ from typing import Any
 from rlhf import recipe as recipes
 from rlhf.memory.plan import ON_HOST, ablation, claims
 from rlhf.memory.predict import STAGES, Predictor
-from rlhf.recipe import Loaded
+from rlhf.memory.predict import stages as predicted_stages
+from rlhf.recipe import GROUPS, Loaded
 
 ALLOWED = 0.03  # growth of a phase's peak over what is pinned
 FILE = "predicted.json"
@@ -25,14 +26,15 @@ def pinned_recipes(root: Path) -> list[Path]:
 
 def predict(predictor: Predictor, loaded: Loaded) -> Peaks:
     return {
-        stage: {name: phase.components for name, phase in predictor(loaded, stage).items() if name} for stage in STAGES
+        stage: {name: phase.components for name, phase in predictor(loaded, stage).items() if name}
+        for stage in predicted_stages(loaded.recipe)
     }
 
 
 def needs(predictor: Predictor, loaded: Loaded) -> Needs:
     """What each phase needs of the card with the gaps between blocks, without paged states and the driver's context."""
     found = {}
-    for stage in STAGES:
+    for stage in predicted_stages(loaded.recipe):
         phases = {name: phase.needed_bytes for name, phase in predictor(loaded, stage).items() if name}
         found[stage] = {name: size for name, size in phases.items() if size is not None}
     return {stage: phases for stage, phases in found.items() if phases}
@@ -120,14 +122,17 @@ def growth(before: Peaks, now: Peaks) -> Iterator[str]:
 
 
 def peaks_table(root: Path) -> str:
-    """The pinned peaks of every recipe as Markdown, in GB."""
+    """Return the pinned peaks of every recipe as Markdown, in GB; "–" where the recipe has no such stage."""
+    recipes_stages = {f"{d.parent.name} {d.name}": pinned(d) for d in pinned_recipes(root)}
     shown = [stage for stage in STAGES if stage not in ON_HOST]
+    shown += [stage for stage in GROUPS if any(stage in stages for stages in recipes_stages.values())]
     lines = ["| recipe | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
-    for directory in pinned_recipes(root):
-        stages = pinned(directory)
-        highest = (max(sum(parts.values()) for parts in stages[stage].values()) for stage in shown)
-        cells = " | ".join(f"{peak / 1e9:.1f}" for peak in highest)
-        lines.append(f"| {directory.parent.name} {directory.name} | {cells} |")
+    for name, stages in recipes_stages.items():
+        cells = " | ".join(
+            f"{max(sum(parts.values()) for parts in stages[stage].values()) / 1e9:.1f}" if stage in stages else "–"
+            for stage in shown
+        )
+        lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
 
 

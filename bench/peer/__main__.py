@@ -1,7 +1,8 @@
-"""`make bench-peer`: one PPO step here beside one of TRL 1.12's PPOTrainer, on the same model, prompts and lengths.
+"""`make bench-peer`: one step of PPO, RLOO or GRPO here beside one of TRL's trainer, on the same model and prompts.
 
-Both run in processes of their own, in turn, several times; figures are medians over all measured steps. TRL 1.12 is
-the last release with the trainer and lives in an environment of its own. Ours is the real stage: `rlhf run ppo`.
+Both run in processes of their own, in turn, several times; figures are medians over all measured steps. Ours is the
+real stage: `rlhf run ppo`. TRL 1.12 is the last release with a PPOTrainer and lives in an environment of its own; its
+RLOOTrainer and GRPOTrainer are those of the release that this project uses.
 """
 
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -24,7 +26,7 @@ from typing import Any, cast
 import click
 import torch
 
-from bench.peer.inputs import BATCH, SIZES, make_inputs
+from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from rlhf.files import read_json, read_lines, write_json
 from rlhf.observe.console import OUT, rows_table
 from rlhf.process.distributed import child_environment
@@ -32,13 +34,45 @@ from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
 RECIPE = Path(__file__).parent / "recipe" / "v1"
-TRL = "1.12.0"
-OURS = {  # what is compared: overrides of the recipe
-    "ours, value head on the policy": {},
-    "ours, value head, log-probs recomputed": {"ppo.old_logprobs": "recompute"},
-    "ours, critic with an adapter": {"ppo.old_logprobs": "recompute", "ppo.value_model": "adapter"},
+TRL = "1.12.0"  # the last release with a PPOTrainer
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is compared for one method: contenders by name."""
+
+    ours: dict[str, dict[str, Any]]  # overrides of the recipe
+    theirs: dict[str, list[str]]  # arguments of the script that runs TRL's trainer
+    epochs: int
+
+
+def _without_critic(stage: str) -> Method:
+    return Method(
+        ours={
+            "ours, activations kept": {},
+            "ours, activations recomputed": {f"{stage}.gradient_checkpointing": "true"},
+        },
+        theirs={
+            "TRL, activations kept": ["--method", stage],
+            "TRL, activations recomputed": ["--method", stage, "--checkpointing"],
+        },
+        epochs=1,
+    )
+
+
+METHODS = {
+    "ppo": Method(
+        ours={
+            "ours, value head on the policy": {},
+            "ours, value head, log-probs recomputed": {"ppo.old_logprobs": "recompute"},
+            "ours, critic with an adapter": {"ppo.old_logprobs": "recompute", "ppo.value_model": "adapter"},
+        },
+        theirs={"TRL, value model trained whole": [], "TRL, value model through LoRA": ["--lora-value"]},
+        epochs=4,
+    ),
+    "rloo": _without_critic("rloo"),
+    "grpo": _without_critic("grpo"),
 }
-THEIRS = {"TRL, value model trained whole": [], "TRL, value model through LoRA": ["--lora-value"]}
 PHASES = ("rollout", "score", "update")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -67,8 +101,8 @@ def peer_python(folder: Path) -> Path:
     return python
 
 
-def prepare_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro: int) -> list[str]:
-    """Train the parents of PPO; returns the arguments with which `rlhf` runs the stage itself."""
+def prepare_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], steps: int, micro: int) -> list[str]:
+    """Train the parents of the stage; return the arguments with which `rlhf` runs the stage itself."""
     settings = read_json(inputs / "settings.json") or {}
     base = inputs / "base"
     sets = {
@@ -77,21 +111,22 @@ def prepare_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, m
         "data.files": f"[{inputs / 'pairs.jsonl'}]",
         "model.dtype": settings["dtype"],
         "hardware.device": settings["device"],
-        "ppo.steps": steps + 1,
-        "ppo.per_device_train_batch_size": micro,
+        f"{method}.steps": steps + 1,
+        f"{method}.per_device_train_batch_size": micro,
         **changes,
     }
     flags = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    arguments = [["run", stage, "--recipe", str(RECIPE), "--out", str(out), *flags] for stage in ("sft", "rm", "ppo")]
-    for stage in arguments[:2]:
+    chain = ["sft", "rm", "ppo"] if method == "ppo" else ["sft", method]
+    *parents, last = [["run", stage, "--recipe", str(RECIPE), "--out", str(out), *flags] for stage in chain]
+    for stage in parents:
         _call([sys.executable, "-m", "rlhf.cli", *stage, "--if-needed"])
-    return arguments[2]
+    return last
 
 
-def run_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro: int) -> dict[str, Any]:
-    """One run of the stage; the same keys as TRL's script prints."""
-    _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(inputs, out, changes, steps, micro)])
-    folder = out / "recipe" / "v1" / "ppo"
+def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], steps: int, micro: int) -> dict[str, Any]:
+    """Run the stage once; return the same keys as TRL's script prints."""
+    _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(method, inputs, out, changes, steps, micro)])
+    folder = out / "recipe" / "v1" / method
     rows = read_lines(folder / "telemetry.jsonl")[1:-1]
     summary = read_json(folder / "summary.json") or {}
     prefix = "cpu/" if (read_json(inputs / "settings.json") or {})["device"] == "cpu" else ""
@@ -104,23 +139,23 @@ def run_ours(inputs: Path, out: Path, changes: dict[str, str], steps: int, micro
     }
 
 
-def floor(inputs: Path, out: Path, micro: int) -> dict[str, Any]:
+def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
     """Operations of each phase of our first contender's step, and how many a second the device can do."""
     settings = read_json(inputs / "settings.json") or {}
-    arguments = prepare_ours(inputs, out, next(iter(OURS.values())), 1, micro)
+    arguments = prepare_ours(method, inputs, out, next(iter(METHODS[method].ours.values())), 1, micro)
     printed = _call([sys.executable, "-m", "bench.peer.floor", settings["device"], settings["dtype"], "2", *arguments])
     return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
 
 
-def run_trl(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
-    script = Path(__file__).with_name("trl_ppo.py")
+def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+    script = Path(__file__).with_name("trl_ppo.py" if method == "ppo" else "trl_groups.py")
     printed = _call([str(python), str(script), str(inputs), "--steps", str(steps), "--micro", str(micro), *flags])
     return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
 
 
 def _call(command: list[str]) -> str:
     environment = child_environment(**ENVIRONMENT)
-    if command[0] != sys.executable:  # TRL 1.12 has packages of its own, which ours must not hide
+    if not command[1].startswith("-"):  # a script: it finds our modules, and TRL 1.12's packages stay its own
         environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if "CUDA out of memory" in done.stderr:
@@ -137,7 +172,7 @@ def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"out_of_memory": True}
 
 
-def summarise(runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
+def summarise(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
     """Medians over all measured steps of each contender, and the ratios to both of TRL's.
 
     `clock`: cpu, whose seconds other processes disturb least, or on a GPU wall.
@@ -162,7 +197,7 @@ def summarise(runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, di
                 phase: statistics.median(part["phases"][phase] for part in parts) for phase in PHASES
             }
     for row in found.values():
-        others = [found[name] for name in THEIRS]
+        others = [found[name] for name in method.theirs]
         if row.get("out_of_memory") or any(other.get("out_of_memory") for other in others):
             continue
         row["times_faster"] = [other["seconds_per_step"] / row["seconds_per_step"] for other in others]
@@ -171,21 +206,33 @@ def summarise(runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, di
 
 
 @click.command()
+@click.option("--method", type=click.Choice(list(METHODS)), default="ppo", show_default=True)
 @click.option("--size", type=click.Choice(list(SIZES)), default="tiny", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--repeats", default=3, show_default=True, help="Runs of each contender, in turn.")
-@click.option("--steps", default=3, show_default=True, help="PPO steps of a run; the first is not measured.")
+@click.option("--steps", default=3, show_default=True, help="Steps of a run; the first is not measured.")
 @click.option("--micro", default=8, show_default=True, help="Rows of a micro-batch, on both sides.")
 @click.option("--work", type=click.Path(path_type=Path), default=ROOT / ".bench" / "peer", help="Scratch folder.")
-@click.option("--peer", type=click.Path(path_type=Path), default=ROOT / ".venv-trl-1.12", help="TRL's environment.")
+@click.option(
+    "--peer", type=click.Path(path_type=Path), default=ROOT / ".venv-trl-1.12", help="Environment for TRL 1.12."
+)
 @click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
 def main(
-    size: str, device: str, repeats: int, steps: int, micro: int, work: Path, peer: Path, save: Path | None
+    method: str,
+    size: str,
+    device: str,
+    repeats: int,
+    steps: int,
+    micro: int,
+    work: Path,
+    peer: Path,
+    save: Path | None,
 ) -> None:
-    """Compare one PPO step with TRL's, interleaved."""
+    """Compare one step of PPO, RLOO or GRPO with TRL's, interleaved."""
     if save and code_version()["dirty"]:
         raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
-    python = peer_python(peer)
+    contenders = METHODS[method]
+    python = peer_python(peer) if method == "ppo" else Path(sys.executable)
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
     inputs.mkdir(parents=True)
@@ -195,40 +242,43 @@ def main(
     maker.join()
     if maker.exitcode:
         raise click.ClickException("the inputs could not be made")
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*THEIRS, *OURS)}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*contenders.theirs, *contenders.ours)}
     for repeat in range(repeats):
-        for name, flags in THEIRS.items():
-            runs[name].append(attempt(partial(run_trl, python, inputs, flags, steps, micro)))
-        for number, (name, changes) in enumerate(OURS.items()):
+        for name, flags in contenders.theirs.items():
+            runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, micro)))
+        for number, (name, changes) in enumerate(contenders.ours.items()):
             out = work / f"ours-{number}"
-            runs[name].append(attempt(partial(run_ours, inputs, out, changes, steps, micro)))
+            runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, micro)))
         OUT.print(f"round {repeat + 1} of {repeats} done")
-    found = summarise(runs, "wall" if device == "cuda" else "cpu")
-    limit = floor(inputs, work / "floor", micro)
+    found = summarise(contenders, runs, "wall" if device == "cuda" else "cpu")
+    limit = floor(method, inputs, work / "floor", micro)
     columns = ("", "s/step", "samples/s", "MiB above loaded", "times faster", "memory ratio")
-    rows_table("one PPO step, medians; ratios to TRL's two", columns, [_row(n, row) for n, row in found.items()])
-    record = {**provenance(size, device, micro, repeats), "figures": found, "floor": limit}
+    title = f"one {method.upper()} step, medians; ratios to TRL's two"
+    rows_table(title, columns, [_row(n, row) for n, row in found.items()])
+    record = {**provenance(method, size, device, micro, repeats), "figures": found, "floor": limit}
     OUT.print(phases_table(record), markup=False)
     if save:
         write_json(save, record)
         OUT.print(f"written to {save}")
 
 
-def provenance(size: str, device: str, micro: int, repeats: int) -> dict[str, Any]:
-    """What the figures were measured with."""
+def provenance(method: str, size: str, device: str, micro: int, repeats: int) -> dict[str, Any]:
+    """Return what the figures were measured with."""
     packages = ("torch", "transformers", "peft", "accelerate", "datasets")
     return {
         "date": date.today().isoformat(),
         "code": code_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_name()}, 1 thread",
         "model": SIZES[size] | {"dtype": "bfloat16" if device == "cuda" else "float32", "weights": "random"},
+        "method": method,
         "batch": BATCH,
+        **({} if method == "ppo" else {"group": GROUP}),
         "prompt_tokens": [48, 80],
         "new_tokens": 64,
-        "epochs": 4,
+        "epochs": METHODS[method].epochs,
         "micro_batch": micro,
         "repeats": repeats,
-        "peer": f"trl {TRL}",
+        "peer": f"trl {TRL if method == 'ppo' else version('trl')}",
         "packages": {name: version(name) for name in packages} | {"trl (ours)": version("trl")},
     }
 
@@ -255,7 +305,9 @@ def markdown(record: dict[str, Any]) -> str:
 
 def phases_table(record: dict[str, Any]) -> str:
     """Where a step of our first contender goes, and how far each part is from its floor, as docs/ppo.md shows it."""
-    seconds = record["figures"][next(iter(OURS))].get("seconds_by_phase", {})
+    seconds: dict[str, float] = next(
+        (row["seconds_by_phase"] for row in record["figures"].values() if "seconds_by_phase" in row), {}
+    )
     total = sum(seconds.values())
     limit = record["floor"]
     lines = [

@@ -29,6 +29,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 BATCH = 32
+GROUP = 8  # responses to a prompt, of RLOO and GRPO
 
 
 def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
@@ -63,4 +64,5 @@ def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
     (folder / "prompts.json").write_text(json.dumps(prompts))
-    write_json(folder / "settings.json", {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH})
+    settings = {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH, "group": GROUP}
+    write_json(folder / "settings.json", settings)

@@ -1,8 +1,8 @@
-"""`python -m bench.peer.supervised`: steps of SFT, DPO, RLOO and GRPO here beside TRL's trainers as they come.
+"""`python -m bench.peer.supervised`: steps of SFT and DPO here beside TRL's trainers as they come.
 
 Both sides train the same adapter shape on the same random weights and the same rows, with the recipe's micro-batch,
-accumulation and longest row; all else of TRL's is its default. Ours is the real stage. Processes take turns. RLOO and
-GRPO are compared for a recipe that has such a section; a step is one batch of responses with all its updates.
+accumulation and longest row; all else of TRL's is its default. Ours is the real stage. Processes take turns.
+`make bench-peer` compares PPO, RLOO and GRPO.
 """
 
 import json
@@ -35,7 +35,7 @@ STAGES = ("sft", "dpo")
 @click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
 @click.option("--recipe", "directory", type=click.Path(path_type=Path), help="A recipe's folder, instead.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
-@click.option("--stage", "only", multiple=True, type=click.Choice([*STAGES, *recipe.GROUPS]), help="Only these.")
+@click.option("--stage", "only", multiple=True, type=click.Choice(STAGES), help="Only these.")
 @click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each, in turn.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
@@ -48,12 +48,11 @@ def main(
     repeats: int,
     save: Path | None,
 ) -> None:
-    """Compare steps of SFT, DPO, RLOO and GRPO with those of TRL's trainers at their defaults."""
+    """Compare steps of SFT and DPO with those of TRL's trainers at their defaults."""
     if save and code_version()["dirty"]:
         raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
-    known = [*STAGES, *(stage for stage in recipe.GROUPS if getattr(loaded.recipe, stage) is not None)]
-    figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or known)}
+    figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or STAGES)}
     columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "times faster", "memory ratio")
     rows = [_row(stage, name, row) for stage, found in figures.items() for name, row in found.items()]
     console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')} at its defaults", columns, rows)
@@ -76,7 +75,6 @@ def main(
 def compare(loaded: Loaded, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Medians over all repeats of both sides, and the ratios of ours to TRL's."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
-    loaded = recipe.load(loaded.directory, _changes(loaded, stage), loaded.recipe.seed)
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
             out = Path(folder)
@@ -90,13 +88,6 @@ def compare(loaded: Loaded, stage: str, count: int, repeats: int) -> dict[str, d
     if found["ours"]["peak_bytes"]:
         found["ours"]["memory_ratio"] = found["ours"]["peak_bytes"] / found["trl"]["peak_bytes"]
     return found
-
-
-def _changes(loaded: Loaded, stage: str) -> dict[str, Any]:
-    """Overrides by which neither side runs a reward model."""
-    if stage not in recipe.GROUPS:
-        return loaded.overrides
-    return loaded.overrides | {f"{stage}.reward_funcs": ["length(most=1)"], f"{stage}.normalize_scores": False}
 
 
 def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -115,10 +106,9 @@ def _peak(part: dict[str, Any]) -> int | None:
 
 
 def _trl(loaded: Loaded, stage: str, out: Path, count: int) -> dict[str, Any]:
-    overrides = _changes(loaded, stage) | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
+    overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
     asked = {"recipe": str(loaded.directory), "overrides": overrides, "stage": stage, "out": str(out)}
-    module = f"bench.peer.trl_{'groups' if stage in recipe.GROUPS else 'supervised'}"
-    command = [sys.executable, "-m", module, json.dumps(asked)]
+    command = [sys.executable, "-m", "bench.peer.trl_supervised", json.dumps(asked)]
     environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:

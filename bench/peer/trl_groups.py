@@ -1,102 +1,85 @@
-"""A few steps of TRL's RLOOTrainer or GRPOTrainer at its defaults, on the rows and weights of a run of ours.
+"""TRL's RLOOTrainer or GRPOTrainer on the inputs that `python -m bench.peer` made; prints one JSON line.
 
-One step is one batch of responses with all its updates, as here. The reward counts words, on both sides, so that no
-reward model is run.
+Nothing of the trainer is replaced. A step is one batch of responses with its update. The reward counts words on both
+sides, so that neither runs a reward model.
 """
 
-import itertools
+import argparse
 import json
-import sys
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+import trl
 from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from bench.peer.trl_supervised import Clock
-from bench.steps import WARM_UP, spread
-from rlhf import recipe as recipes
-from rlhf.data import formats
-from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
-from rlhf.run.directory import Run
+from bench.peer.training import Clock, timed
 from rlhf.stages.online.rewards import find
+
+BETA = {"rloo": 0.05, "grpo": 0.0}  # TRL's defaults
 
 
 def main() -> None:
-    """Read {"recipe", "overrides", "stage", "out"} from the first argument; print what `bench.steps` would say."""
-    asked = json.loads(sys.argv[1])
-    loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
-    stage, recipe = asked["stage"], loaded.recipe
-    run = Run(Path(asked["out"]), loaded, stage)
-    device, codec = set_up_torch(recipe), load_codec(run)
-    options = getattr(recipe, stage)
-    (file,) = (run.root / "data").rglob("pairs.jsonl")
-    pairs = formats.read([file], on_bad_row="stop").pairs
-    most = options.max_prompt_length - 1  # ours begin with BOS
-    prompts = list(dict.fromkeys(_cut(codec.tokenizer, codec.prompt_text(pair.prompt), most) for pair in pairs))
-    kind, trainer = {"rloo": (RLOOConfig, RLOOTrainer), "grpo": (GRPOConfig, GRPOTrainer)}[stage]
-    micro = options.per_device_train_batch_size
-    accumulated = options.batch_size // options.num_mini_batches // micro
-    updates = options.num_mini_batches * options.num_iterations  # optimizer steps for one batch of responses
-    settings = kind(
-        output_dir=str(run.root / "trl"),
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=accumulated,
-        steps_per_generation=options.num_mini_batches * accumulated,
-        num_generations=options.num_generations,
-        num_iterations=options.num_iterations,
-        max_completion_length=options.max_completion_length,
-        temperature=options.temperature,
-        beta=options.beta,
-        max_steps=options.steps * updates,
-        use_cpu=device.type == "cpu",
-        bf16=recipe.model.dtype == "bfloat16",
-        save_strategy="no",
-        report_to="none",
+    parser = argparse.ArgumentParser()
+    parser.add_argument("inputs", type=Path)
+    parser.add_argument("--method", choices=["rloo", "grpo"], required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--micro", type=int, required=True)
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations, TRL's default")
+    options = parser.parse_args()
+    settings = json.loads((options.inputs / "settings.json").read_text())
+    cuda = settings["device"] == "cuda"
+    if not cuda:
+        torch.set_num_threads(1)
+    base = str(options.inputs / "base")
+    tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=getattr(torch, settings["dtype"]), device_map={"": settings["device"]}
     )
     words = find("length(most=1)", "bench").function
 
     def reward(completions: list[str], **_: Any) -> list[float]:
         return list(words(completions))
 
-    lengths: list[int] = []
-
-    def counted(completion_ids: list[list[int]], prompts: list[str], **_: Any) -> list[float]:
-        own = codec.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-        lengths.append(sum(map(len, completion_ids)) + sum(map(len, own)))
-        return [0.0] * len(prompts)
-
-    clock = Clock(time.process_time if device.type == "cpu" else time.monotonic)
+    rows = [json.loads(line) for line in (options.inputs / "pairs.jsonl").read_text().splitlines()]
+    prompts = [f"{tokenizer.bos_token} {row['prompt']}" for row in rows]  # as ours begin
+    config, trainer = {"rloo": (RLOOConfig, RLOOTrainer), "grpo": (GRPOConfig, GRPOTrainer)}[options.method]
+    clock = Clock()
     made = trainer(
-        model=load_base(run, device),
-        args=settings,
-        reward_funcs=[reward, counted],
+        model=model,
+        args=config(
+            output_dir=tempfile.mkdtemp(),
+            per_device_train_batch_size=options.micro,
+            gradient_accumulation_steps=settings["batch"] // options.micro,
+            num_generations=settings["group"],
+            max_completion_length=64,
+            max_steps=options.steps,
+            temperature=1.0,
+            beta=BETA[options.method],
+            learning_rate=1e-4,
+            lr_scheduler_type="constant",
+            use_cpu=not cuda,
+            gradient_checkpointing=options.checkpointing,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+        ),
+        reward_funcs=reward,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-        processing_class=codec.tokenizer,
-        peft_config=lora_config(run, "CAUSAL_LM"),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(
+            task_type="CAUSAL_LM", r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear"
+        ),
         callbacks=[clock],
     )
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    clock.ends = [clock.now()]
-    made.train()
-    ends = clock.ends[::updates]
-    measured = [b - a for a, b in itertools.pairwise(ends)][WARM_UP:]
-    found = {
-        "clock": "cpu" if device.type == "cpu" else "wall",
-        "step_seconds": spread(measured),
-        "tokens_per_second": sum(lengths[WARM_UP:][: len(measured)]) / sum(measured),
-        "phase_peak_bytes": {"train": torch.cuda.max_memory_allocated()} if device.type == "cuda" else None,
-    }
-    print(json.dumps(found))
-
-
-def _cut(tokenizer: Any, text: str, most: int) -> str:
-    """Return the last `most` tokens of a prompt as text: TRL cuts no prompts, and we cut their beginnings."""
-    places = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    return text if len(places) <= most else text[places[-most][0] :]
+    versions = {"trl": trl.__version__, "torch": torch.__version__}
+    print(json.dumps({"versions": versions, **timed(made, clock, cuda, warm_up=1)}))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ at its peak (CPU: resident pages, GPU: torch's allocator) beyond what it held wh
 import argparse
 import json
 import tempfile
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +14,13 @@ import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.ppo import (  # type: ignore[import-not-found]  # in TRL 1.12 only, with which this runs
     PPOConfig,
     PPOTrainer,
 )
 
-
-class Clock(TrainerCallback):
-    """Wall and CPU seconds at the end of every step."""
-
-    def __init__(self) -> None:
-        self.marks: list[tuple[float, float]] = []  # wall and CPU seconds
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.marks.append((time.monotonic(), time.process_time()))
-
-
-def begin(cuda: bool) -> int:
-    """Forget the peak so far; returns the bytes that are held now."""
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")
-    return status("VmRSS")
-
-
-def status(key: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
+from bench.peer.training import Clock, timed
 
 
 def main() -> None:
@@ -105,17 +79,8 @@ def main() -> None:
         peft_config=LoraConfig(task_type="CAUSAL_LM", **lora),
         callbacks=[clock],
     )
-    held = begin(cuda)
-    trainer.train()
-    peak = torch.cuda.max_memory_allocated() if cuda else status("VmHWM")
-    wall, cpu = ([b - a for a, b in pairwise(marks)] for marks in zip(*clock.marks, strict=True))
-    found = {
-        "versions": {"trl": trl.__version__, "torch": torch.__version__},
-        "wall": wall,
-        "cpu": cpu,
-        "growth": peak - held,
-    }
-    print(json.dumps(found))
+    versions = {"trl": trl.__version__, "torch": torch.__version__}
+    print(json.dumps({"versions": versions, **timed(trainer, clock, cuda, warm_up=1)}))
 
 
 if __name__ == "__main__":

@@ -2,32 +2,17 @@
 
 import json
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
-import torch
 from datasets import Dataset
-from transformers import TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+from bench.peer.training import Clock, timed
 from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
 from rlhf.run.directory import Run
-
-
-class Clock(TrainerCallback):
-    """Seconds between the ends of steps, on the clock that our telemetry has for the device, and real tokens."""
-
-    def __init__(self, now: Any):
-        self.now, self.ends = now, [now()]
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.ends.append(self.now())
 
 
 def main() -> None:
@@ -56,7 +41,8 @@ def main() -> None:
         save_strategy="no",
         report_to="none",
     )
-    clock = Clock(time.process_time if device.type == "cpu" else time.monotonic)
+    cuda = device.type == "cuda"
+    clock = Clock()
     made = trainer(
         model=load_base(run, device),
         args=settings,
@@ -65,18 +51,14 @@ def main() -> None:
         peft_config=lora_config(run, "CAUSAL_LM"),
         callbacks=[clock],
     )
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    clock.ends = [clock.now()]
-    made.train()
-    seconds = [b - a for a, b in zip(clock.ends, clock.ends[1:], strict=False)]
-    tokens = made.state.num_input_tokens_seen / len(seconds)
-    measured = seconds[WARM_UP:]
+    taken = timed(made, clock, cuda, WARM_UP)
+    seconds = taken["wall" if cuda else "cpu"]
+    tokens = made.state.num_input_tokens_seen / made.state.global_step
     found = {
-        "clock": "cpu" if device.type == "cpu" else "wall",
-        "step_seconds": spread(measured),
-        "tokens_per_second": tokens * len(measured) / sum(measured),
-        "phase_peak_bytes": {"train": torch.cuda.max_memory_allocated()} if device.type == "cuda" else None,
+        "clock": "wall" if cuda else "cpu",
+        "step_seconds": spread(seconds),
+        "tokens_per_second": tokens * len(seconds) / sum(seconds),
+        "phase_peak_bytes": {"train": taken["peak"]} if cuda else None,
     }
     print(json.dumps(found))
 

@@ -1,7 +1,7 @@
 """Conversion of rows of any known kind to JSON lines of one plain form each; columns may be renamed on the way.
 
     documents          {"text"}
-    examples           {"prompt": [messages], "completion": text}
+    examples           {"prompt": [messages], "completion": text, "answer"?: text}
     preference pairs   {"prompt": [messages], "chosen": text, "rejected": text}
     prompts            {"prompt": [messages]}
 
@@ -66,10 +66,9 @@ def _plain(row: Row) -> dict[str, Any]:
     if isinstance(row, Document):
         return {"text": row.text}
     prompt = [dataclasses.asdict(message) for message in row.prompt]
-    if isinstance(row, Example):
-        return {"prompt": prompt, "completion": row.response}
-    if isinstance(row, PromptOnly):
-        return {"prompt": prompt} | ({} if row.answer is None else {"answer": row.answer})
+    if isinstance(row, Example | PromptOnly):
+        response = {"completion": row.response} if isinstance(row, Example) else {}
+        return {"prompt": prompt} | response | ({} if row.answer is None else {"answer": row.answer})
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 

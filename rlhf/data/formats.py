@@ -210,7 +210,7 @@ class _Reader:
                 hint = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
                 raise Malformed(
                     f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
-                    f"`rlhf data convert FILE --rename question=prompt --to new.jsonl` does that.{hint}"
+                    f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{hint}"
                 )
             return row_kind
         if self.format == "auto" and row_kind not in (None, kind):

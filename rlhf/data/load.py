@@ -137,16 +137,16 @@ class Corpus:
 
     def answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
-        first_rows: dict[Prompt, PromptOnly] = {}
-        for rows in (self.bare_prompts.train, self.bare_prompts.heldout, self.bare_prompts._validation or ()):
-            for row in rows:
-                if row.answer is None:
-                    continue
-                earlier = first_rows.setdefault(row.prompt, row)
-                if earlier.answer != row.answer:
-                    raise UserError(
-                        f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
-                    )
+        first_rows: dict[Prompt, PromptOnly | Example] = {}
+        sources: tuple[Split[Any], ...] = (self.bare_prompts, self.examples)
+        for row in (row for of in sources for row in (*of.train, *of.heldout, *(of._validation or ()))):
+            if row.answer is None:
+                continue
+            earlier = first_rows.setdefault(row.prompt, row)
+            if earlier.answer != row.answer:
+                raise UserError(
+                    f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
+                )
         return {prompt: row.answer for prompt, row in first_rows.items() if row.answer is not None}
 
     def prompts(self) -> Split[Prompt]:

@@ -1,13 +1,15 @@
 """Parsing of one row of a file, by its kind.
 
-Seven kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
+Eight kinds of rows are known. The first row of a file decides its kind, unless the caller names one:
 
     text          {"text"}                                  -> Document
     hh            {"chosen", "rejected"}: two transcripts   -> PreferencePair
     instruction   {"instruction", "input"?, "output"}       -> Example
     preference    {"prompt", "chosen", "rejected"}: text or lists of messages; lists that hold the whole
                   conversation need no prompt               -> PreferencePair
-    completion    {"prompt", "completion" or "response"}: text or lists of messages
+    completion    {"prompt", "completion" or "response", "answer"?}: text or lists of messages; the answer as below
+                                                            -> Example
+    question      {"question", "answer"}: text, a worked answer; rewards compare responses with the same answer
                                                             -> Example
     messages      {"messages"} as OpenAI and TRL have it, or {"conversations"} as ShareGPT has it: the last turn is the
                   response, the turns before it are the prompt
@@ -16,9 +18,9 @@ Seven kinds of rows are known. The first row of a file decides its kind, unless 
                   text or a number, is what a reward compares responses with
                                                             -> PromptOnly
 
-Other keys are ignored. There is one exception: if another text stands beside a prompt, it may be an answer under an
-unknown name, so the caller must say that the row is a `prompt` row. Each parsed row carries its source: `file:line`, or
-`file:row N` where rows are not lines.
+Other keys are ignored. There is one exception: if another text stands beside a prompt or a question, it may be an
+answer under an unknown name or a passage to read, so the caller must name the kind. Each parsed row carries its source:
+`file:line`, or `file:row N` where rows are not lines.
 
 Texts are kept unchanged, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
@@ -39,6 +41,7 @@ KEYS: dict[Kind, tuple[str, ...]] = {
     "instruction": ("instruction", "output"),
     "preference": ("prompt", "chosen", "rejected"),
     "completion": ("prompt", "completion"),
+    "question": ("question", "answer"),
     "messages": ("messages",),
     "prompt": ("prompt",),
 }
@@ -79,17 +82,15 @@ def kind_of(row: dict[str, object]) -> Kind | None:
             return "completion"
         if "text" in keys:
             return "text"
-    return "prompt" if _only_a_prompt(row) else None
+    if row.get("question") is not None and row.get("answer") is not None:
+        return None if _other_texts(row, "question", "answer") else "question"
+    return None if row.get("prompt") is None or _other_texts(row, "prompt", "answer") else "prompt"
 
 
-def _only_a_prompt(row: dict[str, object]) -> bool:
-    """Return whether the row has no meaningful column beside prompt and answer.
-
-    The other columns must be empty, numbers, or named like labels.
-    """
-    own = ("prompt", "answer")
+def _other_texts(row: dict[str, object], *own: str) -> bool:
+    """Return whether a column beside `own` holds a text or a list and is not named like a label."""
     extra = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in own)
-    return row.get("prompt") is not None and all(LABELS.fullmatch(key.lower()) for key in extra)
+    return not all(LABELS.fullmatch(key.lower()) for key in extra)
 
 
 def parse_row(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
@@ -104,6 +105,8 @@ def parse_row(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
         return _conversation(row, source)
     if kind == "completion":
         return _completion(row, source)
+    if kind == "question":
+        return _question(row, source)
     if kind == "prompt":
         return _prompt_only(row, source)
     return _pair(row, kind, source)
@@ -149,23 +152,34 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     prompt, response = _answer(_field(row, key, "completion"), key, given)
     if prompt != given:
         raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
-    return _example(prompt, response, source)
+    return _example(prompt, response, source, _right_answer(row))
+
+
+def _question(row: dict[str, object], source: str) -> Example | LeftOut:
+    """Read a question with its worked answer, which is both what SFT imitates and what rewards compare with."""
+    question = _text(_field(row, "question", "question"), "question")
+    answer = _text(_field(row, "answer", "question"), "answer").strip()
+    return _example((Message("user", question),), answer, source, answer)
 
 
 def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
     prompt = _prompt(_field(row, "prompt", "prompt"))
     if not prompt or prompt[-1].role != "user" or not prompt[-1].content.strip():
         raise Malformed("'prompt' does not end with a user turn that has text")
+    return PromptOnly(prompt, source, _right_answer(row))
+
+
+def _right_answer(row: dict[str, object]) -> str | None:
     answer = row.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
-    return PromptOnly(prompt, source, None if answer is None else _text(answer, "answer").strip())
+    return None if answer is None else _text(answer, "answer").strip()
 
 
-def _example(prompt: tuple[Message, ...], response: str, source: str) -> Example | LeftOut:
+def _example(prompt: tuple[Message, ...], response: str, source: str, answer: str | None = None) -> Example | LeftOut:
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
-    return Example(prompt, response.rstrip(), source) if response.strip() else "empty answer"
+    return Example(prompt, response.rstrip(), source, answer) if response.strip() else "empty answer"
 
 
 def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | LeftOut:

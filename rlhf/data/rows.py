@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
-Kind = Literal["text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
-Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"]
+Kind = Literal["text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
+Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and the response to imitate."""
+    """A prompt and the response to imitate; `answer` is what rewards compare responses with, where it is known."""
 
     prompt: tuple[Message, ...]
     response: str
     source: str
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,9 @@ class Data(Section):
     name: Name | None = None
     revision: Name | None = None
     data_dir: Name | None = None
-    format: Literal["auto", "text", "hh", "instruction", "preference", "completion", "messages", "prompt"] = "auto"
+    format: Literal[
+        "auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"
+    ] = "auto"
     on_bad_row: Literal["stop", "skip"]
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other

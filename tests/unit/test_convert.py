@@ -15,6 +15,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "instruction": {"instruction": "Add the numbers.", "input": "2, 3", "output": "5"},
     "preference": {"prompt": "Capital of Peru?", "chosen": "Lima.", "rejected": "Quito."},
     "completion": {"prompt": "Capital of Peru?", "completion": "Lima."},
+    "question": {"question": "Half of 48?", "answer": "24 is half of it.\n#### 24"},
     "prompt": {"prompt": "Capital of Peru?", "id": "7"},
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
 }
@@ -38,16 +39,16 @@ def test_a_converted_file_holds_the_same_rows(tmp_path, kind):
 
 
 def test_columns_are_renamed(tmp_path):
-    file = write(tmp_path / "a.jsonl", {"question": "Capital of Peru?", "answer": "Lima.", "id": 3})
-    with pytest.raises(UserError, match=r"unknown columns: .* --rename question=prompt"):
+    file = write(tmp_path / "a.jsonl", {"riddle": "Capital of Peru?", "answer": "Lima.", "id": 3})
+    with pytest.raises(UserError, match=r"unknown columns: .* --rename problem=prompt"):
         convert.convert([file], {})
-    names = convert.parse_names(["question=prompt", "answer=completion"])
+    names = convert.parse_names(["riddle=prompt", "answer=completion"])
     (example,) = convert.convert([file], names).examples
     assert (example.prompt[0].content, example.response) == ("Capital of Peru?", "Lima.")
     for names, reason in (
-        ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename; it has 'question'"),
-        ({"question": "id"}, "a column 'id' besides"),
-        ({"question": "prompt", "answer": "prompt"}, "two columns the same name"),
+        ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename; it has 'riddle'"),
+        ({"riddle": "id"}, "a column 'id' besides"),
+        ({"riddle": "prompt", "answer": "prompt"}, "two columns the same name"),
     ):
         with pytest.raises(UserError, match=reason):
             convert.convert([file], names)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ ROWS = {
     "instruction": INSTRUCTION,
     "preference": PREFERENCE,
     "completion": COMPLETION,
+    "question": {"question": "Half of 48?", "answer": "48/2 = <<48/2=24>>24\n#### 24"},
     "messages": MESSAGES,
     "prompt": {"prompt": "Capital of Peru?"},
 }
@@ -106,6 +108,21 @@ def test_a_prompt_beside_an_unknown_text_is_not_taken_for_a_prompt_alone(write):
     assert "unknown columns: 'prompt', 'reply'" in refusal([file])
     assert "Prompts without answers: data.format: prompt ignores other columns" in refusal([file])
     assert len(read([file], format="prompt").prompts) == 1
+
+
+def test_a_question_with_a_worked_answer_is_a_demonstration_that_rewards_can_check(write):
+    worked = "48/2 = <<48/2=24>>24\n#### 24"
+    rows = read([write("a.jsonl", lines({"question": "Half of 48?", "answer": worked, "id": 3}))])
+    assert rows.examples == (Example((user("Half of 48?"),), worked, "a.jsonl:1", worked),)
+    short = read([write("b.jsonl", lines({"prompt": "Half of 48?", "completion": worked, "answer": 24}))])
+    assert short.examples == (Example((user("Half of 48?"),), worked, "b.jsonl:1", "24"),)
+    assert read([write("c.jsonl", lines(COMPLETION))]).examples[0].answer is None
+
+
+def test_a_question_about_a_passage_is_not_taken_for_a_question_alone(write):
+    file = write("a.jsonl", lines({"question": "Who?", "answer": "Ann.", "passage": "Ann left."}))
+    assert "unknown columns: 'question', 'answer', 'passage'" in refusal([file])
+    assert len(read([file], format="question").examples) == 1
 
 
 @pytest.mark.parametrize("prompt", ["", "  ", [], [{"role": "assistant", "content": "Hi"}], 7])
@@ -405,9 +422,7 @@ def test_every_kind_of_file_gives_the_same_rows(write, kind, name, content, plac
     ):
         number = theirs.source.removeprefix("expected.jsonl:")
         assert mine.source == f"{name}:{place.format(number)}"
-        assert [getattr(mine, key) for key in mine.__slots__[:-1]] == [
-            getattr(theirs, key) for key in theirs.__slots__[:-1]
-        ]
+        assert replace(mine, source="") == replace(theirs, source="")
 
 
 def test_parquet_conversations_and_null_columns(write):
@@ -569,9 +584,9 @@ def test_named_format_asks_for_its_own_keys(write):
 
 
 def test_unknown_columns_name_what_was_found_and_what_is_known(write):
-    message = refusal([write("a.jsonl", lines({"question": "a", "answer": "b"}))])
+    message = refusal([write("a.jsonl", lines({"riddle": "a", "answer": "b"}))])
     assert message.startswith(
-        "a.jsonl:1: unknown columns: 'question', 'answer'. Rename them to those of a known kind: text"
+        "a.jsonl:1: unknown columns: 'riddle', 'answer'. Rename them to those of a known kind: text"
     )
     assert "instruction (instruction, output); preference (prompt, chosen, rejected)" in message
     assert "unknown columns: no keys" in refusal([write("b.jsonl", lines({}))])

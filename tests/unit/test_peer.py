@@ -1,12 +1,17 @@
 """The comparison with the peer: medians, ratios, contenders that do not fit, and the peer's environment."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench.peer import __main__ as peer
-from bench.peer.inputs import BATCH
+from bench.peer import training, trl_groups
+from bench.peer.inputs import BATCH, GROUP
+from rlhf import recipe
+from tests.conftest import noted
 
 PARTS = [
     {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},
@@ -28,9 +33,10 @@ def record(figures: dict[str, Any], clock: str) -> dict[str, Any]:
 
 def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers():
     ours = [part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(peer.PHASES, 0.8)} for part in PARTS]
-    names = [*peer.THEIRS, *peer.OURS]
+    method = peer.METHODS["ppo"]
+    names = [*method.theirs, *method.ours]
     slower = [part | {"cpu": [10.0]} for part in PARTS]
-    found = peer.summarise(dict(zip(names, [PARTS, slower, ours, ours, ours], strict=True)), "cpu")
+    found = peer.summarise(method, dict(zip(names, [PARTS, slower, ours, ours, ours], strict=True)), "cpu")
     assert found[names[0]]["seconds_per_step"] == 5.0
     assert found[names[0]]["seconds_range"] == [4.0, 9.0]
     assert found[names[0]]["samples_per_second"] == BATCH / 8
@@ -45,9 +51,10 @@ def test_a_contender_that_does_not_fit_is_a_row():
     def full():
         raise peer.OutOfMemory
 
-    names = [*peer.THEIRS, *peer.OURS]
+    method = peer.METHODS["ppo"]
+    names = [*method.theirs, *method.ours]
     runs = dict.fromkeys(names, PARTS) | {names[0]: [peer.attempt(full)]}
-    found = peer.summarise(runs, "wall")
+    found = peer.summarise(method, runs, "wall")
     assert found[names[0]] == {"out_of_memory": True}
     assert "times_faster" not in found[names[2]]
     page = peer.markdown(record(found, "wall"))
@@ -76,3 +83,40 @@ def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypa
     assert any(pin.startswith("torch==") and "+" not in pin for pin in install)
     peer.peer_python(tmp_path / "env")
     assert len(commands) == 2, "the second time it only looks whether TRL is there"
+
+
+@pytest.mark.parametrize("method", ["rloo", "grpo"])
+def test_both_sides_of_a_method_without_a_critic_have_the_same_settings(method, tmp_path, monkeypatch):
+    """Ours are those of the recipe; TRL's script gets the method, and the group's size with the inputs."""
+    contenders = peer.METHODS[method]
+    for changes in contenders.ours.values():
+        assert all(key.startswith(f"{method}.") for key in changes)
+        overrides = recipe.parse_overrides([f"{key}={value}" for key, value in changes.items()])
+        options = getattr(recipe.load(peer.RECIPE, overrides).recipe, method)
+        assert (options.batch_size, options.num_generations) == (BATCH, GROUP)
+        assert options.num_iterations * options.num_mini_batches == contenders.epochs
+        assert options.beta == trl_groups.BETA[method]
+    commands: list[list[str]] = []
+    monkeypatch.setattr(peer, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
+    for flags in contenders.theirs.values():
+        assert peer.run_trl(method, Path("python"), tmp_path, flags, 3, 8) == {"cpu": [1.0]}
+    assert all(command[1].endswith("trl_groups.py") and method in command for command in commands)
+    assert [("--checkpointing" in command) for command in commands] == [False, True]
+
+
+def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatch):
+    """Three steps of 1, 2 and 3 s; a block of 64 MiB that is freed before training ends is in the peak."""
+    clock, now = training.Clock(), iter([0.0, 1.0, 3.0, 6.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+
+    class Trainer:
+        def train(self):
+            for _ in range(3):
+                clock.on_step_end()
+            block = torch.ones(2**24)
+            del block
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = training.timed(Trainer(), clock, cuda=False, warm_up=1)
+    assert found["wall"] == [2.0, 3.0] and len(found["cpu"]) == 2
+    assert 2**26 <= found["growth"] < 2**27

@@ -8,6 +8,8 @@ from rlhf.errors import UserError
 from rlhf.stages.online import rewards
 from tests.conftest import grouped
 
+GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
+
 
 def given(name: str, completion: str, answer: str | None = None) -> float:
     (number,) = rewards.find(name, "grpo.reward_funcs")(["prompt"], [completion], [answer])
@@ -32,6 +34,9 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
         ("numeric_answer", "-0.1e1", "-1", 1),
         ("numeric_answer(extract='#### (.*)')", "#### 5 then 6", "5", 0),
         ("numeric_answer(extract='#### (.*?)$')", "4\n#### 5", "5", 1),
+        (GSM8K, "540 * 2 = <<540*2=1080>>1080\n#### $1,080", "It makes 540 twice.\n#### 1080", 1),
+        (GSM8K, "It makes 1080.", "It makes 540 twice.\n#### 1080", 0),
+        (GSM8K, "#### 540", "It makes 540 twice.\n#### 1080", 0),
         ("regex(pattern='^Yes')", "Yes, so it is", None, 1),
         ("regex(pattern='^Yes')", "Oh Yes", None, 0),
         ("length(most=4)", "one two three four", None, 0),

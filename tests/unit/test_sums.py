@@ -65,6 +65,19 @@ def test_no_question_is_on_both_sides(tmp_path):
     assert not demonstrations & {*prompts.heldout}
 
 
+def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
+    """Rows as GSM8K has them: demonstrations for SFT, and prompts with answers for rewards."""
+    from rlhf.data import formats
+
+    lines = [{"question": f"What is {n} plus 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(20)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus: Corpus = _divided(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
+    prompts, answers = corpus.prompts(), corpus.answers()
+    assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.heldout
+    assert {answers[prompt] for prompt in (*prompts.train, *prompts.heldout)} == {line["answer"] for line in lines}
+
+
 def test_sums_need_their_section():
     with pytest.raises(UserError, match="source: sums needs sums"):
         small(data__source="sums")

@@ -1,0 +1,53 @@
+"""How the scripts that run a trainer of TRL take its time and its memory. Needs torch and transformers alone."""
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+
+class Clock(TrainerCallback):
+    """Wall and CPU seconds at the end of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, float]] = []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.mark()
+
+    def mark(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.marks.append((time.monotonic(), time.process_time()))
+
+
+def timed(trainer: Any, clock: Clock, cuda: bool, warm_up: int) -> dict[str, Any]:
+    """Train; return wall and CPU seconds of each step after the first `warm_up`, and by how much memory grew, in bytes.
+
+    Growth is the peak less what was held before the first step: of resident pages on a CPU, of torch's allocator on a
+    GPU.
+    """
+    held = _begin(cuda)
+    clock.marks.clear()
+    clock.mark()
+    trainer.train()
+    peak = torch.cuda.max_memory_allocated() if cuda else _status("VmHWM")
+    wall, cpu = ([b - a for a, b in pairwise(marks)] for marks in zip(*clock.marks[warm_up:], strict=True))
+    return {"wall": wall, "cpu": cpu, "growth": peak - held, "peak": peak}
+
+
+def _begin(cuda: bool) -> int:
+    """Forget the peak so far; return the bytes that are held now."""
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(key: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024

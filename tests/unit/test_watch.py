@@ -1,0 +1,52 @@
+"""What the live checks see in the logs of RLOO and GRPO, and that their remedies are keys of that stage."""
+
+import pytest
+
+from rlhf.observe import watch
+from tests.conftest import grouped
+
+ROWS = 2 * watch.FEW
+
+
+def rising(first: float, last: float) -> list[float]:
+    return [first] * watch.FEW + [last] * watch.FEW
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+@pytest.mark.parametrize(
+    ("check", "planted", "healthy", "remedies"),
+    [
+        (
+            "entropy_collapse",
+            {"policy/entropy_avg": rising(2.0, 0.5)},
+            {"policy/entropy_avg": rising(2.0, 0.7)},
+            {"beta", "entropy_coef"},
+        ),
+        (
+            "longer",
+            {"response/length": rising(100, 160), "objective/scores": rising(0.0, 1.0)},
+            {"response/length": rising(100, 160), "objective/scores": rising(1.0, 0.0)},
+            {"beta", "learning_rate", "num_mini_batches"},
+        ),
+        (
+            "no_signal",
+            {"groups/no_signal": [0.8] * ROWS},
+            {"groups/no_signal": [0.6] * ROWS},
+            {"num_generations", "resample_groups"},
+        ),
+        (
+            "clipping",
+            {"policy/clipfrac_avg": [0.4] * ROWS},
+            {"policy/clipfrac_avg": [0.2] * ROWS},
+            {"learning_rate", "num_mini_batches"},
+        ),
+    ],
+)
+def test_a_check_sees_what_is_planted_and_names_keys_of_the_stage(stage, check, planted, healthy, remedies):
+    def seen(logged: dict[str, list[float]]) -> dict[str, watch.Finding]:
+        history = watch.History(grouped(stage).recipe, stage)
+        history.rows = [dict(zip(logged, values, strict=True)) for values in zip(*logged.values(), strict=True)]
+        return {finding.check: finding for finding in watch.findings(history, ROWS)}
+
+    assert set(seen(planted)[check].remedies) == {f"{stage}.{key}" for key in remedies}
+    assert check not in seen(healthy)
