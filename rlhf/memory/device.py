@@ -199,6 +199,8 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     """Context managers that put right what would go another way on `meta`."""
     patch = mock.patch.object
     yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for, stand_in.gpu))
+    # torch lists once what `with torch.device(...)` acts on; listed now, it does not hold the stand-in for torch.tensor.
+    torch.utils._device._device_constructors()
     yield patch(torch, "tensor", _tensor)
     yield from _autocast_patches()
     # accelerate finds the trainers' device, and knows no stand-in.

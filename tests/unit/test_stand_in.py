@@ -1,7 +1,9 @@
 """The stand-in device: values that it knows, answers where it knows none, and the memory of the device's kernels."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import peft.tuners.lora
@@ -519,3 +521,16 @@ def test_paged_states_are_outside_the_allocator():
     eight, parts = run(bitsandbytes.optim.PagedAdamW8bit)
     assert eight.paged == 2 * numbers
     assert parts.get("optimizer", 0) < 0.1 * numbers
+
+
+def test_a_rehearsal_leaves_torch_as_it_was():
+    """torch lists the functions that a device context acts on once; with a stand-in among them, models load wrongly."""
+    code = """
+import torch
+from rlhf.memory.device import StandIn
+with StandIn("cuda", ["load"], 8), torch.device("meta"):
+    torch.empty(1)
+with torch.device("meta"):
+    assert torch.tensor([]).device.type == "meta"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
