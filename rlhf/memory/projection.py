@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhf.data.lengths import lengths_of_hh
+from rlhf.memory import STEPS
 from rlhf.memory.predict import TRAINING, Phase, Stage
-from rlhf.memory.rehearse import STEPS
 from rlhf.recipe import ONLINE, Recipe
 
 # Shares of the matrix rate in training and of the bandwidth in decoding. HFU counts all that the card computes, and so
