@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from bench.memory import budgets
+from bench.memory import budgets, sizes
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
@@ -59,6 +59,14 @@ def tables() -> None:
     print(budgets.peaks_table(ROOT / "recipes"))
     print()
     print(budgets.strategies_table(ROOT / "recipes" / "h100-mistral-7b" / "v1"))
+
+
+@cli.command("sizes")
+def model_sizes() -> None:
+    """Predict what each stage needs by model size; writes bench/memory/sizes.json and docs/memory.svg."""
+    content = sizes.predict(ROOT / "recipes", lambda line: click.echo(line, err=True))
+    sizes.write(ROOT, content)
+    print(sizes.table(content))
 
 
 @cli.command()

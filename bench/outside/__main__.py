@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench.outside import compare, lengths, page
+from bench.outside import compare, lengths, page, speed
 from bench.outside.collect import DATA
 from bench.outside.collect_fms import DATA as PACKED_DATA
 from bench.paths import RESULTS, ROOT
@@ -52,6 +52,9 @@ def main(only: str, jobs: int, save: bool) -> None:
     packed = list(compare.predict_packed(jobs))
     console.rows_table("NF4 and gradient checkpointing; GB", page.PACKED_COLUMNS, map(page.packed_cells, packed))
     click.echo(page.packed_line(packed))
+    _, unseen = speed.timed({"rows": rows, "packed": packed})
+    for name, card in (("L40S", speed.L40S), ("A100", speed.A100)):
+        click.echo(f"- time of a step, {name}, {page.time_spread(unseen, card)}")
     if save:
         write(rows, packed)
 

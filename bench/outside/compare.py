@@ -14,7 +14,8 @@ import numpy as np
 from bench.outside import lengths
 from bench.outside.collect import DATA
 from bench.outside.collect_fms import DATA as PACKED_DATA
-from rlhf.memory.depth import DEPTHS, deepen
+from rlhf.memory import DEPTHS
+from rlhf.memory.depth import deepen
 
 RECORDED = (301, 301, 311, 353, 421, 501, 609, 641)  # tokens; the first steps differ from the others
 WEIGHTS = 3_212_749_824 * 2  # bytes of the checkpoint
@@ -28,6 +29,8 @@ LEFT_OUT = {
     "ADAMSS": "it clusters the values of weights, which a rehearsal does not have",
 }
 VIRTUAL = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING")  # put tokens of their own before each row
+WORK = ("flops", "moved", "launched")  # of a step: floating-point operations, bytes, operations
+STEPS = 5000
 SIZES = ("reserved_max", "reserved_average", "allocated_average")
 Row = dict[str, Any]
 
@@ -54,7 +57,7 @@ def predict(run: Row) -> Row:
         return row | {"failed": reason}
     try:
         with _limited(SECONDS):
-            recording, counted = _recorded(run, virtual)
+            recording, counted, work = _recorded(run, virtual)
     except Exception as error:
         return row | {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
     if counted != run["trainable_parameters"]:
@@ -72,22 +75,32 @@ def predict(run: Row) -> Row:
         "error": {size: predicted[size] / row["measured"][size] - 1 for size in SIZES},
         "trainable_parameters": {"measured": run["trainable_parameters"], "predicted": counted},
         "sizes_exact": recording.step.exact,
+        "step": _work_of_a_step(work) | {"seconds_measured": run["measured"]["seconds"] / STEPS},
     }
 
 
-def _recorded(run: Row, virtual: int) -> tuple[Any, int]:
-    """The run's steps at its depth, and its trainable parameters: from 2 and 4 layers, or from all of them where what
-    two layers do more is not the same in every step."""
+def _recorded(run: Row, virtual: int) -> tuple[Any, int, np.ndarray]:
+    """The run's steps at its depth, its trainable parameters, and the work of each step: from 2 and 4 layers, or from
+    all of them where what two layers do more is not the same in every step."""
     from bench.outside import loop, steps
 
-    (few, parameters), (more, parameters_more) = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
+    few, more = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
     repeats = (loop.LAYERS - DEPTHS[0]) // (DEPTHS[1] - DEPTHS[0])
     try:
-        recording = steps.recorded(deepen(few, more, loop.LAYERS), RECORDED, virtual)
-        return recording, parameters + repeats * (parameters_more - parameters)
+        recording = steps.recorded(deepen(few.events, more.events, loop.LAYERS), RECORDED, virtual)
+        trainable = few.trainable + repeats * (more.trainable - few.trainable)
+        return recording, trainable, few.work + repeats * (more.work - few.work)
     except ValueError:
-        events, counted = loop.rehearse(run, loop.LAYERS, RECORDED)
-        return steps.recorded(events, RECORDED, virtual), counted
+        whole = loop.rehearse(run, loop.LAYERS, RECORDED)
+        return steps.recorded(whole.events, RECORDED, virtual), whole.trainable, whole.work
+
+
+def _work_of_a_step(work: np.ndarray) -> dict[str, float]:
+    """What a step does on average over the run: each count is a polynomial of second degree in a batch's length."""
+    every = lengths.windows().ravel()
+    means = np.array([np.mean(every**power) for power in (2.0, 1.0, 0.0)])
+    found = np.polyfit(RECORDED[1:], work[1:], 2).T @ means  # the first step makes the optimizer's states
+    return dict(zip(WORK, found.tolist(), strict=True))
 
 
 def _windows() -> tuple[np.ndarray, list[int]]:

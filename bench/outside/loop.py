@@ -8,8 +8,9 @@ import gc
 import types
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import peft
 import peft.optimizers
 import torch
@@ -53,10 +54,16 @@ class Recorder(StandIn):
     def __init__(self) -> None:
         super().__init__("cuda", ("train",), VOCABULARY, L40S)
         self._requested: list[int] = []
+        self.steps: list[tuple[int, int, int]] = []  # flops, bytes moved and operations launched before each step
 
     def _add(self, size: int, operation: str) -> int:
         self._requested.append(size)
         return super()._add(size, operation)
+
+    def mark(self, name: str) -> None:
+        if name == STEP:
+            self.steps.append((self._flops.total(), self._moved.total(), self._launched.total()))
+        super().mark(name)
 
     def requests(self) -> list[Event]:
         """The events, with the bytes that were asked for."""
@@ -69,9 +76,19 @@ class Recorder(StandIn):
         return found
 
 
-def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> tuple[list[Event], int]:
-    """Events of loading and of one training step for each of `lengths`, the tokens of the longest row of a batch; and
-    the number of trainable parameters. `run` is one of the runs of peft-metamath.json."""
+class Rehearsed(NamedTuple):
+    """A run at one depth."""
+
+    events: list[Event]  # of loading, and of each training step
+    trainable: int  # parameters
+    work: np.ndarray  # (steps, 3): floating-point operations, bytes moved, operations launched
+
+
+def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> Rehearsed:
+    """Load the model and train one step for each of `lengths`, the tokens of the longest row of a batch.
+
+    `run` is one of the runs of peft-metamath.json.
+    """
     training, adapter = run["training"], run["adapter"]
     transformers.set_seed(0)
     gc.collect()
@@ -92,7 +109,7 @@ def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> tuple[
                     pass
             model.train()
             _train(recorder, model, optimizer, schedule, lengths)
-        return recorder.requests(), trainable
+        return Rehearsed(recorder.requests(), trainable, np.diff(np.array(recorder.steps, dtype=np.int64), axis=0))
     finally:
         gc.enable()
 

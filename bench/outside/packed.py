@@ -15,8 +15,8 @@ import transformers
 from torch import Tensor
 
 from rlhf import recipe as recipes
-from rlhf.memory import Event
-from rlhf.memory.depth import DEPTHS, deepen
+from rlhf.memory import DEPTHS, Event
+from rlhf.memory.depth import deepen
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.gpu import SMALL_WORKSPACE, Gpu
 from rlhf.memory.replay import replay
@@ -57,19 +57,24 @@ def name(run: dict[str, Any]) -> str:
 
 def predict(run: dict[str, Any]) -> dict[str, Any]:
     """One run's figures, in bytes: the peak of allocated memory, and what is allocated after a step."""
-    few, more = (_rehearse(run, depth) for depth in DEPTHS)
-    events = deepen(few, more, SHAPES[run["model"]]["num_hidden_layers"])
+    (few, few_work), (more, more_work) = (_rehearse(run, depth) for depth in DEPTHS)
+    layers = SHAPES[run["model"]]["num_hidden_layers"]
+    events = deepen(few, more, layers)
+    low, high = DEPTHS
+    work = {key: n + (more_work[key] - n) * (layers - low) / (high - low) for key, n in few_work.items()}
+    seconds = run["rows"] * LENGTH / run["measured"]["tokens_per_second"]
     predicted = {
         "peak_allocated": replay(events, expandable=False, workspace=SMALL_WORKSPACE)["train"].allocated,
         "allocated": sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,
     }
     measured = {size: run["measured"][size] for size in predicted}
     error = {size: predicted[size] / measured[size] - 1 for size in predicted}
-    return {"name": name(run), "measured": measured, "predicted": predicted, "error": error}
+    step = {**work, "seconds_measured": seconds}
+    return {"name": name(run), "measured": measured, "predicted": predicted, "error": error, "step": step}
 
 
-def _rehearse(run: dict[str, Any], layers: int) -> list[Event]:
-    """Events of loading and of two steps, the first of which makes the optimizer's states."""
+def _rehearse(run: dict[str, Any], layers: int) -> tuple[list[Event], dict[str, float]]:
+    """Events of loading and of two steps, the first of which makes the optimizer's states; and the work of a step."""
     transformers.set_seed(0)
     gc.collect()
     gc.disable()  # what Python's collector frees, and when, would differ between depths
@@ -82,7 +87,9 @@ def _rehearse(run: dict[str, Any], layers: int) -> list[Event]:
             with torch.profiler.record_function("train"):
                 for _ in range(STEPS):
                     _step(run, model, optimizer)
-        return recorder.events()
+        trained = recorder.peaks()["train"]
+        work = {key: getattr(trained, key) / STEPS for key in ("flops", "moved", "launched")}
+        return recorder.events(), work
     finally:
         gc.enable()
 

@@ -2,6 +2,11 @@
 
 from typing import NamedTuple
 
+DEPTHS = (2, 4)  # layers with which a stage is rehearsed
+STEPS = 2  # of a rehearsed stage; the second one has optimizer states
+DECODING_STEP = "decoding step"  # in place of a stage's name
+ON_HOST = ("merge",)  # stages that leave the card alone
+
 COMPONENTS = (
     "base",  # the model's own weights and buffers
     "quantization",  # scales and code book beside packed weights
@@ -42,6 +47,8 @@ class Phase(NamedTuple):
     paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
     flops: int  # all that the card computes
     recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
+    moved: int = 0  # bytes that operations other than products read and write
+    launched: int = 0  # operations that launch at least one kernel
     reserved_bytes: int | None = None
     needed_bytes: int | None = None
 

@@ -22,7 +22,7 @@ from rlhf import recipe as recipes
 from rlhf.data.tokenize import Codec
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.rehearse import PHASES, settings
-from rlhf.memory.tracker import tensors_in
+from rlhf.memory.tracker import ALLOCATIONS, tensors_in
 from rlhf.models.loading import ADAPTER_FILE, load_base, load_codec, mixed_precision, new_adapter, save_adapter
 from rlhf.models.shared_base import SCORE_WEIGHT, SharedBase
 from rlhf.recipe import Loaded, Ppo
@@ -32,7 +32,6 @@ from rlhf.stages.online.session import sampling
 
 LAYERS = 2  # all decoder layers are alike
 ROLES = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
-ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
 
 HOST_READ = "reads a value on the host"
 OTHER_DEVICE = "copies between devices"

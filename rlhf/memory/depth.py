@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf.memory import Event
+from rlhf.memory import DEPTHS, Event
 
-DEPTHS = (2, 4)  # that are rehearsed
 GAP = 3  # cost of an insertion in the alignment
 OTHER_SIZE = 20  # cost of a pair of allocations by one operation, of different sizes: something as wide as all layers
 OTHER = 100  # cost of a pair that has nothing in common
@@ -66,10 +65,9 @@ class _Builder:
         by_newest = self._disciplines(start, pairs)
         position = start[1]
         for at, pair in enumerate((*pairs, end[1] - start[1])):
-            for loop in self._loops(position, start[1] + pair):
-                for _ in range(self.repeats):
-                    for index in loop:
-                        self._insert(index, by_newest)
+            if position < start[1] + pair:
+                for loop in self._loops(position, start[1] + pair):
+                    self._repeat(loop, by_newest)
             if at < len(pairs):
                 self._linear(start[0] + at, start[1] + pair)
             position = start[1] + pair + 1
@@ -94,20 +92,29 @@ class _Builder:
                 votes[self.made_more[start[1] + pair]] += (a.newest == b.newest) - (a.oldest == b.oldest)
         return {name: count >= 0 for name, count in votes.items()}
 
-    def _insert(self, index: int, by_newest: dict[str, bool]) -> None:
-        event, name = self.more[index], self.made_more[index]
-        if event.bytes > 0:
-            self._make(event, event.bytes)
-        elif event.bytes < 0:
-            place = self.more_releases[index]
-            self._release(event, name, place.newest if by_newest.get(name, True) else -1 - place.oldest)
+    def _repeat(self, loop: range, by_newest: dict[str, bool]) -> None:
+        """Write a loop over layers `repeats` times. Most of a deep model's events are written here."""
+        steps = []
+        for index in loop:
+            event, name = self.more[index], self.made_more[index]
+            place = 0
+            if event.bytes < 0:
+                release = self.more_releases[index]
+                place = release.newest if by_newest.get(name, True) else -1 - release.oldest
+            if event.bytes:
+                steps.append((event, self.alive[name], place))
+        for event, alive, place in steps * self.repeats:
+            if event.bytes > 0:
+                self._make(event, event.bytes, alive)
+            else:
+                self._release(event, alive, place)
 
     def _linear(self, at: int, pair: int) -> None:
         """An event that is there at both depths; sizes and places that differ go on in a straight line."""
         a, b = self.few[at], self.more[pair]
         if b.bytes > 0:
             size = b.bytes if a.bytes < 0 else max(1, a.bytes + (b.bytes - a.bytes) * self.repeats)
-            self._make(b, size)
+            self._make(b, size, self.alive[b.name])
         elif b.bytes < 0:
             before, after = self.few_releases.get(at), self.more_releases[pair]
             if before is None or before.newest == after.newest:
@@ -116,18 +123,18 @@ class _Builder:
                 place = -1 - after.oldest
             else:
                 place = before.newest + (after.newest - before.newest) * self.repeats
-            self._release(b, self.made_more[pair], place)
+            self._release(b, self.alive[self.made_more[pair]], place)
         else:
             self.events.append(b)
 
-    def _make(self, event: Event, size: int) -> None:
-        self.alive[event.name].append(len(self.bytes))
-        self.events.append(Event(len(self.bytes), size, event.phase, event.name))
+    def _make(self, event: Event, size: int, alive: list[int]) -> None:
+        storage = len(self.bytes)
+        alive.append(storage)
         self.bytes.append(size)
+        self.events.append(Event(storage, size, event.phase, event.name))
 
-    def _release(self, event: Event, name: str, place: int) -> None:
+    def _release(self, event: Event, alive: list[int], place: int) -> None:
         """Release the storage at `place` from the newest, or from the oldest where `place` is negative."""
-        alive = self.alive[name]
         if not alive:
             return
         at = len(alive) - 1 - place if place >= 0 else -1 - place

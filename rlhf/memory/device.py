@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
-from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
+from rlhf.memory.replay import BACKWARD, CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
 from rlhf.models import loading
@@ -62,8 +62,8 @@ class StandIn(Tracker):
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [*tensors_in(*args, *kwargs.values())]
         on_device = [x for x in tensors if x.device == META]
-        if on_device and func in _ANSWERS:
-            return _ANSWERS[func](*args, **kwargs)
+        if on_device and (answer := _ANSWERS.get(id(func))):
+            return answer(*args, **kwargs)
         if not all(map(_is_known, on_device)):
             return self._shapes(func, args, kwargs)
         out = func(*args, **kwargs)
@@ -176,14 +176,14 @@ def _places(indices: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-_ANSWERS: dict[Any, Callable[..., Any]] = {
-    aten._local_scalar_dense.default: _read,
-    aten._to_copy.default: _to_copy,
-    aten.copy_.default: _copy_,
-    aten.nonzero.default: _nonzero,
-    aten.index.Tensor: _index,
-    aten.index_put_.default: _index_put_,
-    aten.equal.default: lambda a, b: True,
+_ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live for ever, and take long to hash
+    id(aten._local_scalar_dense.default): _read,
+    id(aten._to_copy.default): _to_copy,
+    id(aten.copy_.default): _copy_,
+    id(aten.nonzero.default): _nonzero,
+    id(aten.index.Tensor): _index,
+    id(aten.index_put_.default): _index_put_,
+    id(aten.equal.default): lambda a, b: True,
 }
 
 
@@ -199,9 +199,10 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     """Context managers that put right what would go another way on `meta`."""
     patch = mock.patch.object
     yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for, stand_in.gpu))
-    # torch lists once what `with torch.device(...)` acts on; listed now, it does not hold the stand-in for torch.tensor.
+    # torch lists once what `with torch.device(...)` acts on: now, and not with the stand-in for torch.tensor in it.
     torch.utils._device._device_constructors()
     yield patch(torch, "tensor", _tensor)
+    yield patch(torch.autograd, "backward", _marked(stand_in, torch.autograd.backward))
     yield from _autocast_patches()
     # accelerate finds the trainers' device, and knows no stand-in.
     yield mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="meta")
@@ -347,6 +348,17 @@ def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..
             return function(*args)
         finally:
             stand_in.recomputing -= 1
+
+    return call
+
+
+def _marked(stand_in: StandIn, backward: Callable[..., None]) -> Callable[..., None]:
+    """A backward pass with a mark before and after it: deepen aligns events between marks, in quadratic time."""
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        stand_in.mark(BACKWARD)
+        backward(*args, **kwargs)
+        stand_in.mark(BACKWARD)
 
     return call
 

@@ -48,7 +48,7 @@ def make(
         "card_bytes": round(card * GB) if card else None,
         "cards": loaded.recipe.hardware.count,
         "price_per_hour": price,
-        "assumed": projection.ASSUMED,
+        "projection": projection.basis(),
         "stages": found,
     }
 
@@ -71,11 +71,15 @@ def _stage(loaded: Loaded, stage: str, predicted: Stage, price: float | None) ->
     rates = projection.CARDS.get(recipe.hardware.name)
     work = projection.work(ranks.of_one(loaded, stage).recipe, stage, predicted)
     if rates and work:
-        found["limit_hours"] = work.seconds(rates) / 3600
-        found["projected_hours"] = work.seconds(rates, **projection.ASSUMED) / 3600
+        projected = work.projected(rates)
+        found["limit_hours"] = work.limit(rates) / 3600
+        found["projected_hours"] = projected.seconds / 3600
+        found["projected_hours_range"] = [projected.low / 3600, projected.high / 3600]
         if recipe.processes(stage) > 1 and rates.link:
             found["between_ranks"] = told = _between(recipe, stage, found["projected_hours"], rates.link)
-            found["projected_hours"] += told["seconds_per_step"] * told["steps"] / 3600
+            waiting = told["seconds_per_step"] * told["steps"] / 3600
+            found["projected_hours"] += waiting
+            found["projected_hours_range"][1] += waiting  # the lower end: all of it hidden behind computing
         if price is not None:
             found["projected_cost"] = found["projected_hours"] * price * recipe.processes(stage)
     return found
@@ -164,16 +168,23 @@ def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
         published = "-".join(dict.fromkeys(_gb(x, 0) for x in found["budget_bytes"] or () if x)) or "-"
         verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {found['in_memory_of']}"}[found["fits"]]
         verdict += f", {found['verdict']}" if found["verdict"] else ""
-        hours = [f"{found[key]:.1f}" if key in found else "-" for key in ("limit_hours", "projected_hours")]
+        limit = f"{found['limit_hours']:.1f}" if "limit_hours" in found else "-"
+        hours = [limit, _hours([found]) if "projected_hours" in found else "-"]
         cost = f"${found['projected_cost']:.2f}" if "projected_cost" in found else "-"
         sizes = [_gb(found[f"{size}_bytes"]) for size in ("peak", "needed", "reserved")]
         rows.append((stage, *sizes, published, verdict, *hours, cost))
     chain = [plan["stages"].get(stage, {}) for stage in figures.CHAIN]
     if all("projected_hours" in found for found in chain):
-        hours = [f"{sum(found[key] for found in chain):.1f}" for key in ("limit_hours", "projected_hours")]
+        hours = [f"{sum(found['limit_hours'] for found in chain):.1f}", _hours(chain)]
         cost = f"${sum(found['projected_cost'] for found in chain):.2f}" if "projected_cost" in chain[0] else "-"
         rows.append((", ".join(figures.CHAIN), "", "", "", "", "", *hours, cost))
     return rows
+
+
+def _hours(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Projected hours of stages together, and their interval: `3.2 (2.4-5.1)`."""
+    low, high = (sum(found["projected_hours_range"][end] for found in stages) for end in (0, 1))
+    return f"{sum(found['projected_hours'] for found in stages):.1f} ({low:.1f}-{high:.1f})"
 
 
 BETWEEN_COLUMNS = ("stage", "gradients, GB", "layers, GB", "at the link's limit", "scaling")
@@ -235,11 +246,11 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
         console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
     for line in step_lines(plan):
         console.OUT.print(line, markup=False)
-    shares = ", ".join(f"{share:.0%} {name.upper()}" for name, share in plan["assumed"].items())
     console.OUT.print(
         "peak: what torch allocates. needs: what the card must have for it, with gaps between blocks, paged states and "
         "the driver. reserved: what the process is seen to hold. hours at limit: at the card's nominal rates. "
-        f"hours projected: at {shares}, which is assumed and not measured. No GPU of ours has measured any of it yet.",
+        "hours projected (from-to): training at rates calibrated on other people's runs, decoding at an assumed share "
+        "of the bandwidth (docs/memory.md). No GPU of ours has measured any of it yet.",
         style="dim",
         markup=False,
     )

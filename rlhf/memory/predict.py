@@ -16,13 +16,11 @@ from typing import Any, cast
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory import COMPONENTS, gpu, ranks
+from rlhf.memory import COMPONENTS, DECODING_STEP, DEPTHS, gpu, ranks
+from rlhf.memory import ON_HOST as ON_HOST
 from rlhf.memory import Phase as Phase
 from rlhf.memory import Stage as Stage
 from rlhf.memory import StepOperations as StepOperations
-from rlhf.memory.depth import DEPTHS
-from rlhf.memory.rehearse import DECODING_STEP
-from rlhf.memory.rehearse import ON_HOST as ON_HOST
 from rlhf.process import distributed
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import Loaded, Recipe
@@ -180,7 +178,7 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
         line(few["paged"], more["paged"]),
         line(few["flops"], more["flops"]),
-        line(few["recomputed"], more["recomputed"]),
+        *(line(few[count], more[count]) for count in ("recomputed", "moved", "launched")),
     )
 
 

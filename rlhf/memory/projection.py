@@ -1,22 +1,43 @@
-"""How long a stage would take: its floating-point operations and memory traffic against what the card can do at most.
+"""How long a stage would take: what it computes, moves and launches, against what the card can do.
 
-Nothing here was measured. `limit` is the time at the card's nominal rates, which no program reaches; `projected` takes
-the shares of them in ASSUMED.
+`limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
+training steps that others timed (bench/outside/speed.py), with an interval; nothing of this project was timed on a GPU.
 """
 
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from rlhf.data.worlds.lengths import lengths_of_hh
+from rlhf.memory import STEPS
 from rlhf.memory.predict import TRAINING, Phase, Stage
-from rlhf.memory.rehearse import STEPS
 from rlhf.recipe import ONLINE, Recipe
 
-# Shares of the matrix rate in training and of the bandwidth in decoding. HFU counts all that the card computes, and so
-# does `Work.flops`; MFU leaves out what checkpointing computes again.
-ASSUMED = {"hfu": 0.4, "mbu": 0.5}
+
+class Rates(NamedTuple):
+    """What multiplies each part of a training step's time at nominal rates; the last is seconds for each launch."""
+
+    products: float
+    memory: float
+    launch: float
+
+
+class Shares(NamedTuple):
+    """Of the nominal bandwidth, while decoding."""
+
+    least: float
+    usual: float
+    most: float
+
+
+# Fitted to 29 timed runs on an L40S and an A100 (bench/outside/speed.py; a test repeats the fit from the record).
+CALIBRATED = Rates(products=1.35, memory=1.15, launch=5e-6)
+# Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
+# them (docs/outside.md); this project's own loops and cards were not among them.
+SPREAD = (0.8, 1.5)
+# Assumed: no timed run decodes as rlhf/rollout/engine.py does, with captured steps.
+DECODING = Shares(least=0.2, usual=0.5, most=0.7)
 WINDOW = 16  # batches that are sorted by length together, as in rlhf/stages/supervised.py
 
 
@@ -45,14 +66,41 @@ CARDS = {  # by the recipe's hardware.name
 }
 
 
+class Projected(NamedTuple):
+    """Projected seconds, and the interval in which they are expected."""
+
+    seconds: float
+    low: float
+    high: float
+
+
 class Work(NamedTuple):
-    """What a whole stage computes and, while it decodes, reads."""
+    """What a whole stage does."""
 
     flops: float
-    decoded_bytes: float
+    decoded_bytes: float  # read while it decodes
+    moved: float = 0.0  # bytes that operations other than products read and write, decoding left out
+    launched: float = 0.0  # operations that launch a kernel, decoding left out
 
-    def seconds(self, card: Card, hfu: float = 1.0, mbu: float = 1.0) -> float:
-        return self.flops / (card.flops * hfu) + self.decoded_bytes / (card.bandwidth * mbu)
+    def limit(self, card: Card) -> float:
+        """Return seconds at the card's nominal rates, with nothing moved but the weights that decoding reads."""
+        return self.flops / card.flops + self.decoded_bytes / card.bandwidth
+
+    def projected(self, card: Card) -> Projected:
+        """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
+        computing = step_seconds(self.flops, self.moved, self.launched, card)
+        reading = self.decoded_bytes / card.bandwidth
+        faster, slower = SPREAD
+        return Projected(
+            computing + reading / DECODING.usual,
+            computing * faster + reading / DECODING.most,
+            computing * slower + reading / DECODING.least,
+        )
+
+
+def step_seconds(flops: float, moved: float, launched: float, card: Card, rates: Rates = CALIBRATED) -> float:
+    """Return the projected seconds of work that has these counts: the three parts one after another."""
+    return flops / card.flops * rates.products + moved / card.bandwidth * rates.memory + launched * rates.launch
 
 
 def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = False) -> dict[str, float]:
@@ -60,6 +108,15 @@ def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = Fa
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
     """
+    return {
+        name: (predicted[name].flops - predicted[name].recomputed * of_model) * times
+        for name, times in _times_a_step(recipe, stage).items()
+        if name in predicted
+    }
+
+
+def _times_a_step(recipe: Recipe, stage: str) -> dict[str, float]:
+    """How much of what was rehearsed one step does, by phase."""
     if stage in ONLINE:
         options = getattr(recipe, stage)
         updates = options.num_mini_batches * options.passes / min(2, options.num_mini_batches)
@@ -67,8 +124,7 @@ def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = Fa
     else:
         accumulation = getattr(recipe, stage).gradient_accumulation_steps
         times = {"train": accumulation / min(2, accumulation)}
-    found = {name: (predicted[name], n / STEPS) for name, n in times.items() if name in predicted}
-    return {name: (phase.flops - phase.recomputed * of_model) * n for name, (phase, n) in found.items()}
+    return {name: n / STEPS for name, n in times.items()}
 
 
 def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
@@ -97,8 +153,9 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
     if steps is None:
         return None
     options = getattr(recipe, stage)
-    per_step = step_flops(recipe, stage, predicted)
     share = row_tokens(recipe, stage, options.per_device_train_batch_size) / longest_row(recipe, stage)
+    times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
+    decoded = 0.0
     if stage in ONLINE:
         every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
         evaluations = 1 + len({options.steps}.union(*every))
@@ -106,11 +163,26 @@ def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
         batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
         cached = predicted["rollout"].components.get("kv_cache", 0)
         read = decoding_bytes(recipe, predicted) - cached * (1 - share)
-        computed = sum(flops for phase, flops in per_step.items() if phase != "rollout/decode")
-        return Work(computed * steps * share, batches * (options.response_length - 1) * read)
-    rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
-    evaluated = predicted["evaluate"].flops * options.max_eval_samples / rehearsed
-    return Work((per_step["train"] * steps + evaluated) * share, 0.0)
+        decoded = batches * (options.response_length - 1) * read
+    else:
+        rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
+        times["evaluate"] = options.max_eval_samples / rehearsed
+    phases = [(predicted[name], n) for name, n in times.items() if name in predicted]
+    return Work(
+        share * sum(phase.flops * n for phase, n in phases),
+        decoded,
+        share * sum(phase.moved * n for phase, n in phases),
+        sum(phase.launched * n for phase, n in phases),  # a kernel is launched for short rows as for long ones
+    )
+
+
+def basis() -> dict[str, Any]:
+    """Return what projected hours rest on, for the plan as JSON."""
+    return {
+        "training": CALIBRATED._asdict(),
+        "training_interval": list(SPREAD),
+        "decoding_share_of_bandwidth": DECODING._asdict(),
+    }
 
 
 def longest_row(recipe: Recipe, stage: str) -> int:

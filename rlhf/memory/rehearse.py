@@ -25,17 +25,14 @@ from unittest import mock
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory import Event, gpu
-from rlhf.memory.depth import DEPTHS, deepen
+from rlhf.memory import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event, gpu
+from rlhf.memory.depth import deepen
 from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Loaded, Recipe
 from rlhf.run.directory import Run
 from rlhf.stages import module_of
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
-STEPS = 2  # the second one has optimizer states
-DECODING_STEP = "decoding step"  # in place of a stage's name
-ON_HOST = ("merge",)  # stages that leave the card alone
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
@@ -154,6 +151,7 @@ class Rehearsals:
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
         stage_module = importlib.import_module(module_of(stage))
+        gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
         found = self.watch(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
         return found
@@ -187,11 +185,21 @@ class Rehearser:
         if hardware.device == "cuda" and stage not in ON_HOST and architecture:
             few, more = events
             try:
-                deep = deepen(few, more, architecture.num_hidden_layers)
-                reserved = replay(deep, expandable, gpu.workspace(hardware.name))
+                with _collector_off():  # hundreds of thousands of events, in no cycle
+                    deep = deepen(few, more, architecture.num_hidden_layers)
+                    reserved = replay(deep, expandable, gpu.workspace(hardware.name))
             except ValueError:
                 reserved = None
         return {"depths": found, "reserved": reserved}
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager
@@ -268,7 +276,6 @@ def main() -> None:
     with quiet_libraries():
         _import_libraries()
     with quiet_libraries(), shortened():
-        gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
         rehearse = Rehearser()
         for line in sys.stdin:
             asked = json.loads(line)

@@ -1,8 +1,8 @@
 """Results of operations on `meta` tensors, remembered by the shapes of their inputs.
 
 torch works out many shapes in Python, an operation at a time, which takes most of a rehearsal; every layer asks the
-same again. Remembered are operations whose results are new tensors without gaps, and pointwise ones in place. Views and
-whatever else shares memory with an input are left to torch.
+same again. Remembered are operations whose results are new tensors without gaps, and those that write into their first
+argument and return it with its shape. Views and whatever else shares memory with an input are left to torch.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Shapes:
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what `func(*args, **kwargs)` would: its results if they are remembered, else it is run."""
         try:
-            key = (func, *map(_key, args), *((name, _key(value)) for name, value in kwargs.items()))
+            key = (id(func), *map(_key, args), *((name, _key(value)) for name, value in kwargs.items()))
             found = self._known.get(key)
         except TypeError:  # an argument that cannot be a key
             return func(*args, **kwargs)
@@ -54,7 +54,7 @@ def _key(value: Any) -> Any:
 def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """How to make the results again, or NOT_REMEMBERED."""
     if out is args[0] if args else False:
-        return FIRST if torch.Tag.pointwise in func.tags else NOT_REMEMBERED
+        return NOT_REMEMBERED if torch.Tag.inplace_view in func.tags else FIRST
     if func._schema.is_mutable:
         return NOT_REMEMBERED
     several = isinstance(out, list | tuple)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -28,6 +28,11 @@ from rlhf.memory.kernels import FLOPS
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
+ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
+LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
+ADD = torch.ops.aten.add.Tensor
+ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
+PICKS = {"embedding", "index", "index_select", "gather"}
 OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
 
 
@@ -42,6 +47,8 @@ class Peak:
     paged: int = 0  # bytes in unified memory, not among the others
     flops: int = 0  # of the whole phase
     recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
+    moved: int = 0  # bytes that operations other than products read and write
+    launched: int = 0  # operations that launch at least one kernel
 
     @property
     def bytes(self) -> int:
@@ -67,6 +74,31 @@ class _Storage:
         return "temporaries" if self.freed_in == self.phase else "buffers"
 
 
+class _Counts(NamedTuple):
+    """What is counted of one operation of torch."""
+
+    flops: Callable[[Any, Any, Any], int] | None  # floating-point operations from (args, kwargs, result); of products
+    inside: Callable[[Any, Any], int] | None  # bytes that its kernels allocate, from (args, kwargs)
+    writes: bool  # into an argument
+    allocates: bool  # and launches no kernel
+    picks: bool  # rows of its first argument
+
+    @classmethod
+    def of(cls, func: Any, inside: Callable[[Any, Any], int] | None) -> "_Counts":
+        name = func._schema.name.removeprefix("aten::")
+        return cls(_flops_of(func), inside, func._schema.is_mutable, name in ALLOCATIONS, name in PICKS)
+
+
+def _flops_of(func: Any) -> Callable[[Any, Any, Any], int] | None:
+    if func._overloadpacket in flop_registry:
+        count = flop_registry[func._overloadpacket]
+        return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)
+    if func in FLOPS:
+        ours = FLOPS[func]
+        return lambda args, kwargs, out: ours(args, kwargs)
+    return None
+
+
 class Tracker(TorchDispatchMode):
     """Use it as a context manager around the code, and ask for `peaks()` afterwards.
 
@@ -84,11 +116,15 @@ class Tracker(TorchDispatchMode):
         self._phase: tuple[str, ...] = ()
         self._storages: list[_Storage] = []
         self._events: list[Event] = []
+        self._names: dict[int, str] = {}  # of operations, by id
+        self._counts: dict[int, _Counts] = {}  # by an operation's id
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # id of a live storage -> its index
         self._sum: tuple[int, int, int] | None = None  # key of a gradients' sum, its index, that of its first summand
         self._multiplied: set[bool] = set()  # threads that have: the program's own (False), autograd's (True)
         self._flops: Counter[tuple[str, ...]] = Counter()
         self._recomputed: Counter[tuple[str, ...]] = Counter()
+        self._moved: Counter[tuple[str, ...]] = Counter()
+        self._launched: Counter[tuple[str, ...]] = Counter()
         self.recomputing = 0  # above 0 while a forward pass is computed again
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -116,24 +152,27 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.profiler._record_function_enter_new.default:
+        if func is ENTER_BLOCK:
             self._enter_block(args[0])
             return func(*args, **kwargs)
-        if func is torch.ops.profiler._record_function_exit._RecordFunction:
+        if func is LEAVE_BLOCK:
             self._leave_block()
             return func(*args, **kwargs)
         out = self.run(func, args, kwargs)
+        made = False
         for tensor in tensors_in(out):
-            self._see(tensor, func)
-        if func is torch.ops.aten.add.Tensor and _in_backward() and _called_by_engine():
+            made |= self._see(tensor, func)
+        if func is ADD and _in_backward() and _called_by_engine():
             self._note_sum(out, args[0])
-        if func._overloadpacket in flop_registry:
-            flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
-            self.count_flops(flops, recomputed=self.recomputing > 0)
-        elif func in FLOPS:
-            self.count_flops(FLOPS[func](args, kwargs), recomputed=self.recomputing > 0)
-        if func in self.kernels:
-            self._inside(self.kernels[func](args, kwargs), f"{func} (inside)")
+        counts = self._counts.get(id(func))  # torch's operations live for ever, and take long to hash
+        if counts is None:
+            counts = self._counts[id(func)] = _Counts.of(func, self.kernels.get(func))
+        if counts.flops is not None:
+            self.count_flops(counts.flops(args, kwargs, out), recomputed=self.recomputing > 0)
+        if made or counts.writes:
+            self._count_traffic(counts, args, kwargs, out)
+        if counts.inside is not None:
+            self._inside(counts.inside(args, kwargs), f"{func} (inside)")
         return out
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -147,6 +186,22 @@ class Tracker(TorchDispatchMode):
             self.mark(PRODUCT)
         self._flops[self._phase] += flops
         self._recomputed[self._phase] += flops if recomputed else 0
+
+    def _count_traffic(self, counts: "_Counts", args: Any, kwargs: Any, out: Any) -> None:
+        """Count an operation that works on the device, and what it moves unless it is a product.
+
+        One that picks rows reads as much as it writes; others read every input once.
+        """
+        if counts.allocates:
+            return
+        self._launched[self._phase] += 1
+        if counts.flops is None:
+            written = self._bytes_of(out)
+            read = written if counts.picks else self._bytes_of(args) + self._bytes_of(tuple(kwargs.values()))
+            self._moved[self._phase] += read + written
+
+    def _bytes_of(self, things: Any) -> int:
+        return sum(x.numel() * x.element_size() for x in tensors_in(things) if x.device.type == self.device_type)
 
     def mark(self, name: str) -> None:
         """Put a mark among the events (rlhf/memory/replay.py)."""
@@ -222,13 +277,21 @@ class Tracker(TorchDispatchMode):
                 peak.paged = max(peak.paged, live[OUTSIDE])
                 if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
                     peak.operations[operation] = components
-        for phase, flops in self._flops.items():
-            for peak in _around(found, phase):
-                peak.flops += flops
-                peak.recomputed += self._recomputed[phase]
+        self._add_work(found)
         return found
 
     # -- details ---------------------------------------------------------------------------------------------------
+
+    def _add_work(self, peaks: dict[str, Peak]) -> None:
+        """Add what each phase computed, moved and launched to the peaks of the phases around it."""
+        for phase, flops in self._flops.items():
+            for peak in _around(peaks, phase):
+                peak.flops += flops
+                peak.recomputed += self._recomputed[phase]
+        for phase, launched in self._launched.items():
+            for peak in _around(peaks, phase):
+                peak.launched += launched
+                peak.moved += self._moved[phase]
 
     def _enter_block(self, name: str) -> None:
         self._entered.append(name if name in self.phases else None)
@@ -245,18 +308,21 @@ class Tracker(TorchDispatchMode):
             self._phase = phase
             self.mark(BEGIN)  # what is alive now is alive in the new phase
 
-    def _see(self, tensor: Tensor, operation: Any) -> None:
+    def _see(self, tensor: Tensor, operation: Any) -> bool:
+        """Follow a tensor's storage from now on. Returns whether it is new."""
         if tensor.device.type != self.device_type:
-            return
+            return False
         storage = tensor.untyped_storage()
         key = id(storage)
         size = storage.nbytes()
         if key in self._live or not size or self._paused:
-            return
-        index = self._add(size, str(operation))
+            return False
+        name = self._names.get(id(operation)) or self._names.setdefault(id(operation), str(operation))
+        index = self._add(size, name)
         self._live[key] = index, weakref.ref(storage, lambda _: self._free(key))
         if tensor.dim() > 1 and tensor.shape[-1] >= self.vocab_size and tensor.is_floating_point():
             self._storages[index].component = "logits"
+        return True
 
     def _add(self, size: int, operation: str) -> int:
         size = -(-size // ROUND) * ROUND
@@ -278,6 +344,7 @@ class Tracker(TorchDispatchMode):
         if size:
             index = self._add(size, operation)
             self._storages[index].component = "kernels"
+            self._moved[self._phase] += 2 * size  # written and read again
             self._events.append(Event(index, -self._storages[index].bytes, self._phase, ""))
 
     def _note_sum(self, total: Tensor, first: Tensor) -> None:

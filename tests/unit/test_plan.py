@@ -484,8 +484,8 @@ def test_nothing_is_predicted_where_nothing_can_be_compared(small, narrow):
 # -- hours and dollars -------------------------------------------------------------------------------------------------
 
 
-def phase(flops: int, **components: int) -> Phase:
-    return Phase(sum(components.values()), components, 0, flops)
+def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> Phase:
+    return Phase(sum(components.values()), components, 0, flops, moved=moved, launched=launched)
 
 
 def sft_recipe(**changes) -> Loaded:
@@ -506,7 +506,15 @@ SFT = {"": phase(0, base=1), "train": phase(1600, base=1), "evaluate": phase(80,
 
 def test_work_of_sft_by_hand():
     """Rehearsed: 2 steps of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
-    assert projection.work(sft_recipe().recipe, "sft", SFT) == (80 * 100 + 32 * 10, 0)
+    assert projection.work(sft_recipe().recipe, "sft", SFT) == (80 * 100 + 32 * 10, 0, 0, 0)
+
+
+def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
+    """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
+    stage = SFT | {"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)}
+    monkeypatch.setattr(projection, "padded_share", lambda *_: 0.5)
+    found = projection.work(sft_recipe().recipe, "sft", stage)
+    assert found == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
 
 
 def test_training_work_doubles_with_the_rows():
@@ -568,7 +576,7 @@ def test_evaluations_are_those_of_a_run():
     assert found and found.decoded_bytes == 60 + 5
 
 
-def projected(price: float | None = None, **rates) -> dict[str, Any]:
+def projected(price: float | None = None) -> dict[str, Any]:
     stages: dict[str, dict[str, Any]] = plan.make(Known(SFT), sft_recipe(), ("sft",), price)["stages"]
     return stages["sft"]
 
@@ -581,15 +589,29 @@ def test_hours_fall_with_the_card_s_rate(monkeypatch):
     for key in ("limit_hours", "projected_hours"):
         assert slower[key] == pytest.approx(4 * once[key])
     assert once["limit_hours"] == pytest.approx(8320 / card.flops / 3600)
-    assert once["projected_hours"] == pytest.approx(once["limit_hours"] / 0.4)
+    assert once["projected_hours"] == pytest.approx(once["limit_hours"] * projection.CALIBRATED.products)
     monkeypatch.delitem(projection.CARDS, "4090")
     assert "projected_hours" not in projected(1.0)
 
 
+CARD = projection.Card(1000.0, 10.0, "")
+
+
+def test_the_three_parts_of_a_step_add_up():
+    rates = projection.Rates(products=2.0, memory=3.0, launch=0.5)
+    assert projection.step_seconds(5000.0, 200.0, 8, CARD, rates) == 2 * 5 + 3 * 20 + 0.5 * 8
+
+
 def test_decoding_is_limited_by_bandwidth():
-    card = projection.Card(1000.0, 10.0, "")
-    assert projection.Work(5000.0, 200.0).seconds(card) == 5 + 20
-    assert projection.Work(5000.0, 200.0).seconds(card, hfu=0.5, mbu=0.1) == 10 + 200
+    work = projection.Work(0.0, 200.0)
+    assert work.limit(CARD) == 20
+    shares = projection.DECODING
+    assert work.projected(CARD) == (20 / shares.usual, 20 / shares.most, 20 / shares.least)
+
+
+def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
+    found = projection.Work(5000.0, 200.0, 100.0, 4.0).projected(CARD)
+    assert 25 <= found.low < found.seconds < found.high
 
 
 def test_cost_is_hours_times_the_price():
@@ -608,10 +630,10 @@ def test_hours_and_cost_of_the_chain_are_added_up():
         "verdict": None,
     }
     stage |= {"in_memory_of": "cuda"}
-    stage |= {"limit_hours": 0.5, "projected_hours": 2.0, "projected_cost": 4.0}
+    stage |= {"limit_hours": 0.5, "projected_hours": 2.0, "projected_hours_range": [1.5, 3.0], "projected_cost": 4.0}
     stages = dict.fromkeys(("sft", "rm", "ppo", "dpo"), stage)
     *_, total = plan.stage_rows({"stages": stages})
-    assert total == ("sft, rm, ppo", "", "", "", "", "", "1.5", "6.0", "$12.00")
+    assert total == ("sft, rm, ppo", "", "", "", "", "", "1.5", "6.0 (4.5-9.0)", "$12.00")
     *_, last = plan.stage_rows({"stages": {"sft": stage}})
     assert last[0] == "sft"
 

@@ -66,3 +66,21 @@ def test_other_changes_in_place_are_made_each_time():
         x = made(4)
         shapes(aten.resize_.default, (x, [8]), {})
         assert x.shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("func", "more"),
+    [(aten.addmm_.default, (made(4, 3), made(3, 8))), (aten.uniform_.default, ()), (aten.zero_.default, ())],
+)
+def test_what_writes_into_its_first_argument_returns_it(func, more):
+    shapes = Shapes()
+    for _ in range(2):
+        x = made(4, 8)
+        assert shapes(func, (x, *more), {}) is x
+
+
+def test_a_view_in_place_changes_the_shape_every_time():
+    shapes = Shapes()
+    for _ in range(2):
+        x = made(4, 8)
+        assert shapes(aten.t_.default, (x,), {}).shape == x.shape == (8, 4)

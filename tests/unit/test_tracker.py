@@ -602,3 +602,44 @@ def test_the_first_product_of_each_thread_is_marked():
         for _ in range(2):
             layer(torch.zeros(2, 128)).sum().backward()
     assert [e.name for e in found.events() if e.storage is None] == ["product", "product"]
+
+
+def traffic(run) -> tuple[int, int]:
+    """Bytes moved and operations launched while `run` ran."""
+    watch = tracker()
+    with watch:
+        run()
+    everything = watch.peaks()[""]
+    return everything.moved, everything.launched
+
+
+def test_an_operation_reads_its_inputs_and_writes_its_result():
+    x, y = torch.ones(256), torch.ones(256)
+    assert traffic(lambda: x + y) == (3 * 1024, 1)
+    assert traffic(lambda: x.add_(y)) == (3 * 1024, 1), "in place: two are read, one is written"
+    assert traffic(lambda: x.zero_()) == (2 * 1024, 1)
+
+
+def test_views_and_allocations_launch_nothing():
+    assert traffic(lambda: torch.empty(16, 16).t().view(16, 16)[1:]) == (0, 0)
+
+
+def test_a_product_is_launched_and_its_bytes_are_not_counted():
+    x = torch.ones(16, 16)
+    assert traffic(lambda: x @ x) == (0, 1)
+
+
+def test_picking_rows_reads_only_those():
+    table, places = torch.ones(10_000, 64), torch.zeros(4, dtype=torch.int64)
+    assert traffic(lambda: nn.functional.embedding(places, table)) == (2 * 4 * 64 * 4, 1)
+
+
+def test_traffic_belongs_to_the_phase_it_is_in():
+    watch, x = tracker(), torch.ones(256)
+    with watch:
+        x * 2
+        with record_function(next(iter(PHASES))):
+            x * 2
+    found = watch.peaks()
+    assert (found[next(iter(PHASES))].moved, found[next(iter(PHASES))].launched) == (2048, 1)
+    assert (found[""].moved, found[""].launched) == (4096, 2)

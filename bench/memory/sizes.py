@@ -1,0 +1,173 @@
+"""How large a model fits a card: predicted need of each training stage by model size, and the chart of docs/memory.md.
+
+One setting for all sizes, with which one would train: an NF4 base with LoRA adapters of rank 16, a batch of 16 rows of
+512 tokens, gradient checkpointing, a paged 8-bit AdamW. PPO has all four roles on the one base. Rows go through the
+card 2 at a time, and 8 prompts are decoded together; neither changes the result.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf import recipe as recipes
+from rlhf.memory.predict import Predictor, needed
+
+FILE = Path(__file__).with_suffix(".json")
+BASED_ON = "4090-llama2-7b/v2"
+STAGES = ("sft", "rm", "ppo", "dpo")
+ROWS, AT_ONCE, DECODED = 16, 2, 8  # rows of an optimizer step, in a micro-batch, decoded together
+GB = 1e9
+
+
+class Size(NamedTuple):
+    """The shape of a published model."""
+
+    name: str
+    billions: float  # of parameters
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    tied: bool = False
+
+
+SIZES = (
+    Size("Llama-3.2-1B", 1.24, 2048, 8192, 16, 32, 8, 128256, tied=True),
+    Size("Llama-3.2-3B", 3.21, 3072, 8192, 28, 24, 8, 128256, tied=True),
+    Size("Llama-2-7B", 6.74, 4096, 11008, 32, 32, 32, 32000),
+    Size("Llama-3.1-8B", 8.03, 4096, 14336, 32, 32, 8, 128256),
+    Size("Llama-2-13B", 13.02, 5120, 13824, 40, 40, 40, 32000),
+    Size("CodeLlama-34B", 33.74, 8192, 22016, 48, 64, 8, 32000),
+    Size("Llama-2-70B", 68.98, 8192, 28672, 80, 64, 8, 32000),
+)
+CARDS = {"8 GB": 8192, "12 GB": 12288, "24 GB": 24564, "80 GB": 81559}  # MiB, as nvidia-smi shows them
+LARGE = 20.0  # billions of parameters from which the card is an H100 and not a 4090
+
+
+def changes(size: Size) -> dict[str, Any]:
+    """The keys that make the recipe one for this model."""
+    found: dict[str, Any] = {
+        f"model.architecture.{key}": value
+        for key, value in {
+            "vocab_size": size.vocabulary,
+            "hidden_size": size.hidden,
+            "intermediate_size": size.inner,
+            "num_hidden_layers": size.layers,
+            "num_attention_heads": size.heads,
+            "num_key_value_heads": size.kv_heads,
+            "tie_word_embeddings": size.tied,
+        }.items()
+    }
+    for stage in ("sft", "rm", "dpo"):
+        found[f"{stage}.per_device_train_batch_size"] = AT_ONCE
+        found[f"{stage}.gradient_accumulation_steps"] = ROWS // AT_ONCE
+    found |= {
+        "hardware.name": "h100" if size.billions > LARGE else "4090",
+        "ppo.batch_size": ROWS,
+        "ppo.num_mini_batches": 1,
+        "ppo.per_device_train_batch_size": AT_ONCE,
+        "ppo.score_batch_size": AT_ONCE,
+        "ppo.rollout_batch_size": DECODED,
+        "evaluate.batch_size": DECODED,
+    }
+    return found
+
+
+def predict(root: Path, said: Callable[[str], None]) -> dict[str, Any]:
+    """Bytes of the card that each stage is predicted to need, by model."""
+    found: dict[str, Any] = {}
+    with Predictor() as predictor:
+        for size in SIZES:
+            loaded = recipes.load(root / BASED_ON, changes(size))
+            found[size.name] = {stage: needed(predictor(loaded, stage)[""]) for stage in STAGES}
+            said(f"{size.name}: " + ", ".join(f"{stage} {n / GB:.1f}" for stage, n in found[size.name].items()))
+    return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": found}
+
+
+def largest(needs: Mapping[str, Mapping[str, int]], stage: str, mebibytes: int) -> Size | None:
+    """The largest model with which a stage needs no more than a card has."""
+    return next((s for s in reversed(SIZES) if needs[s.name][stage] <= mebibytes * 2**20), None)
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Predicted need in GB as Markdown, and the largest model of the list whose PPO fits each card."""
+    needs = content["needed"]
+    lines = ["| model | parameters, 10^9 | " + " | ".join(STAGES) + " |", "| --- | ---: |" + " ---: |" * len(STAGES)]
+    for size in SIZES:
+        cells = " | ".join(f"{needs[size.name][stage] / GB:.1f}" for stage in STAGES)
+        lines.append(f"| {size.name} | {size.billions:.1f} | {cells} |")
+    lines += ["", "| card | largest model whose PPO fits | needs, GB | of |", "| --- | --- | ---: | ---: |"]
+    for card, mebibytes in CARDS.items():
+        found = largest(needs, "ppo", mebibytes)
+        name, need = (found.name, f"{needs[found.name]['ppo'] / GB:.1f}") if found else ("none of these", "")
+        lines.append(f"| {card} | {name} | {need} | {mebibytes * 2**20 / GB:.1f} |")
+    return "\n".join(lines)
+
+
+# -- chart -----------------------------------------------------------------------------------------------------------
+
+WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 58, 78, 16, 62
+SMALLEST, LARGEST = 1.0, 80.0  # billions of parameters
+LEAST, MOST = 2.0, 100.0  # GB
+COLOURS = {"sft": "#1f6feb", "rm": "#8250df", "ppo": "#cf222e", "dpo": "#1a7f37"}
+WORDS = {"sft": "SFT", "rm": "reward model", "ppo": "PPO", "dpo": "DPO"}
+
+
+def chart(content: Mapping[str, Any]) -> str:
+    """Predicted need over model size as SVG, both on logarithmic axes, a line for each stage and one for each card."""
+    from math import log
+
+    def x(billions: float) -> float:
+        return LEFT + log(billions / SMALLEST) / log(LARGEST / SMALLEST) * (WIDE - LEFT - RIGHT)
+
+    def y(gigabytes: float) -> float:
+        return HIGH - BOTTOM - log(gigabytes / LEAST) / log(MOST / LEAST) * (HIGH - BOTTOM - TOP)
+
+    needs = content["needed"]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDE}" height="{HIGH}" fill="white"/>',
+    ]
+    for tick in (1, 2, 4, 8, 16, 32, 64):
+        parts.append(f'<path d="M{x(tick):.1f} {TOP}V{HIGH - BOTTOM}" stroke="#eee"/>')
+        parts.append(f'<text x="{x(tick):.1f}" y="{HIGH - BOTTOM + 17}" text-anchor="middle">{tick}</text>')
+    for tick in (2, 4, 8, 16, 32, 64):
+        parts.append(f'<path d="M{LEFT} {y(tick):.1f}H{WIDE - RIGHT}" stroke="#eee"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
+    for card, mebibytes in CARDS.items():
+        at = y(mebibytes * 2**20 / GB)
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDE - RIGHT}" stroke="#666" stroke-dasharray="5 4"/>')
+        parts.append(f'<text x="{WIDE - RIGHT + 6}" y="{at + 4:.1f}" fill="#444">{card} card</text>')
+    for stage in STAGES:
+        points = [(x(size.billions), y(needs[size.name][stage] / GB)) for size in SIZES]
+        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[stage]}" stroke-width="1.8"/>')
+        for size, (a, b) in zip(SIZES, points, strict=True):
+            title = f"{size.name}, {WORDS[stage]}: {needs[size.name][stage] / GB:.1f} GB"
+            parts.append(
+                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.2" fill="{COLOURS[stage]}"><title>{title}</title></circle>'
+            )
+    for at, stage in enumerate(STAGES):
+        across, down = WIDE - RIGHT - 140, HIGH - BOTTOM - 66 + 17 * at
+        parts.append(
+            f'<path d="M{across} {down - 4}h22" stroke="{COLOURS[stage]}" stroke-width="2"/>'
+            f'<text x="{across + 28}" y="{down}">{WORDS[stage]}</text>'
+        )
+    middle = (LEFT + WIDE - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle:.0f}" y="{HIGH - 24}" text-anchor="middle">parameters of the model, billions</text>'
+        f'<text x="{middle:.0f}" y="{HIGH - 7}" text-anchor="middle" fill="#666">'
+        "NF4 base, LoRA, 16 rows of 512 tokens; predicted, not measured</text>"
+        f'<text transform="translate(16 {(HIGH - BOTTOM + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+        "GB of the card, predicted</text>"
+    )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def write(root: Path, content: Mapping[str, Any]) -> None:
+    """Write the predictions beside this file, and the chart into docs/."""
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (root / "docs" / "memory.svg").write_text(chart(content), encoding="utf-8")

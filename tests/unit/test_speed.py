@@ -1,0 +1,78 @@
+"""The time of a training step is calibrated on some runs and held against others."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.outside import compare, lengths, speed
+from bench.outside.__main__ import FOLDER
+from rlhf.memory import projection
+
+Row = dict[str, Any]
+CARD = projection.Card(100.0, 10.0, "")
+RATES = projection.Rates(1.5, 1.2, 5e-6)
+
+
+def row(name: str, flops: float, moved: float, launched: float, rates: projection.Rates = RATES) -> Row:
+    seconds = projection.step_seconds(flops, moved, launched, CARD, rates)
+    return {"name": name, "step": {"flops": flops, "moved": moved, "launched": launched, "seconds_measured": seconds}}
+
+
+def made(rates: projection.Rates, count: int = 12) -> list[speed.Timed]:
+    numbers = np.random.default_rng(0).uniform(1, 100, (count, 3)) * (1, 1, 1e6)
+    return [(row(f"{at:02}", a, b, c, rates), CARD) for at, (a, b, c) in enumerate(numbers.tolist())]
+
+
+def record() -> Row:
+    content: Row = json.loads(max(FOLDER.glob("*.json")).read_text(encoding="utf-8"))
+    return content
+
+
+def test_the_fit_finds_the_rates_that_made_the_times():
+    assert speed.fit(made(RATES)) == pytest.approx(RATES)
+    assert all(speed.ratio(run, RATES) == pytest.approx(1) for run in made(RATES))
+
+
+def test_no_part_is_faster_than_the_card():
+    found = speed.fit(made(projection.Rates(1.5, 0.2, 5e-6)))
+    assert min(found.products, found.memory) >= 1
+
+
+def test_one_strange_run_changes_little():
+    runs = made(RATES)
+    runs[0][0]["step"]["seconds_measured"] *= 10
+    assert speed.fit(runs) == pytest.approx(RATES, rel=0.1)
+
+
+def test_no_run_is_both_calibrated_and_tested_on():
+    content = record()
+    calibrated, others = ([run["name"] for run, _ in part] for part in speed.timed(content))
+    assert not {*calibrated} & {*others}
+    assert len(calibrated) + len(others) == sum("step" in r for r in content["rows"]) + len(content["packed"])
+    assert not [name for name in calibrated if "nf4" in name]
+
+
+def test_the_rates_of_a_plan_are_those_that_the_record_gives():
+    calibrated, others = speed.timed(record())
+    assert speed.fit(calibrated) == pytest.approx(projection.CALIBRATED)
+    low, high = projection.SPREAD
+    assert all(low <= 1 / speed.ratio(run) <= high for run in others)
+
+
+def test_a_step_s_work_is_the_mean_over_the_run_s_lengths():
+    tokens = np.array(compare.RECORDED, dtype=float)
+    work = np.stack([2 * tokens**2 + 3 * tokens, 5 * tokens, np.full(len(tokens), 7.0)], 1)
+    work[0] += 1000  # the first step makes the optimizer's states, and does not count
+    every = lengths.windows().ravel()
+    found = compare._work_of_a_step(work)
+    expected = {"flops": np.mean(2.0 * every**2 + 3 * every), "moved": np.mean(5.0 * every), "launched": 7}
+    assert found == pytest.approx(expected)
+
+
+def test_the_page_has_the_rates():
+    rates, page = projection.CALIBRATED, (FOLDER.parents[2] / "docs/memory.md").read_text(encoding="utf-8")
+    for share in (rates.products, rates.memory):
+        assert f"{100 / share:.0f} % of the" in page
+    assert f"{rates.launch * 1e6:.0f} microseconds" in page
