@@ -1,5 +1,6 @@
 """The comparison with the peer: medians, ratios, contenders that do not fit, and the peer's environment."""
 
+import mmap
 import time
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,9 @@ def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatc
         def train(self):
             for _ in range(3):
                 clock.on_step_end()
-            block = torch.ones(2**24)
-            del block
+            with mmap.mmap(-1, 2**26) as block:  # new pages, which a tensor in memory that was freed before has not
+                for page in range(0, 2**26, mmap.PAGESIZE):
+                    block[page] = 1
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = training.timed(Trainer(), clock, cuda=False, warm_up=1)
