@@ -457,7 +457,7 @@ def test_a_cache_grows_with_rows_and_tokens(two):
 
 
 def rehearsed(**operations: dict[str, int]) -> dict[str, Any]:
-    return {"operations": operations, "paged": 0, "flops": 0, "recomputed": 0}
+    return {"operations": operations, "paged": 0, "flops": 0, "recomputed": 0, "moved": 0, "launched": 0}
 
 
 def test_the_line_through_two_depths_by_hand():

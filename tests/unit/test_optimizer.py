@@ -89,7 +89,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     asked: list[object] = []
     monkeypatch.setattr("rlhf.stages.supervised.page_states", asked.append)
     unused: Any = None
-    run: Any = SimpleNamespace(resumed_from=None, leads=False)
+    run: Any = SimpleNamespace(resumed_from=None, is_main=False)
     callback = _RunCallback(run, unused, unused)
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0), None, optimizer="theirs")
     assert asked == ["theirs"]
