@@ -131,7 +131,7 @@ def _command(stage: str, more_data: Sequence[str], *leave_out: str) -> list[str]
 
 
 def _report_done(run: Run) -> bool:
-    """Whether a stage is finished, here or in another root; prints where."""
+    """Return whether a stage is finished, here or in another root; print where."""
     path = run.elsewhere(run.stage) or (run.path if run.done() is not None else None)
     if path:
         console.OUT.print(f"{run.stage}: done ({path})", markup=False)
@@ -139,7 +139,7 @@ def _report_done(run: Run) -> bool:
 
 
 def _run_parents(loaded: Loaded, stage: str, out: Path, parents: Path | None, more_data: Sequence[str]) -> None:
-    """Run the stages before `stage` that are not finished, each in a process of its own. Exits where one fails."""
+    """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
     for parent in recipe.stages_before(loaded.recipe, stage):
         if _report_done(Run(out, loaded, parent, parents)):
             continue
@@ -150,7 +150,7 @@ def _run_parents(loaded: Loaded, stage: str, out: Path, parents: Path | None, mo
 
 
 def _predict_peak(loaded: Loaded, stage: str) -> int | None:
-    """Bytes at the stage's predicted peak, None where nothing can be predicted. Raises UserError if they do not fit."""
+    """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
     with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
         return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
 
@@ -172,10 +172,7 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
             raise click.BadParameter(f"{word!r} is not one of {', '.join(recipe.STAGES)}", param_hint="--until")
     chain = reproducing.chain(loaded, finals)
     numbers = [int(seed) for seed in seeds.split()]
-    options = ["--recipe", str(loaded.directory)]
-    options += [part for file in choice.data for part in ("--data", file)]
-    options += [part for change in choice.changes for part in ("--set", change)]
-    options += ["--weights", choice.weights] if choice.weights else []
+    options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING)]
     reproducing.run_seeds(chain, numbers, out, options)
     reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
 
