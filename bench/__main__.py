@@ -19,7 +19,7 @@ from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.observe import console
 from rlhf.options import PRICE
-from rlhf.recipe import Loaded, published
+from rlhf.recipe import PinnedRecipe, published
 from rlhf.recipe.published import Figure, Spent, Verdict
 from rlhf.run.provenance import code_version
 from rlhf.run.reader import reading
@@ -97,7 +97,7 @@ NOTE = (
 )
 
 
-def measure(loaded: Loaded, stages: tuple[str, ...], count: int, shape: str) -> dict[str, Any]:
+def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: str) -> dict[str, Any]:
     """The record of one benchmark: provenance, ceilings of the device, and what each stage took."""
     with console.quiet_libraries():
         import torch
@@ -137,7 +137,7 @@ def measure(loaded: Loaded, stages: tuple[str, ...], count: int, shape: str) -> 
 
 
 def derived(
-    loaded: Loaded, stage: str, row: Mapping[str, Any], predicted: Stage, best: Mapping[str, float], shape: str
+    loaded: PinnedRecipe, stage: str, row: Mapping[str, Any], predicted: Stage, best: Mapping[str, float], shape: str
 ) -> dict[str, Any]:
     """MFU, HFU, MBU, predicted peak and projected hours of a stage's measured steps; None where they cannot be told."""
     found: dict[str, Any] = dict.fromkeys(("mfu", "hfu", "mbu", "hours"))
@@ -188,7 +188,7 @@ def stage_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
 Compared = tuple[Figure, float | None, Verdict]
 
 
-def comparisons(loaded: Loaded, record: Mapping[str, Any], price: float | None = None) -> list[Compared]:
+def comparisons(loaded: PinnedRecipe, record: Mapping[str, Any], price: float | None = None) -> list[Compared]:
     """Every published cost of the measured stages with what was measured, then those of all stages together.
 
     Hours and dollars are projected from the measured steps. `price`: dollars for an hour of one card.
@@ -260,7 +260,7 @@ def folder_of(record: Mapping[str, Any]) -> Path:
     return Path(RESULTS, record["recipe"], record["version"], device, "bench")
 
 
-def newest(loaded: Loaded, record: Mapping[str, Any]) -> dict[str, Any] | None:
+def newest(loaded: PinnedRecipe, record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The last stored record of the same machine, recipe and shape; None for a changed recipe, which has none."""
     if loaded.modified:
         return None

@@ -16,7 +16,7 @@ from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import one_by_one, with_changes
 from rlhf.observe import console
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.published import GB
 from rlhf.run.provenance import code_version
 
@@ -59,7 +59,7 @@ def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | Non
 
 
 def _row(
-    name: str, row: dict[str, Any], none: dict[str, Any], predicted: dict[str, Any], loaded: Loaded
+    name: str, row: dict[str, Any], none: dict[str, Any], predicted: dict[str, Any], loaded: PinnedRecipe
 ) -> tuple[str, ...]:
     expected = f"{predicted[name]['peak_bytes'] / 1e9:.2f}" if name in predicted else ""
     if "cannot_run" in row:

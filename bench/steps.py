@@ -12,14 +12,14 @@ from rlhf.errors import UserError
 from rlhf.files import read_json, read_lines
 from rlhf.memory.rehearse import few_steps
 from rlhf.process.distributed import child_environment
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 
 STAGES = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: kernels are chosen, optimizer states are made, graphs are captured
 
 
 def measure(
-    loaded: Loaded, stages: Sequence[str], out: Path, *, steps: int, shape: str, preflight: bool = True
+    loaded: PinnedRecipe, stages: Sequence[str], out: Path, *, steps: int, shape: str, preflight: bool = True
 ) -> dict[str, dict[str, Any]]:
     """Run the stages one after another below `out`; per stage what `summarise` says, or {"out_of_memory": True}.
 
@@ -74,7 +74,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
-def _run(loaded: Loaded, stage: str, out: Path, changes: Mapping[str, Any], preflight: bool) -> str:
+def _run(loaded: PinnedRecipe, stage: str, out: Path, changes: Mapping[str, Any], preflight: bool) -> str:
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
     command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]

@@ -16,7 +16,7 @@ import torch
 
 from rlhf import cli, recipe, stages
 from rlhf.files import read_json
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.finished import result_files, result_hash
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
@@ -103,17 +103,17 @@ GROUP: dict[str, Any] = {
 }
 
 
-def grouped(stage: str, group: dict[str, Any] | None = None, **changes: Any) -> Loaded:
+def grouped(stage: str, group: dict[str, Any] | None = None, **changes: Any) -> PinnedRecipe:
     """The CPU recipe at test size with a section `rloo` or `grpo`; `group` changes keys of it."""
     return small(**{stage: GROUP | (group or {})}, **changes)
 
 
-def small(**changes: Any) -> Loaded:
+def small(**changes: Any) -> PinnedRecipe:
     """The CPU recipe at test size; `changes` name keys with double underscores: ppo__steps=2."""
     return recipe.load(RECIPE, SMALL | {key.replace("__", "."): value for key, value in changes.items()})
 
 
-def run_stages(loaded: Loaded, out: Path, *names: str, **options: Any) -> dict[str, Any]:
+def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> dict[str, Any]:
     """Run the named stages; returns the last one's summary."""
     summary: dict[str, Any] = {}
     for name in names:

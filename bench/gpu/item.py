@@ -19,7 +19,7 @@ from bench.gpu.plan import Item
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.files import write_json
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ class Context:
         return torch.device("cpu" if self.dry_run else "cuda")
 
     @property
-    def recipe(self) -> Loaded:
+    def recipe(self) -> PinnedRecipe:
         """The item's recipe, as it is in its folder; in a dry run the tiny one."""
         assert self.loaded, f"{self.item.name} has no recipe"
         return self.loaded
@@ -104,7 +104,7 @@ class Context:
         return self.record
 
 
-def load(item: Item, dry_run: bool) -> Loaded | None:
+def load(item: Item, dry_run: bool) -> PinnedRecipe | None:
     """The recipe of an item, or the tiny one of a dry run; None where the item has none."""
     if item.recipe is None:
         return None
@@ -115,7 +115,7 @@ def load(item: Item, dry_run: bool) -> Loaded | None:
     )
 
 
-def with_random_weights(loaded: Loaded, changes: Mapping[str, Any] | None = None) -> Loaded:
+def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, Any] | None = None) -> PinnedRecipe:
     """The recipe with random weights and no downloads."""
     random = recipes.with_random_weights(loaded.recipe, 64, "longest")
     return recipes.load(loaded.directory, loaded.overrides | random | dict(changes or {}))

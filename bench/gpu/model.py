@@ -7,13 +7,13 @@ import torch
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 
 ROLES = ("policy", "reference", "reward", "value")
 
 
-def shared_base(loaded: Loaded, device: torch.device, folder: Path) -> tuple[SharedBase, Codec]:
+def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tuple[SharedBase, Codec]:
     """A base with four LoRA adapters, of which policy and value are trainable, and the stand-in tokenizer.
 
     `loaded` must have random weights. All adapters are the same new one, B = 0, which is as fast as any. Files are

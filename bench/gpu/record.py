@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bench.gpu import packages
 from bench.gpu.plan import ITEMS, Item
 from rlhf import recipe as recipes
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.provenance import code_version
 
 SCHEMA = 1
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     why: str
 
 
-def opened(item: Item, dry_run: bool, loaded: Loaded | None = None) -> dict[str, Any]:
+def opened(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> dict[str, Any]:
     """The record of an item that starts now: everything but what it will find. `device` is filled in by its process."""
     return {
         "schema": SCHEMA,

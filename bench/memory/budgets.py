@@ -9,7 +9,7 @@ from rlhf import recipe as recipes
 from rlhf.memory.plan import ON_HOST, ablation, claims
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.memory.predict import stages as predicted_stages
-from rlhf.recipe import GROUPS, Loaded
+from rlhf.recipe import GROUPS, PinnedRecipe
 
 ALLOWED = 0.03  # growth of a phase's peak over what is pinned
 FILE = "predicted.json"
@@ -24,14 +24,14 @@ def pinned_recipes(root: Path) -> list[Path]:
     return [d for d in recipes.available(root) if recipes.load(d).recipe.hardware.memory_gb is not None]
 
 
-def predict(predictor: Predictor, loaded: Loaded) -> Peaks:
+def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
     return {
         stage: {name: phase.components for name, phase in predictor(loaded, stage).items() if name}
         for stage in predicted_stages(loaded.recipe)
     }
 
 
-def needs(predictor: Predictor, loaded: Loaded) -> Needs:
+def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
     """What each phase needs of the card with the gaps between blocks, without paged states and the driver's context."""
     found = {}
     for stage in predicted_stages(loaded.recipe):
@@ -40,13 +40,13 @@ def needs(predictor: Predictor, loaded: Loaded) -> Needs:
     return {stage: phases for stage, phases in found.items() if phases}
 
 
-def strategies(predictor: Predictor, loaded: Loaded) -> dict[str, Any] | None:
+def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, Any] | None:
     """What each way to save memory does to SFT's step, for a recipe whose source publishes that."""
     published = any(target.metric and target.metric.startswith("effect.") for target in loaded.targets)
     return ablation(predictor, loaded, "sft") if published else None
 
 
-def decoding_step(predictor: Predictor, loaded: Loaded) -> tuple[Step, list[str]]:
+def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, list[str]]:
     """Count the operations of a decoding step by role; also returns what a captured graph must not hold."""
     found = predictor.decoding_step(loaded) or {}
     step = {role: {"per_layer": n.per_layer, "outside": n.outside} for role, n in found.items()}

@@ -13,7 +13,7 @@ from rlhf.memory.rehearse import PHASES, Rehearsals, shortened
 from rlhf.memory.tracker import Tracker
 from rlhf.models.loading import set_up_torch
 from rlhf.observe.telemetry import take_peak, watch_peaks
-from rlhf.recipe import Loaded, Recipe
+from rlhf.recipe import PinnedRecipe, Recipe
 from rlhf.stages.supervised import free_memory
 
 CUDA = torch.device("cuda")
@@ -91,7 +91,7 @@ class AllocatorPeaks(TorchDispatchMode):
 
 
 @contextmanager
-def measuring(loaded: Loaded) -> Iterator[Callable[[str], Peaks]]:
+def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[str], Peaks]]:
     """Yield a function that runs a stage and returns the peaks of its phases.
 
     A stage takes two steps with the recipe's settings, random weights and the longest rows. Stages that it builds on
@@ -124,7 +124,7 @@ def beside(stage: str, predicted: Mapping[str, int], measured: Mapping[str, int]
     ]
 
 
-def measure(loaded: Loaded, stages: list[str]) -> dict[str, dict[str, int]]:
+def measure(loaded: PinnedRecipe, stages: list[str]) -> dict[str, dict[str, int]]:
     """Bytes at the peak of each phase of each of the stages, as `measuring` has them."""
     with measuring(loaded) as measure_stage:
         return {s: {phase: peak["bytes"] for phase, peak in measure_stage(s).items()} for s in stages}

@@ -24,7 +24,7 @@ from rlhf.files import write_json
 from rlhf.memory.rehearse import few_steps
 from rlhf.observe import console
 from rlhf.process.distributed import child_environment
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def main(
         write_json(save, record | {"repeats": repeats, "stages_beside": figures})
 
 
-def compare(loaded: Loaded, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
+def compare(loaded: PinnedRecipe, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Medians over all repeats of both sides, and the ratios of ours to TRL's."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(repeats):
@@ -105,7 +105,7 @@ def _peak(part: dict[str, Any]) -> int | None:
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: Loaded, stage: str, out: Path, count: int) -> dict[str, Any]:
+def _trl(loaded: PinnedRecipe, stage: str, out: Path, count: int) -> dict[str, Any]:
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
     asked = {"recipe": str(loaded.directory), "overrides": overrides, "stage": stage, "out": str(out)}
     command = [sys.executable, "-m", "bench.peer.trl_supervised", json.dumps(asked)]

@@ -34,7 +34,7 @@ class Choice:
     changes: tuple[str, ...] = ()
     seed: int | None = None
 
-    def load(self, more_data: Sequence[str] = ()) -> recipe.Loaded:
+    def load(self, more_data: Sequence[str] = ()) -> recipe.PinnedRecipe:
         """Return the recipe with its changes; `more_data` are further files to train on.
 
         Raises UserError if the options name no recipe or missing files, UsageError if they exclude each other.

@@ -25,7 +25,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.observe import console, tracking, watch
 from rlhf.options import LARGEST_SEED, PRICE
 from rlhf.process import distributed, endings
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
 from rlhf.use import fetch as fetching
@@ -138,7 +138,7 @@ def _report_done(run: Run) -> bool:
     return path is not None
 
 
-def _run_parents(loaded: Loaded, stage: str, out: Path, parents: Path | None, more_data: Sequence[str]) -> None:
+def _run_parents(loaded: PinnedRecipe, stage: str, out: Path, parents: Path | None, more_data: Sequence[str]) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
     for parent in recipe.stages_before(loaded.recipe, stage):
         if _report_done(Run(out, loaded, parent, parents)):
@@ -149,7 +149,7 @@ def _run_parents(loaded: Loaded, stage: str, out: Path, parents: Path | None, mo
             sys.exit(code)
 
 
-def _predict_peak(loaded: Loaded, stage: str) -> int | None:
+def _predict_peak(loaded: PinnedRecipe, stage: str) -> int | None:
     """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
     with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
         return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))

@@ -25,7 +25,7 @@ from rlhf.memory.rehearse import PHASES, settings
 from rlhf.memory.tracker import ALLOCATIONS, tensors_in
 from rlhf.models.loading import ADAPTER_FILE, load_base, load_codec, mixed_precision, new_adapter, save_adapter
 from rlhf.models.shared_base import SCORE_WEIGHT, SharedBase
-from rlhf.recipe import Loaded, Ppo
+from rlhf.recipe import PinnedRecipe, Ppo
 from rlhf.rollout import engine as rollout
 from rlhf.run.directory import Run
 from rlhf.stages.online.session import sampling
@@ -77,7 +77,7 @@ class DecodingStep:
         return len(self.outside) + layers * len(self.per_layer)
 
 
-def decoding_steps(loaded: Loaded, layers: int = LAYERS) -> dict[str, DecodingStep]:
+def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, DecodingStep]:
     """One step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
 
     Raises UserError when the recipe has no model.architecture.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rlhf.memory.predict import Stage, needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
-from rlhf.recipe import ONLINE, Loaded, Recipe
+from rlhf.recipe import ONLINE, PinnedRecipe, Recipe
 
 
 class Fit(NamedTuple):
@@ -33,8 +33,8 @@ class Axis(NamedTuple):
 
 
 def fit(
-    predict: Callable[[Loaded, str], Stage],
-    loaded: Loaded,
+    predict: Callable[[PinnedRecipe, str], Stage],
+    loaded: PinnedRecipe,
     stages: Sequence[str],
     limit: int,
     say: Callable[[str], None] = lambda what: None,
@@ -55,8 +55,8 @@ def fit(
 
 
 def _search(
-    predict: Callable[[Loaded, str], Stage],
-    loaded: Loaded,
+    predict: Callable[[PinnedRecipe, str], Stage],
+    loaded: PinnedRecipe,
     stages: Sequence[str],
     limit: int,
     say: Callable[[str], None],
@@ -108,7 +108,7 @@ def _largest_that_fits(choices: Sequence[Choice], refused: Callable[[Choice], bo
     return choices[fitting - 1] if fitting else None
 
 
-def _axes(loaded: Loaded, stages: Sequence[str]) -> list[Axis]:
+def _axes(loaded: PinnedRecipe, stages: Sequence[str]) -> list[Axis]:
     recipe = loaded.recipe
     axes = []
     sampling = [stage for stage in stages if stage in ("sft", "dpo", "evaluate")]  # with the settings of evaluate

@@ -16,7 +16,7 @@ from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, neede
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.observe import console
-from rlhf.recipe import Loaded, Recipe, as_yaml
+from rlhf.recipe import PinnedRecipe, Recipe, as_yaml
 from rlhf.recipe import published as figures
 from rlhf.recipe.published import GB, Verdict, compare
 from rlhf.terminal import say
@@ -27,7 +27,7 @@ OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # compone
 
 def make(
     predict: Predictor,
-    loaded: Loaded,
+    loaded: PinnedRecipe,
     stages: Sequence[str] = STAGES,
     price: float | None = None,
     say: Callable[[str], None] = lambda what: None,
@@ -53,7 +53,7 @@ def make(
     }
 
 
-def _stage(loaded: Loaded, stage: str, predicted: Stage, price: float | None) -> dict[str, Any]:
+def _stage(loaded: PinnedRecipe, stage: str, predicted: Stage, price: float | None) -> dict[str, Any]:
     recipe = loaded.recipe
     place = "host" if stage in ON_HOST else recipe.hardware.device
     need = needed(predicted[""])
@@ -99,7 +99,7 @@ def _between(recipe: Recipe, stage: str, hours: float, link: float) -> dict[str,
     }
 
 
-def _budget(loaded: Loaded, stage: str) -> list[int | None] | None:
+def _budget(loaded: PinnedRecipe, stage: str) -> list[int | None] | None:
     """The published range of a stage's peak, in bytes: from the lowest to the highest figure that is given."""
     ranges = [t.printed for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
     if not ranges:
@@ -108,7 +108,7 @@ def _budget(loaded: Loaded, stage: str) -> list[int | None] | None:
     return [round(min(lows) * GB) if lows else None, round(max(highs) * GB) if highs else None]
 
 
-def _peak_verdict(loaded: Loaded, stage: str, peak: int) -> str | None:
+def _peak_verdict(loaded: PinnedRecipe, stage: str, peak: int) -> str | None:
     """The most favourable verdict of a predicted peak on the figures of its stage; None where there are none."""
     budgets = [t for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
     return figures.best(compare(figure, peak / GB).word for figure in budgets)
@@ -256,7 +256,7 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     )
 
 
-def ablation(predict: Predictor, loaded: Loaded, stage: str) -> dict[str, Any]:
+def ablation(predict: Predictor, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
     """Each strategy alone on the stage without any, and all together: bytes of its learning phase, operations."""
     found: dict[str, Any] = {}
     for name, changed in one_by_one(loaded, stage).items():
@@ -267,7 +267,7 @@ def ablation(predict: Predictor, loaded: Loaded, stage: str) -> dict[str, Any]:
     return found
 
 
-def show_ablation(loaded: Loaded, found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+def show_ablation(loaded: PinnedRecipe, found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     """Print what `ablation` found for each stage, beside what is published."""
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -286,7 +286,7 @@ def show_ablation(loaded: Loaded, found: Mapping[str, Mapping[str, Any]], as_jso
     console.rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
 
 
-def claims(loaded: Loaded, strategy: str, measured: Mapping[str, float] | None = None) -> list[str]:
+def claims(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, float] | None = None) -> list[str]:
     """What is published about a strategy's effect, in its own units; with the verdict of what was `measured`.
 
     Keys of `measured`: memory_gb, memory_percent, time_percent, time_factor.
@@ -300,7 +300,7 @@ def claims(loaded: Loaded, strategy: str, measured: Mapping[str, float] | None =
     return said
 
 
-def show_fits(loaded: Loaded, found: Fit, limit: int, as_json: bool) -> None:
+def show_fits(loaded: PinnedRecipe, found: Fit, limit: int, as_json: bool) -> None:
     """Print the settings that were found. Raises UserError where a stage needs more than `limit` bytes with any."""
     needs = {stage: needed(phases[""]) for stage, phases in found.stages.items()}
     if as_json:
@@ -342,14 +342,16 @@ def size(text: str) -> int:
     return round(float(match[1]) * (2**30 if match[2].lower() == "gib" else GB))
 
 
-def card_bytes(loaded: Loaded) -> int:
+def card_bytes(loaded: PinnedRecipe) -> int:
     """Memory of the recipe's card. Raises UserError where it names none."""
     if loaded.recipe.hardware.memory_gb is None:
         raise UserError(f"{loaded.directory}: hardware.memory_gb is not given; use --fit 12GB")
     return round(loaded.recipe.hardware.memory_gb * GB)
 
 
-def preflight(predict: Callable[[Loaded, str], Stage], loaded: Loaded, stage: str, given: str = "") -> int | None:
+def preflight(
+    predict: Callable[[PinnedRecipe, str], Stage], loaded: PinnedRecipe, stage: str, given: str = ""
+) -> int | None:
     """Bytes at the stage's predicted peak, None where nothing can be predicted.
 
     Raises UserError, with what would help, when the stage needs more than the recipe's card has. `given`: the options
@@ -385,7 +387,7 @@ def preflight(predict: Callable[[Loaded, str], Stage], loaded: Loaded, stage: st
     raise UserError(message, *advice)
 
 
-def published(loaded: Loaded, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:
+def published(loaded: PinnedRecipe, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every published figure of the recipe compared with what is predicted or projected for it.
 
     `basis` says which of the two the value is; None where only a measurement can tell.
@@ -427,7 +429,7 @@ def _unpredicted(figure: figures.Figure, plan: Mapping[str, Any], effects_of: Ma
     return Verdict(figures.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")
 
 
-def show_published(loaded: Loaded, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def show_published(loaded: PinnedRecipe, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Print what `published` found."""
     if as_json:
         click.echo(json.dumps(rows, indent=2))

@@ -23,7 +23,7 @@ from rlhf.memory import Stage as Stage
 from rlhf.memory import StepOperations as StepOperations
 from rlhf.process import distributed
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
-from rlhf.recipe import Loaded, Recipe
+from rlhf.recipe import PinnedRecipe, Recipe
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 TRAINING = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
@@ -64,7 +64,7 @@ class Predictor:
             worker.kill()
             worker.wait()
 
-    def __call__(self, loaded: Loaded, stage: str) -> Stage:
+    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
         """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
         rehearsal fails."""
         layers = _layers(loaded)
@@ -85,7 +85,7 @@ class Predictor:
             found[name] = phase
         return ranks.divide(loaded.recipe, stage, _with_inner(found))
 
-    def decoding_step(self, loaded: Loaded) -> dict[str, StepOperations] | None:
+    def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
         """Return the operations of a decoding step of PPO's rollout by role; None where none is captured as a graph.
 
         Raises PredictionError when the recipe has no architecture, or the step cannot be rehearsed.
@@ -99,7 +99,7 @@ class Predictor:
             for role, n in roles.items()
         }
 
-    def _found(self, loaded: Loaded, stage: str) -> dict[str, Any]:
+    def _found(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
         """What the rehearsal finds, from the cache if it was rehearsed before."""
         file = _cache_file(loaded, stage)
         found = _read_cache(file)
@@ -108,7 +108,7 @@ class Predictor:
             _write_cache(file, found)
         return found
 
-    def _rehearse(self, loaded: Loaded, stage: str) -> dict[str, Any]:
+    def _rehearse(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
         if self._worker is None:
             self._worker = _start()
         assert self._worker.stdin and self._worker.stdout
@@ -121,7 +121,7 @@ class Predictor:
         return cast(dict[str, Any], answer["found"])
 
 
-def _layers(loaded: Loaded) -> int:
+def _layers(loaded: PinnedRecipe) -> int:
     architecture = loaded.recipe.model.architecture
     if architecture is None:
         raise PredictionError(
@@ -221,7 +221,7 @@ def _beside(held: int, phase: Phase) -> int:
 # -- what was predicted before ---------------------------------------------------------------------------------------
 
 
-def _cache_file(loaded: Loaded, stage: str) -> Path:
+def _cache_file(loaded: PinnedRecipe, stage: str) -> Path:
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import Phase, Stage
-from rlhf.recipe import Loaded, Recipe
+from rlhf.recipe import PinnedRecipe, Recipe
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
@@ -20,7 +20,7 @@ LAYERS_AT_ONCE = 2
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
-def of_one(loaded: Loaded, stage: str) -> Loaded:
+def of_one(loaded: PinnedRecipe, stage: str) -> PinnedRecipe:
     """The recipe by which one process alone does what each rank does in a stage: its share of the rows, all steps."""
     recipe = loaded.recipe
     count = recipe.processes(stage)

@@ -28,7 +28,7 @@ from rlhf.errors import UserError
 from rlhf.memory import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event, gpu
 from rlhf.memory.depth import deepen
 from rlhf.memory.replay import Reserved, replay
-from rlhf.recipe import Loaded, Recipe
+from rlhf.recipe import PinnedRecipe, Recipe
 from rlhf.run.directory import Run
 from rlhf.stages import module_of
 
@@ -134,7 +134,7 @@ class Rehearsals:
         self.peaks: dict[tuple[str, str], dict[str, Any]] = {}
         self.events: list[Event] = []
 
-    def __call__(self, loaded: Loaded, stage: str) -> dict[str, Any]:
+    def __call__(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
         """Peaks of every phase of a stage."""
         changes = loaded.overrides | settings(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
@@ -146,7 +146,7 @@ class Rehearsals:
                 self.peaks[name, shape] = self._rehearse(changed, name, Path(self.folder.name) / shape[:12])
         return self.peaks[stage, shape]
 
-    def _rehearse(self, changed: Loaded, stage: str, folder: Path) -> dict[str, Any]:
+    def _rehearse(self, changed: PinnedRecipe, stage: str, folder: Path) -> dict[str, Any]:
         run = _Rehearsal(folder, changed, stage)
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
@@ -173,7 +173,7 @@ class Rehearser:
     def __init__(self) -> None:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
-    def __call__(self, loaded: Loaded, stage: str, expandable: bool) -> dict[str, Any]:
+    def __call__(self, loaded: PinnedRecipe, stage: str, expandable: bool) -> dict[str, Any]:
         """Peaks at each depth, and bytes as in `replay.Reserved` of each phase: empty where no card is used, None where
         the events at both depths cannot be aligned."""
         found, events = [], []
@@ -241,7 +241,7 @@ def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value[:-1] if key in keys else value for key, value in first.items()}, *rows[1:]]
 
 
-def _operations(loaded: Loaded) -> dict[str, dict[str, Any]]:
+def _operations(loaded: PinnedRecipe) -> dict[str, dict[str, Any]]:
     """Operations of a decoding step of each role: in one layer, outside the layers, and what no graph may hold."""
     from rlhf.memory.decode_step import decoding_steps
 

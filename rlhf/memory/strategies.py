@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from rlhf import recipe as recipes
 from rlhf.memory import projection
 from rlhf.memory.predict import Stage, needed
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 
 STAGES = ("sft", "rm", *recipes.ONLINE, "dpo")
 STEP = {
@@ -37,7 +37,7 @@ STRATEGIES = (
 )
 
 
-def switched_on(loaded: Loaded, stage: str, name: str) -> dict[str, Any] | None:
+def switched_on(loaded: PinnedRecipe, stage: str, name: str) -> dict[str, Any] | None:
     """The keys that switch a strategy on for a stage; None where it is on already, or there is nothing to halve."""
     recipe = loaded.recipe
     options = getattr(recipe, stage)
@@ -55,7 +55,7 @@ def switched_on(loaded: Loaded, stage: str, name: str) -> dict[str, Any] | None:
     return None  # one process sees one card
 
 
-def switched_off(loaded: Loaded, stage: str) -> dict[str, Any]:
+def switched_off(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
     """The recipe as it would be with no strategy: the base as it is published, eager attention, one whole batch."""
     return {
         "model.quantization": "none",
@@ -65,7 +65,7 @@ def switched_off(loaded: Loaded, stage: str) -> dict[str, Any]:
     }
 
 
-def one_by_one(loaded: Loaded, stage: str) -> dict[str, Loaded]:
+def one_by_one(loaded: PinnedRecipe, stage: str) -> dict[str, PinnedRecipe]:
     """The recipe without any strategy ("none"), with each alone, and with all that apply to one card ("combined")."""
     off = with_changes(loaded, switched_off(loaded, stage))
     alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
@@ -74,7 +74,7 @@ def one_by_one(loaded: Loaded, stage: str) -> dict[str, Loaded]:
     return {name: with_changes(off, keys) for name, keys in changes.items()}
 
 
-def with_changes(loaded: Loaded, changes: dict[str, Any]) -> Loaded:
+def with_changes(loaded: PinnedRecipe, changes: dict[str, Any]) -> PinnedRecipe:
     return recipes.load(loaded.directory, loaded.overrides | changes, loaded.recipe.seed)
 
 
@@ -88,7 +88,7 @@ class Effect(NamedTuple):
     flops: float | None  # after / before
 
 
-def effects(predict: Callable[[Loaded, str], Stage], loaded: Loaded, stage: str) -> list[Effect]:
+def effects(predict: Callable[[PinnedRecipe, str], Stage], loaded: PinnedRecipe, stage: str) -> list[Effect]:
     """Each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
     need = needed(before[""])
@@ -105,13 +105,13 @@ def effects(predict: Callable[[Loaded, str], Stage], loaded: Loaded, stage: str)
     return sorted(found, key=lambda e: e.after if e.after is not None else 2**62)
 
 
-def operations(loaded: Loaded, stage: str, predicted: Stage) -> float:
+def operations(loaded: PinnedRecipe, stage: str, predicted: Stage) -> float:
     """Floating-point operations of one step of a stage, decoding left out."""
     per_phase = projection.step_flops(loaded.recipe, stage, predicted)
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
 
 
-def global_batch(loaded: Loaded, stage: str) -> int:
+def global_batch(loaded: PinnedRecipe, stage: str) -> int:
     """Rows of one optimizer step."""
     options = getattr(loaded.recipe, stage)
     if stage in recipes.ONLINE:
@@ -119,7 +119,7 @@ def global_batch(loaded: Loaded, stage: str) -> int:
     return cast(int, options.per_device_train_batch_size * options.gradient_accumulation_steps)
 
 
-def micro_batch(loaded: Loaded, stage: str, micro: int) -> dict[str, Any]:
+def micro_batch(loaded: PinnedRecipe, stage: str, micro: int) -> dict[str, Any]:
     """The keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
     if stage in recipes.ONLINE:
         return {f"{stage}.per_device_train_batch_size": micro}
@@ -129,7 +129,7 @@ def micro_batch(loaded: Loaded, stage: str, micro: int) -> dict[str, Any]:
     }
 
 
-def _halved(loaded: Loaded, stage: str) -> dict[str, Any]:
+def _halved(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
     options = getattr(loaded.recipe, stage)
     lengths = {"ppo": "response_length", **dict.fromkeys(recipes.GROUPS, "max_completion_length")}
     keys = ("max_prompt_length", lengths.get(stage, "max_length"))

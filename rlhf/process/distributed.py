@@ -21,7 +21,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import endings
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.run.provenance import code_version
 
@@ -80,7 +80,7 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def joined(loaded: Loaded, stage: str) -> Iterator[None]:
+def joined(loaded: PinnedRecipe, stage: str) -> Iterator[None]:
     """Join the recipe's processes: wait for the other ranks, compare recipe and code, and silence all ranks but 0.
 
     Raises UserError if the launcher started another number of processes than the recipe has, if they do not meet, or if
@@ -279,7 +279,7 @@ def to_launch(recipe: recipes.Recipe, stage: str) -> bool:
     return recipe.processes(stage) > 1 and not launched()
 
 
-def launch(loaded: Loaded, stage: str) -> None:
+def launch(loaded: PinnedRecipe, stage: str) -> None:
     """Run this command line again in as many processes as the recipe has, with accelerate's launcher.
 
     If one ends with an error, the launcher ends the others. Raises UserError that names the rank that failed first and
@@ -312,7 +312,7 @@ def launch(loaded: Loaded, stage: str) -> None:
         del os.environ[_STARTED_HERE]
 
 
-def _engine_flags(loaded: Loaded) -> list[str]:
+def _engine_flags(loaded: PinnedRecipe) -> list[str]:
     """Return the options that choose accelerate's engine: the recipe's file for it, which ddp does not need."""
     engine = loaded.recipe.hardware.engine
     file = loaded.directory / f"accelerate-{engine}.yaml"

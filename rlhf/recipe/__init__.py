@@ -61,7 +61,7 @@ _PARENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Loaded(NamedTuple):
+class PinnedRecipe(NamedTuple):
     """A recipe with its folder, its hash, the overrides applied to it and the figures it is compared with."""
 
     recipe: Recipe
@@ -86,7 +86,7 @@ class Loaded(NamedTuple):
         return bool(self.overrides)
 
 
-def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
+def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> PinnedRecipe:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
     `directory` may also name the file itself. Another `seed` is no modification: a released recipe is meant to be run
@@ -103,7 +103,7 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     changes = overrides if seed is None else {**overrides, "seed": seed}
     recipe = validate(Recipe, with_overrides(content, changes), file, changes)
     targets = _figures(directory / "published.yaml")
-    return Loaded(recipe, directory, content_hash(content), overrides, targets)
+    return PinnedRecipe(recipe, directory, content_hash(content), overrides, targets)
 
 
 def _figures(file: Path) -> tuple[Figure, ...]:

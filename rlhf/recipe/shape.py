@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.recipe import Architecture, Loaded, Model
+from rlhf.recipe import Architecture, Model, PinnedRecipe
 
 PREDICTABLE = ("llama", "mistral")  # values of model_type that model.architecture can describe
 
@@ -21,7 +21,7 @@ def differences(architecture: Architecture, config: dict[str, Any]) -> dict[str,
     return {key: config[key] for key, value in expected.items() if key in config and config[key] != value}
 
 
-def check(loaded: Loaded) -> str | None:
+def check(loaded: PinnedRecipe) -> str | None:
     """Compare model.architecture with the model's config.json, from its folder or the hub's cache on this machine.
 
     Returns a warning if `--set model.name` names another model whose shape is not known here. Raises UserError if the

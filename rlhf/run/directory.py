@@ -25,7 +25,7 @@ from typing import Any
 from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
-from rlhf.recipe import Loaded, published
+from rlhf.recipe import PinnedRecipe, published
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, holds_no_work, keep_lines_until
 from rlhf.run.finished import (
@@ -58,7 +58,7 @@ class Run:
 
     is_main = True  # whether this process writes
 
-    def __init__(self, out: Path, loaded: Loaded, stage: str, parents: Path | None = None):
+    def __init__(self, out: Path, loaded: PinnedRecipe, stage: str, parents: Path | None = None):
         """`out` is the root of the runs. Finished stages that it lacks are taken from `parents`, another root."""
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version

@@ -11,7 +11,7 @@ from rlhf.data.rows import Message
 from rlhf.errors import ParentMissing, UserError
 from rlhf.observe.console import harmless
 from rlhf.process import cuda
-from rlhf.recipe import POLICIES, Loaded
+from rlhf.recipe import POLICIES, PinnedRecipe
 from rlhf.run.directory import Run
 
 STAGES = ("base", "sft", *POLICIES, "merge")
@@ -21,7 +21,7 @@ HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says thi
 class Speaker:
     """A trained model that continues conversations."""
 
-    def __init__(self, loaded: Loaded, out: Path, stage: str):
+    def __init__(self, loaded: PinnedRecipe, out: Path, stage: str):
         """Load the model. Raises UserError if the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
@@ -97,7 +97,7 @@ def finished(run: Run, stage: str, command: str) -> Path:
         ) from None
 
 
-def greeting(loaded: Loaded, stage: str, temperature: float) -> str:
+def greeting(loaded: PinnedRecipe, stage: str, temperature: float) -> str:
     """Return the line before a conversation: the stage and recipe that answer, the temperature, the commands."""
     return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
 

@@ -12,19 +12,19 @@ from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe import console
 from rlhf.process import endings
-from rlhf.recipe import POLICIES, STAGES, Loaded, parents, published
+from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.run import reader, records
 from rlhf.run.finished import read_manifest, read_summary
 
 
-def chain(loaded: Loaded, until: Sequence[str]) -> list[str]:
+def chain(loaded: PinnedRecipe, until: Sequence[str]) -> list[str]:
     """Return the stages of a recipe that lead to `until`, in order."""
     wanted = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
     return [stage for stage in STAGES if stage in wanted]
 
 
-def final_stages(loaded: Loaded) -> list[str]:
+def final_stages(loaded: PinnedRecipe) -> list[str]:
     """Return the stages that train a policy, and evaluate if one of the recipe's targets is about it."""
     policies = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
     return [*policies, *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
@@ -43,7 +43,7 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
 
 
 def record(
-    loaded: Loaded, stages: Sequence[str], seeds: Sequence[int], out: Path, price: float | None = None
+    loaded: PinnedRecipe, stages: Sequence[str], seeds: Sequence[int], out: Path, price: float | None = None
 ) -> dict[str, Any]:
     """Return every seed's summaries with the code and device they come from, and write them below `out`.
 

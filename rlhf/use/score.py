@@ -20,7 +20,7 @@ from rlhf.files import write_output
 from rlhf.observe import console
 from rlhf.options import refuse_inputs
 from rlhf.process import cuda
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
 from rlhf.use.chat import finished
@@ -117,7 +117,7 @@ def _item(source: str, row: object) -> Item:
 # ---- scoring ----
 
 
-def run(loaded: Loaded, out: Path, items: Sequence[Item], to: Path | None) -> None:
+def run(loaded: PinnedRecipe, out: Path, items: Sequence[Item], to: Path | None) -> None:
     """Score the items, print a table and, with `to`, write the scores to that file."""
     with console.working("scoring"):
         model = RewardModel(loaded, out)
@@ -130,7 +130,7 @@ def run(loaded: Loaded, out: Path, items: Sequence[Item], to: Path | None) -> No
 class RewardModel:
     """The reward model of a finished run."""
 
-    def __init__(self, loaded: Loaded, out: Path):
+    def __init__(self, loaded: PinnedRecipe, out: Path):
         """Load the model. Raises UserError if a stage that it needs is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, set_up_torch

@@ -13,7 +13,7 @@ from pathlib import Path
 from rlhf.errors import UserError
 from rlhf.observe.console import install_command
 from rlhf.process.endings import Stopped
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.terminal import say
 from rlhf.use.chat import finished
@@ -38,7 +38,7 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 
 
-def run(loaded: Loaded, out: Path, engine: str, host: str, port: int) -> None:
+def run(loaded: PinnedRecipe, out: Path, engine: str, host: str, port: int) -> None:
     """Serve a run's merged model, under its path below `out` as its name, until Ctrl-C.
 
     Raises UserError if the model has not been merged or was merged with other settings, if the port is taken, or if the

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from rlhf import stages
 from rlhf.files import read_lines
-from rlhf.recipe import Loaded, as_yaml, with_random_weights
+from rlhf.recipe import PinnedRecipe, as_yaml, with_random_weights
 from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ THIRTY = {"logging_steps": 1, "save_steps": 15, "num_train_epochs": 9, "max_step
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def sizes(changes: Mapping[str, object]) -> Loaded:
+def sizes(changes: Mapping[str, object]) -> PinnedRecipe:
     return small(**{key.replace(".", "__"): value for key, value in changes.items()})
 
 

@@ -12,7 +12,7 @@ from bench.memory.measure import measure
 from rlhf import recipe
 from rlhf.files import read_lines
 from rlhf.memory.predict import Predictor
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from tests.conftest import RECIPE, run_stages
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ def card() -> str:
     return "h100" if torch.cuda.get_device_capability()[0] >= 9 else "4090"
 
 
-def on_gpu(quantization: str, **changes) -> Loaded:
+def on_gpu(quantization: str, **changes) -> PinnedRecipe:
     """A small Llama with random weights in bfloat16 on the card, a few steps of each stage."""
     overrides = {
         "hardware.device": "cuda",

@@ -27,7 +27,7 @@ from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals, shortened
 from rlhf.memory.replay import replay
 from rlhf.observe.console import quiet_libraries
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.rollout import engine as rollout
 from rlhf.stages import ppo
 from rlhf.stages.online import session
@@ -74,7 +74,7 @@ NF4 = {
 }
 
 
-def tiny(layers: int, vocab: int = VOCAB, **changes) -> Loaded:
+def tiny(layers: int, vocab: int = VOCAB, **changes) -> PinnedRecipe:
     """The CPU recipe with random weights; `changes` name keys with double underscores."""
     base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
     overrides = recipe.with_random_weights(base, 50, "longest") | TINY
@@ -156,7 +156,7 @@ def test_components_add_up_and_none_is_below_zero(six):
 # -- against the profiler ----------------------------------------------------------------------------------------------
 
 
-def profiled(stage: str, loaded: Loaded) -> int:
+def profiled(stage: str, loaded: PinnedRecipe) -> int:
     """Most bytes that torch's CPU allocator had given out at once while a stage ran."""
     most = 0
 
@@ -189,7 +189,7 @@ def profiled(stage: str, loaded: Loaded) -> int:
     return most
 
 
-def peak_at(stage: str, loaded: Loaded) -> tuple[int, str, set[str]]:
+def peak_at(stage: str, loaded: PinnedRecipe) -> tuple[int, str, set[str]]:
     """Bytes at a stage's peak, its innermost phase, and the operations that reach 99 % of it there."""
     found = Rehearsals(None)(loaded, stage)
     sizes = {
@@ -250,7 +250,7 @@ def test_a_peak_in_the_rollout():
 
 
 @pytest.fixture(scope="module")
-def two() -> tuple[Loaded, Rehearsals, dict[str, dict[str, int]]]:
+def two() -> tuple[PinnedRecipe, Rehearsals, dict[str, dict[str, int]]]:
     """PPO at two layers, its prompts decoded in two batches; as it is."""
     loaded = tiny(2, ppo__rollout_batch_size=4)
     rehearse = Rehearsals(2)
@@ -364,7 +364,7 @@ def test_a_larger_micro_batch_raises_the_update_and_the_score_alone(two):
 
 
 @pytest.fixture(scope="module")
-def eight() -> tuple[Loaded, Rehearsals]:
+def eight() -> tuple[PinnedRecipe, Rehearsals]:
     """NF4 and bfloat16 on a GPU's stand-in, rehearsed at the recipe's eight layers."""
     pytest.importorskip("bitsandbytes")
     changes: dict[str, Any] = {key.replace(".", "__"): value for key, value in NF4.items()}

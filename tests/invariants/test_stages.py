@@ -32,7 +32,7 @@ from rlhf.evaluation import policies as evaluation
 from rlhf.files import read_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Loaded, Ppo
+from rlhf.recipe import PinnedRecipe, Ppo
 from rlhf.rollout.engine import collate, sample
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
@@ -48,7 +48,7 @@ class Built(Exception):
     """Ends a stage at the moment when it would begin to train."""
 
 
-def built(stage: str, loaded: Loaded, out: Path) -> Any:
+def built(stage: str, loaded: PinnedRecipe, out: Path) -> Any:
     """The trainer as a stage has made it, not yet run; Any, as each stage has a kind of its own."""
     found: list[Any] = []
 

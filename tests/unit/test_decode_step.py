@@ -10,7 +10,7 @@ from bench.memory import budgets
 from rlhf import recipe
 from rlhf.memory import decode_step
 from rlhf.memory.decode_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.rollout import engine as rollout
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -21,7 +21,7 @@ ON_A_GPU = [d for d in recipe.available(RECIPES) if recipe.load(d).recipe.hardwa
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def load(directory: Path, **changes) -> Loaded:
+def load(directory: Path, **changes) -> PinnedRecipe:
     return recipe.load(directory, {key.replace("__", "."): value for key, value in changes.items()})
 
 

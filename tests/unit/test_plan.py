@@ -16,7 +16,7 @@ from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, Stage, needed, reserved
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
@@ -94,7 +94,7 @@ class Known(Predictor):
         super().__init__()
         self.phases = phases
 
-    def __call__(self, loaded: Loaded, stage: str) -> Stage:
+    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
         return self.phases
 
 
@@ -219,7 +219,7 @@ def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp
 # -- settings that fit -------------------------------------------------------------------------------------------------
 
 
-def global_batch(loaded: Loaded, stage: str) -> int:
+def global_batch(loaded: PinnedRecipe, stage: str) -> int:
     options = loaded.recipe.section(stage)
     if isinstance(options, recipe.OnPolicy):
         return options.batch_size // options.num_mini_batches
@@ -249,7 +249,7 @@ def test_with_all_memory_the_fastest_settings_are_chosen(predict, small):
     assert found.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
 
 
-def formula(loaded: Loaded, stage: str) -> dict[str, Phase]:
+def formula(loaded: PinnedRecipe, stage: str) -> dict[str, Phase]:
     """A stage's memory as a sum that can be worked out by hand."""
     recipe = loaded.recipe
     base = {"none": 1000, "nf4": 400}[recipe.model.quantization]
@@ -322,7 +322,7 @@ def test_the_search_finds_what_trying_everything_finds_and_asks_less(ratio):
 def test_loading_must_fit_too():
     loaded = recipe.load(RECIPE)
 
-    def heavy(changed: Loaded, stage: str) -> dict[str, Phase]:
+    def heavy(changed: PinnedRecipe, stage: str) -> dict[str, Phase]:
         found = formula(changed, stage)
         return found | {"load": phase(0, base=9000), "": phase(0, base=9000)}
 
@@ -488,7 +488,7 @@ def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> P
     return Phase(sum(components.values()), components, 0, flops, moved=moved, launched=launched)
 
 
-def sft_recipe(**changes) -> Loaded:
+def sft_recipe(**changes) -> PinnedRecipe:
     """Toy data, whose lengths are not known: every row counts as the longest."""
     base = {
         "sft.max_samples": 80,

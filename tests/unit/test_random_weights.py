@@ -19,7 +19,7 @@ from rlhf.data.worlds import lengths
 from rlhf.errors import UserError
 from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, run_stages
 
@@ -35,14 +35,14 @@ ARCHITECTURE: dict[str, Any] = {
 SHAPE = {f"model.architecture.{key}": value for key, value in ARCHITECTURE.items()}
 
 
-def random_recipe(shape: str = "hh", pairs: int = 30, seed: int | None = None, **changes) -> Loaded:
+def random_recipe(shape: str = "hh", pairs: int = 30, seed: int | None = None, **changes) -> PinnedRecipe:
     """The CPU recipe with random weights; `changes` name keys with double underscores."""
     base = recipe.load(RECIPE, SMALL | SHAPE).recipe
     overrides = SMALL | SHAPE | recipe.with_random_weights(base, pairs, shape)
     return recipe.load(RECIPE, overrides | {key.replace("__", "."): value for key, value in changes.items()}, seed)
 
 
-def weights(loaded: Loaded, out: Path, **options) -> dict[str, torch.Tensor]:
+def weights(loaded: PinnedRecipe, out: Path, **options) -> dict[str, torch.Tensor]:
     return load_base(Run(out, loaded, "sft"), CPU, **options).state_dict()
 
 
@@ -159,7 +159,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def local(folder: Path, **changes) -> Loaded:
+def local(folder: Path, **changes) -> PinnedRecipe:
     """The CPU recipe on a local checkpoint."""
     base = SHAPE | {
         "pretrain": None,

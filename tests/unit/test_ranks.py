@@ -11,12 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.memory import Phase, ranks
 from rlhf.memory.plan import between_rows
-from rlhf.recipe import Loaded
+from rlhf.recipe import PinnedRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def load(name: str, **changes) -> Loaded:
+def load(name: str, **changes) -> PinnedRecipe:
     return recipe.load(RECIPES / name, {key.replace("__", "."): value for key, value in changes.items()})
 
 
