@@ -53,10 +53,42 @@ KINDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+# What the table in docs/models.md says of each type; the tests that check it run over KINDS.
+FEATURES = {
+    "llama": "llama3 rope",
+    "mistral": "sliding window, wide heads",
+    "ministral": "sliding and full layers mixed",
+    "qwen2": "biases of q, k, v; tied embeddings",
+    "qwen3": "norms of q and k, yarn rope, wide heads",
+    "qwen3_moe": "experts (frozen; adapters in attention alone)",
+    "gemma3_text": "sliding and full layers with a rope each, scaled embeddings, 1 + weight norms",
+    "smollm3": "layers without rope, tied embeddings",
+    "olmo2": "norms behind attention and MLP",
+    "olmo3": "the same, sliding and full layers mixed",
+    "phi3": "one matrix for q, k, v and one for gate and up; half of a head rotated",
+    "granite": "multipliers of embedding, residual, attention and logits",
+}
+CHECKS = {
+    "tokens": ("tests.invariants.test_model_types", "test_greedy_tokens_are_those_of_generate"),
+    "log-probabilities": (
+        "tests.invariants.test_model_types",
+        "test_log_probabilities_of_sampling_are_those_of_the_models_forward_pass",
+    ),
+    "gradients": ("tests.invariants.test_model_types", "test_training_sees_the_same_log_probabilities_and_gradients"),
+    "padding": ("tests.invariants.test_model_types", "test_padding_behind_a_row_changes_nothing"),
+    "SFT, RM, PPO, DPO, evaluate, merge, chat": ("tests.e2e.test_chain_of_types", "test_every_stage_runs"),
+}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def table() -> str:
+    """Return the table of docs/models.md: every type, what sets it apart, and the checks that it passes."""
+    rows = [["`model_type`", "what sets it apart", *CHECKS], ["---"] * (2 + len(CHECKS))]
+    rows += [[f"`{kind}`", FEATURES[kind], *["yes"] * len(CHECKS)] for kind in KINDS]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def architecture(kind: str, **changes: Any) -> dict[str, Any]:

@@ -157,6 +157,8 @@ def unsupported(config: PreTrainedConfig) -> str | None:
         return "reads more than text; use a checkpoint of its text model alone"
     if config.is_encoder_decoder:
         return "is an encoder with a decoder; a decoder alone is needed"
+    if getattr(config, "is_decoder", True) is False:
+        return "is no decoder"
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return "is no causal language model of transformers"
     others = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS)
@@ -234,4 +236,5 @@ def _keys_of(kind: str) -> set[str]:
     """Return the keys that transformers' configuration of a type reads."""
     configuration = CONFIG_MAPPING[kind]
     fields: set[str] = set(configuration.__dataclass_fields__)
-    return fields | set(configuration.attribute_map) | UNDECLARED
+    aliases = configuration.attribute_map
+    return fields | set(aliases) | set(aliases.values()) | UNDECLARED
