@@ -14,11 +14,11 @@ from bench import compare, goals, steps
 from bench.paths import RESULTS
 from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.cli.options import PRICE
 from rlhf.files import read_json, write_json
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.observe import console
-from rlhf.options import PRICE
 from rlhf.recipe import PinnedRecipe, published
 from rlhf.recipe.published import Figure, Spent, Verdict
 from rlhf.run.provenance import code_version

@@ -13,9 +13,10 @@ import click
 from bench.paths import RESULTS
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
+from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
+from rlhf.run.finished import totals
+from rlhf.run.outcomes import Reproduction
 from rlhf.run.reader import check, reading
-from rlhf.run.records import Reproduction
 
 HEAD = """# Results
 
@@ -50,10 +51,12 @@ def _line(file: Path, root: Path) -> str:
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
-    seeds = check(record, Reproduction, "a record of seeds")["seeds"]
-    entries = [entry for stages in seeds.values() for summary in stages.values() for entry in summary["targets"]]
-    verdicts = [verdict_of(entry) for entry in entries]
-    verdicts += [found for stages in seeds.values() for *_, found in totals(stages, record.get("price_per_hour"))]
+    reproduction = check(record, Reproduction, "a record of seeds")
+    seeds = reproduction.seeds
+    summaries = [summary for stages in seeds.values() for summary in stages.values()]
+    verdicts = [target.outcome for summary in summaries for target in summary.targets]
+    for stages in seeds.values():
+        verdicts += [verdict for *_, verdict in totals(stages, reproduction.price_per_hour)]
     compared = [verdict for verdict in verdicts if verdict.word not in (NOT_COMPARABLE, NOT_MEASURED)]
     noun = "targets" if any(verdict.word in (MET, MISSED) for verdict in compared) else "figures:"
     return f"the chain, {len(seeds)} seeds", count(compared, noun)
