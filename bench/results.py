@@ -1,4 +1,4 @@
-"""`python -m bench.results`: results/README.md, made from the records that lie beside it."""
+"""`python -m bench.results`: write results/README.md from the records beside it."""
 
 import json
 import re
@@ -29,7 +29,7 @@ Measured, each with its commit, recipe hash, package versions, device and seeds;
 
 
 def page(root: Path = RESULTS) -> str:
-    """The page: one line for each record, newest first within its folder."""
+    """Return the page: one line for each record, newest first within its folder."""
     files = sorted(root.rglob("*.json"), key=lambda file: (str(file.parent), file.name), reverse=True)
     return HEAD + "".join(_line(file, root) for file in files)
 
@@ -79,10 +79,10 @@ def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
-    told = (
+    ratios = (
         f"{stage} {row['ours']['times_faster']:.2f} times as fast" for stage, row in record["stages_beside"].items()
     )
-    return f"steps beside {record['peer']}", "; ".join(told)
+    return f"steps beside {record['peer']}", "; ".join(ratios)
 
 
 def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -96,14 +96,14 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
 
 def _outside(record: Mapping[str, Any]) -> tuple[str, str]:
     errors = sorted(abs(row["error"]["reserved_max"]) for row in record["rows"] if "error" in row)
-    said = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
-    return f"predicted memory beside {record['outside']['hardware']}s of {record['outside']['repository']}", said
+    text = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
+    return f"predicted memory beside {record['outside']['hardware']}s of {record['outside']['repository']}", text
 
 
 def _gpu(record: Mapping[str, Any]) -> tuple[str, str]:
     state = record["verdict"] or ("not decided" if record["outcome"] == "done" else record["outcome"])
-    said = f"{state}: {record['why']}" if record["why"] else state
-    return f"GPU, {record['gpu_item']}: {record['claim']}", said.replace("|", "\\|")
+    text = f"{state}: {record['why']}" if record["why"] else state
+    return f"GPU, {record['gpu_item']}: {record['claim']}", text.replace("|", "\\|")
 
 
 @click.command()
