@@ -121,6 +121,6 @@ def export_ratings(
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
     console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
     say(
-        f"note: seed {manifest.seed} holds these prompts out: train on them with another --seed, and do not evaluate "
-        "on prompts that were trained on"
+        f"note: these prompts were held out with seed {manifest.seed}: train on them with another --seed, and do not "
+        "evaluate on prompts that were trained on"
     )

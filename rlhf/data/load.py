@@ -180,8 +180,7 @@ def load(run: Run) -> Corpus:
     for parent in recipes.parents(recipe, run.stage):
         folder = run.folder_of(parent)
         manifest = read(folder / "manifest.json", Manifest)
-        assert manifest  # the stage has checked that it exists
-        earlier[folder] = manifest.data
+        earlier[folder] = manifest.data if manifest else None
     for path, parent_data in earlier.items():
         if parent_data and parent_data.sha256 != facts["sha256"]:
             raise UserError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")

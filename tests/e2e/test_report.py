@@ -151,7 +151,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     scores = charts["scores of every policy's answers"]["data"]
     assert [line["name"] for line in scores] == ["base", "sft", "ppo"]
     assert all(sum(line["y"]) == small().recipe.evaluate.max_samples for line in scores)
-    gains = charts["what the reward model says, and what is true"]["data"]
+    gains = charts["gain by the reward model, and true gain"]["data"]
     rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
     truth = [row["eval/true_reward_gain_sd"] for row in rows if "eval/true_reward_gain_sd" in row]
     assert gains[1]["y"] == [0, *truth]
