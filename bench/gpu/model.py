@@ -1,4 +1,4 @@
-"""The recipe's base with random weights and the adapters of PPO's roles, as the decoding and training items need it."""
+"""The recipe's base with random weights and the adapters of PPO's roles, for the decoding and training items."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ ROLES = ("policy", "reference", "reward", "value")
 
 
 def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tuple[SharedBase, Codec]:
-    """A base with four LoRA adapters, of which policy and value are trainable, and the stand-in tokenizer.
+    """Return a base with four LoRA adapters and the stand-in tokenizer. Policy and value are trainable.
 
     `loaded` must have random weights. All adapters are the same new one, B = 0, which is as fast as any. Files are
     written below `folder`.

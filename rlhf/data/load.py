@@ -179,11 +179,10 @@ def load(run: Run) -> Corpus:
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
         folder = run.folder_of(parent)
-        earlier[folder] = (read(folder / "manifest.json", Manifest) or {}).get(
-            "data"
-        )  # the stage has checked that it exists
+        manifest = read(folder / "manifest.json", Manifest)
+        earlier[folder] = manifest.data if manifest else None
     for path, parent_data in earlier.items():
-        if parent_data and parent_data["sha256"] != facts["sha256"]:
+        if parent_data and parent_data.sha256 != facts["sha256"]:
             raise UserError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
     run.describe(data=facts)
     return corpus
@@ -269,7 +268,7 @@ def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) ->
         write()
         write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
         return files
-    changed = [file for file in files if sha256(file) != written["sha256"].get(file.name)]
+    changed = [file for file in files if sha256(file) != written.sha256.get(file.name)]
     if changed:
         raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
     return files

@@ -97,15 +97,15 @@ def load_codec(run: Run) -> Codec:
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
-    base: dict[str, Any] = {}
+    base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
-        base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
+        base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
     with _loading("the tokenizer", name, settings):
         codec = tokenize.load(name, settings)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
     vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
     if vocabulary is None:
-        vocabulary, holder = base.get("vocab_size"), "the base model's vocab_size is"
+        vocabulary, holder = base.vocab_size if base else None, "the base model's vocab_size is"
     if vocabulary and entries > vocabulary:
         raise UserError(f"the tokenizer {name} has {entries} entries, {holder} only {vocabulary}")
     return codec

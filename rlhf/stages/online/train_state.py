@@ -173,9 +173,9 @@ def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
     """Read state.pt of a checkpoint. Raises UserError when it is damaged, or of another version or step."""
     file = folder / "state.pt"
     state = reader.check(unpickled(file), kind, str(file))
-    if state["step"] != checkpoint_step(folder):
-        raise UserError(f"{file} is that of step {state['step']}")
-    return state
+    if state.step != checkpoint_step(folder):
+        raise UserError(f"{file} is that of step {state.step}")
+    return state.plain()
 
 
 @torch.no_grad()
