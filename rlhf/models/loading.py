@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -18,8 +18,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
     set_seed,
 )
@@ -31,6 +29,14 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models import weights as stored
+from rlhf.models.architecture import (
+    add_classifier,
+    check_model,
+    config_of,
+    differences,
+    has_fused_experts,
+    unsupported,
+)
 from rlhf.models.model import Model, dtype_of
 from rlhf.models.weights import ADAPTER_FILE as ADAPTER_FILE
 from rlhf.models.weights import adapter_weights as adapter_weights
@@ -105,16 +111,18 @@ def load_codec(run: Run) -> Codec:
     return codec
 
 
-def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> LlamaForCausalLM:
-    """Return a Llama with random weights, drawn from torch's generator."""
-    config = LlamaConfig(
-        **_config_fields(architecture) | {"vocab_size": len(codec.tokenizer)},
+def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> PreTrainedModel:
+    """Return a model with random weights, drawn from torch's generator."""
+    config = config_of(
+        architecture,
+        vocab_size=len(codec.tokenizer),
         pad_token_id=codec.pad_id,
         bos_token_id=codec.tokenizer.bos_token_id,
         eos_token_id=codec.eos_id,
     )
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():  # but no buffers: rotary frequencies are float32 in every Llama
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    check_model(model, "model.architecture")
+    for parameter in model.parameters():  # but no buffers: rotary frequencies are float32 in every model
         parameter.data = parameter.data.to(getattr(torch, dtype))
     return model
 
@@ -149,18 +157,26 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
             try:
-                return _plain(_random_base(settings, device, kind, nf4, options), run.loaded.recipe)
+                base = _random_base(settings, device, kind, nf4, options)
+                _check_experts(base, settings, "model.architecture")
+                return _plain(base, run.loaded.recipe)
             except (OSError, ValueError, ImportError) as error:
                 raise UserError(f"cannot build the base model: {_reason(error, settings)}") from error
     if settings.source == "hub":
         options["revision"] = settings.revision
-    if kind is AutoModelForSequenceClassification:
-        options["num_labels"] = 1
     name = base_name(run)
     with _loading("the base model", name, settings):
+        if kind is AutoModelForSequenceClassification:
+            options["num_labels"] = 1
+            add_classifier(AutoConfig.from_pretrained(name, revision=settings.revision))
         base = _from_pretrained(kind, name, device, quantization_config=nf4, **options)
+    _check_experts(base, settings, name)
+    if why := unsupported(base.config):
+        raise UserError(f"{name}: {base.config.model_type} {why}")
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
+    if head == "lm":
+        check_model(base, name)
     return _plain(base, run.loaded.recipe)
 
 
@@ -247,6 +263,15 @@ def _check_blocks(architecture: recipes.Architecture | None, device: torch.devic
             )
 
 
+def _check_experts(base: PreTrainedModel, settings: recipes.Model, name: str) -> None:
+    """Raise UserError where NF4 would leave most weights as they are: bitsandbytes packs linear layers alone."""
+    if settings.quantization == "nf4" and has_fused_experts(base):
+        raise UserError(
+            f"{name}: model.quantization: nf4 packs linear layers, and the experts of a {base.config.model_type} model "
+            "are one tensor each, which would stay in full: use quantization: none"
+        )
+
+
 def _check_complete(report: dict[str, Any], name: str) -> None:
     """Raise UserError where a checkpoint lacks weights, which transformers would draw at random.
 
@@ -271,22 +296,13 @@ def _nf4(settings: recipes.Model) -> BitsAndBytesConfig:
     )
 
 
-def _config_fields(architecture: recipes.Architecture) -> dict[str, Any]:
-    fields = architecture.model_dump(exclude={"model_type"})
-    if architecture.model_type == "llama":
-        fields.pop("sliding_window")  # Llama has none
-    return fields
-
-
 def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
-    wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
-    for key, value in wanted.items():
-        actual = getattr(config, key, None)
-        if key == "model_type" and actual not in shape.PREDICTABLE:
-            raise UserError(f"{name} is a {actual} model: {shape.way_without_architecture()}")
-        if actual != value and not (key == "vocab_size" and value is None):
-            raise UserError(f"{name} has {key} {actual}, the recipe says {value}: correct model.architecture.{key}")
+    expected = architecture.config_keys()
+    for key, value in differences(architecture, config).items():
+        if key == "model_type":
+            raise UserError(f"{name} is a {value} model: {shape.way_out()}")
+        raise UserError(f"{name} has {key} {value}, the recipe says {expected[key]}: correct model.architecture.{key}")
 
 
 def _random_base(
@@ -295,17 +311,20 @@ def _random_base(
     """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
     architecture = settings.architecture
     assert architecture
-    config = AutoConfig.for_model(architecture.model_type, **_config_fields(architecture), num_labels=1)
+    config: Any = config_of(architecture, num_labels=1)
+    add_classifier(config)
     quantizer = AutoHfQuantizer.from_config(nf4) if nf4 else None
     model: Any = skeleton(kind, config, quantizer, options)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             weight = torch.empty(parameter.shape, dtype=options["dtype"], device=device)
-            weight = weight.normal_(0.0, config.initializer_range) if weight.dim() > 1 else weight.fill_(1.0)
+            if weight.dim() > 1:
+                weight.normal_(0.0, config.initializer_range)
+            else:
+                weight.fill_(0.0 if name == "bias" else 1.0)
             pack = quantizer and type(module).__name__ == "Linear4bit"
             setattr(module, name, _quantized(module, weight) if pack else nn.Parameter(weight))
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.model
-    decoder.rotary_emb = type(decoder.rotary_emb)(config=config).to(device)  # its buffers are computed, not stored
+    _compute_buffers(model, device)
     model.tie_weights()
     if quantizer:
         model.hf_quantizer = quantizer
@@ -313,6 +332,16 @@ def _random_base(
     model.hf_device_map = {"": device}
     base: PreTrainedModel = model.eval()
     return base
+
+
+def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Compute the buffers of a model made on the device meta, such as rotary frequencies; checkpoints lack them too."""
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        if buffers:
+            for name, buffer in buffers.items():
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+            model._init_weights(module)
 
 
 def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
@@ -349,35 +378,48 @@ def round_to_nf4(model: PreTrainedModel) -> None:
             module.weight.copy_(dequantize_4bit(packed, state))
 
 
-def lora_config(run: Run, task_type: str) -> LoraConfig:
+def lora_config(run: Run, task_type: str, base: PreTrainedModel) -> LoraConfig:
+    """Return the recipe's adapter for a base. Raises UserError for a target that names no module of the base."""
     lora = run.loaded.recipe.lora
-    modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     return LoraConfig(
         task_type=task_type,
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
-        target_modules=modules,
+        target_modules=_targets(base, lora.target_modules),
     )
 
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
     """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
-    _check_targets(base, run.loaded.recipe.lora.target_modules)
-    return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
+    return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM", base)))
 
 
-def _check_targets(base: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Raise UserError for a target that is the name of no module, with the names of the linear layers."""
-    if isinstance(targets, str):  # all-linear
-        return
+def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"]) -> list[str] | str:
+    """Return the target modules of a base, for peft.
+
+    Experts that share one tensor are no linear layers: they stay frozen, and `all-linear` means the others. peft would
+    give them adapters of another form. Raises UserError for a target that is the name of no module, with the names of
+    the linear layers.
+    """
     names = [name for name, _ in base.named_modules()]
-    linear = sorted({name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)})
+    head = base.get_output_embeddings()
+    linear = sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in base.named_modules()
+            if isinstance(module, nn.Linear) and module is not head
+        }
+        - {"score"}
+    )
+    if isinstance(targets, str):  # all-linear
+        return linear if has_fused_experts(base) else targets
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in names):
             raise UserError(
                 f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"
             )
+    return list(targets)
 
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
@@ -391,7 +433,7 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
     peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
     those of a fresh classification adapter of the same shape.
     """
-    model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS")))
+    model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS", base)))
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
     lora = {key: weight for key, weight in start.items() if "lora_" in key}
     stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))

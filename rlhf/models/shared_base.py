@@ -23,6 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.architecture import logit_scale
 from rlhf.models.loading import computes_in_bfloat16, mixed_precision, without_input_casts
 from rlhf.models.weights import (
     ADAPTER_FILE,
@@ -49,6 +50,7 @@ class SharedBase:
     def __init__(self, base: PreTrainedModel, adapters: dict[str, Path], trainable: tuple[str, ...] = ()):
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings of its own
         self.base = base
+        self.logit_scale = logit_scale(base.config)
         self.trainable = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
@@ -170,7 +172,7 @@ class SharedBase:
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.base.get_output_embeddings()(hidden)
-        return logits
+        return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
     def logprobs(
         self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: str = "none"
@@ -186,7 +188,7 @@ class SharedBase:
             raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
         chunk = max(1, LOGITS // len(head.weight))
         logp, entropies = linear_token_logprobs(
-            hidden[mask], head.weight, rollout.tokens[mask], temperature, chunk, entropy
+            hidden[mask], head.weight, rollout.tokens[mask], temperature / self.logit_scale, chunk, entropy
         )
 
         def to_slots(x: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ would otherwise hang, fill the memory or crash a library. docs/recipes.md lists 
 
 import math
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from rlhf.recipe.bounds import (
     BatchRows,
@@ -56,13 +56,16 @@ class Hardware(Section):
 
 
 class Architecture(Section):
-    """The shape of a Llama or Mistral model; the keys are named as in `transformers.LlamaConfig`.
+    """The shape of the model, in the keys of transformers' configuration of its type (`transformers.LlamaConfig` …).
 
-    A base that is built here gets this shape. One that is loaded must have it, so that memory can be predicted before
-    anything is downloaded.
+    These keys every architecture has; any other key of that configuration may stand beside them (head_dim,
+    rope_parameters, …) and is checked against it when the model is built. A base that is built here gets this shape.
+    One that is loaded must have it, so that memory can be predicted before anything is downloaded.
     """
 
-    model_type: Literal["llama", "mistral"] = "llama"
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
+
+    model_type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")] = "llama"
     vocab_size: Vocabulary | None = None  # null: the tokenizer's
     sliding_window: Tokens | None = None
     hidden_size: Width
@@ -75,9 +78,36 @@ class Architecture(Section):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.hidden_size % self.num_attention_heads or self.num_attention_heads % self.num_key_value_heads:
+        own = self.others().get("head_dim") is not None  # heads may be as wide as they like then
+        if (self.hidden_size % self.num_attention_heads and not own) or (
+            self.num_attention_heads % self.num_key_value_heads
+        ):
             raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
         return self
+
+    @classmethod
+    def required_keys(cls) -> tuple[str, ...]:
+        """Return the keys that every architecture has."""
+        return tuple(key for key in cls.model_fields if key != "sliding_window")
+
+    def others(self) -> dict[str, Any]:
+        """Return the keys of transformers' configuration beside those that every architecture has."""
+        return dict(self.model_extra or {})
+
+    def config_keys(self) -> dict[str, Any]:
+        """Return the keys for transformers' configuration, model_type among them.
+
+        `sliding_window` is left out where it is not written and where Llama, which has none, would be given one. For
+        Mistral null is a value: transformers' own default is a window of 4,096 tokens.
+        """
+        keys = self.model_dump()
+        if self.model_type == "llama" or (
+            self.model_type != "mistral" and "sliding_window" not in self.model_fields_set
+        ):
+            keys.pop("sliding_window")
+        if keys["vocab_size"] is None:
+            keys.pop("vocab_size")
+        return keys
 
 
 class Model(Section):

@@ -241,7 +241,7 @@ class AdapterConfig(Record):
     alpha_pattern: Annotated[dict[str, int], Field(max_length=0)] = {}
     layers_to_transform: None = None
     layer_replication: None = None
-    target_parameters: None = None
+    target_parameters: Annotated[list[str], Field(max_length=0)] | None = None  # empty where peft looked for experts
     trainable_token_indices: None = None
 
 

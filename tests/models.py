@@ -1,0 +1,96 @@
+"""Tiny models of every type that is tested: their architectures, and checkpoints with a tokenizer beside them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rlhf.data import tokenize
+from rlhf.models.architecture import config_of
+from rlhf.recipe import Architecture
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+# What sets a type apart from a plain Llama, at a size at which it shows: windows shorter than a dialogue, heads that
+# are wider than their share, experts, multipliers, biases.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3_ROPE},
+    "mistral": {"sliding_window": 16, "head_dim": 16},
+    "ministral": {"head_dim": 8, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16, "rope_parameters": YARN_ROPE},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "smollm3": {"tie_word_embeddings": True, "no_rope_layers": [1, 1, 1, 0]},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    "granite": {
+        "logits_scaling": 4.0,
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "tie_word_embeddings": True,
+    },
+}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def architecture(kind: str, **changes: Any) -> dict[str, Any]:
+    """Return the section `model.architecture` of a tiny model."""
+    return {"model_type": kind, **SIZES, **KINDS[kind], **changes}
+
+
+def model(kind: str, vocabulary: int, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """Return a tiny model with random weights that are large enough to tell tokens apart."""
+    config = config_of(
+        Architecture.model_validate(architecture(kind, vocab_size=vocabulary, **changes)),
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    made: Any = AutoModelForCausalLM.from_config(config)
+    return made.to(dtype).eval()
+
+
+def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Write a tokenizer with a chat template, and EOS as padding token as base models have it; return it."""
+    raw = tokenize.train(["Which word is the opposite of full? A lemon is a kind of fruit."] * 20, 400)._tokenizer
+    assert raw is not None
+    raw.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|fim_pad|>"])
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "additional_special_tokens": ["<|fim_pad|>"]}
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
+    made.save_pretrained(folder)
+    return made
+
+
+def checkpoint(folder: Path, kind: str, **changes: Any) -> str:
+    """Write a tiny checkpoint with random weights and its tokenizer; return the folder's name."""
+    tokens = tokenizer(folder)
+    made = model(kind, len(tokens), **changes)
+    made.config.eos_token_id = tokens.eos_token_id
+    made.config.pad_token_id = None
+    made.save_pretrained(folder)
+    return str(folder)
