@@ -1,14 +1,17 @@
 """Tiny models of every type that is tested: their architectures, and checkpoints with a tokenizer beside them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from rlhf import recipe
 from rlhf.data import tokenize
-from rlhf.models.architecture import config_of
-from rlhf.recipe import Architecture
+from rlhf.models.architecture import architecture_of, config_of
+from rlhf.recipe import Architecture, PinnedRecipe
+from tests.conftest import RECIPE, SMALL
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -89,8 +92,34 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def checkpoint(folder: Path, kind: str, **changes: Any) -> str:
     """Write a tiny checkpoint with random weights and its tokenizer; return the folder's name."""
     tokens = tokenizer(folder)
-    made = model(kind, len(tokens), **changes)
+    made = model(kind, len(tokens) + 8, **changes)  # real ones have room too: tokenizers of some types add entries
     made.config.eos_token_id = tokens.eos_token_id
     made.config.pad_token_id = None
     made.save_pretrained(folder)
     return str(folder)
+
+
+def described(folder: str) -> dict[str, Any]:
+    """Return the section `model.architecture` of a checkpoint."""
+    return architecture_of(json.loads((Path(folder) / "config.json").read_text()))
+
+
+def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:
+    """Return the small recipe for a checkpoint, with its architecture and its own chat template."""
+    options = {
+        "pretrain": None,
+        "model__architecture": described(folder),
+        "model__source": "local",
+        "model__name": folder,
+        "tokenizer": {"source": "local", "name": folder, "template": "chat", "pad_token": "<|fim_pad|>"},
+        "lora__target_modules": "all-linear",
+        "data__source": "files",
+        "data__files": [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))],
+        "ppo__steps": 2,
+        "sft__max_steps": 4,
+        "rm__max_steps": 4,
+        "dpo__max_steps": 4,
+    }
+    replaced = ("tokenizer.", "model.architecture.", "pretrain.")
+    kept = {key: value for key, value in SMALL.items() if not key.startswith(replaced)}
+    return recipe.load(RECIPE, kept | {key.replace("__", "."): value for key, value in (options | changes).items()})

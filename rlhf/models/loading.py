@@ -101,7 +101,7 @@ def load_codec(run: Run) -> Codec:
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
     with _loading("the tokenizer", name, settings):
-        codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
+        codec = tokenize.load(name, settings)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
     vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
     if vocabulary is None:

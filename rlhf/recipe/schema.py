@@ -43,6 +43,9 @@ SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages that `hardware.count` processes
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]  # of a chat template
+
+
 class Hardware(Section):
     """The device that the recipe is made for, and the processes that train together."""
 
@@ -142,8 +145,11 @@ class Tokenizer(Section):
     revision: Name | None = None
     vocab_size: Vocabulary | None = None  # of a trained tokenizer or a stand-in
     pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
+    eos_token: Name | None = None  # the token that ends an answer; null: the tokenizer's own
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
+    system_prompt: Annotated[str, Field(max_length=10_000)] | None = None  # of conversations that have none
+    chat_template_kwargs: dict[VariableName, bool | int | float | str] | None = None  # enable_thinking: false
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -158,8 +164,12 @@ class Tokenizer(Section):
             raise ValueError(f"vocab_size: {self.vocab_size} is too small for {content}; {smallest} or more")
         if made_here and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
-        if made_here and self.pad_token is not None:
-            raise ValueError("a tokenizer that is made here has a padding token of its own; leave out pad_token")
+        for key in ("pad_token", "eos_token"):
+            if made_here and getattr(self, key) is not None:
+                raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
+        for key in ("system_prompt", "chat_template_kwargs"):
+            if self.template != "chat" and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to template: chat, but template is {self.template}")
         if not made_here and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):

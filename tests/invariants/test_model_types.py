@@ -46,7 +46,8 @@ def own_logprobs(model: Model, rollout: Rollout) -> torch.Tensor:
     """Log-probabilities (B, R) of the response tokens by the model's own forward pass."""
     logp = model(input_ids=rollout.ids, use_cache=False).logits.float().log_softmax(-1)
     of_tokens = logp[:, :-1].gather(2, rollout.ids[:, 1:, None]).squeeze(2)
-    return of_tokens.gather(1, rollout.predictors.clamp(max=of_tokens.shape[1] - 1)) * rollout.mask
+    chosen: torch.Tensor = of_tokens.gather(1, rollout.predictors.clamp(max=of_tokens.shape[1] - 1))
+    return chosen * rollout.mask
 
 
 def test_all_types_are_here():
