@@ -3,7 +3,7 @@
 import click
 
 from rlhf import __version__
-from rlhf.cli import plan, rate, train, use
+from rlhf.cli import new, plan, rate, train, use
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded as guarded
 
@@ -16,7 +16,7 @@ def cli() -> None:
 
 for command in (
     *(train.run, train.reproduce, train.results, train.list_recipes, train.fetch),
-    *(plan.plan, data_group),
+    *(new.new, plan.plan, data_group),
     *(use.chat, use.score, use.serve, use.report, use.compare_runs),
     *(rate.rate, rate.judge, rate.ratings_group),
 ):

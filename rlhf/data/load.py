@@ -221,7 +221,12 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     if data.source == "hub":
         assert data.name and data.revision
         return formats.read_hub(
-            data.name, data.revision, data_dir=data.data_dir, on_bad_row=data.on_bad_row, format=data.format
+            data.name,
+            data.revision,
+            split=data.split or "train",
+            data_dir=data.data_dir,
+            on_bad_row=data.on_bad_row,
+            format=data.format,
         )
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)

@@ -6,7 +6,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -247,12 +247,45 @@ def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
         raise UserError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
 
 
-def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Name special tokens of the vocabulary that could pad, for a message; those made for padding come first."""
+def pad_candidates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the special tokens of the vocabulary that could pad; those made for padding come first."""
     taken = {tokenizer.eos_token, tokenizer.bos_token}
     special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in taken]
     special.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    return special
+
+
+def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Name special tokens that could pad, for a message."""
+    special = pad_candidates(tokenizer)
     return f", such as {', '.join(special[:3])}" if special else ""
+
+
+def needed_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the value of tokenizer.pad_token that a tokenizer needs; None if it has a token of its own to pad with."""
+    eos = tokenizer.eos_token_id
+    has_own = tokenizer.pad_token_id not in (None, eos) or tokenizer.unk_token_id not in (None, eos)
+    candidates = [] if has_own else pad_candidates(tokenizer)
+    return candidates[0] if candidates else None
+
+
+def ends_turns_with(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> bool:
+    """Return whether the tokenizer's chat template ends an answer with one of `ids`, as a tuned model does.
+
+    Base models may have the chat template of the tuned one, but end texts otherwise.
+    """
+    if not tokenizer.chat_template:
+        return False
+
+    def render(messages: Sequence[Message]) -> str:
+        text = tokenizer.apply_chat_template([{"role": m.role, "content": m.content} for m in messages], tokenize=False)
+        assert isinstance(text, str)
+        return text
+
+    chat_template.check(render)
+    answered = (Message("user", "Hello."), Message("assistant", chat_template.WORD))
+    end = render(answered).rpartition(chat_template.WORD)[2]
+    return bool({*tokenizer(end, add_special_tokens=False)["input_ids"][:2]} & {*ids})
 
 
 def render_plain(messages: Sequence[Message]) -> str:

@@ -230,6 +230,7 @@ class Data(Section):
     name: Name | None = None
     revision: Name | None = None
     data_dir: Name | None = None
+    split: Name | None = None  # of the hub's set; null: train
     format: Literal[
         "auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"
     ] = "auto"
@@ -258,6 +259,8 @@ class Data(Section):
             raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
+            raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
             raise ValueError(
                 f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "

@@ -74,6 +74,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["tokenizer"].update(source="local", name="x"), "tokenizer.source: train and a pretrain section"),
         (lambda c: c["data"].update(source="hub", name="a/b", revision="main"), "data: source: hub needs revision"),
         (lambda c: c["data"]["toy"].update(bayes_accuracy=0.97), "data.toy.bayes_accuracy = 0.97"),
+        (lambda c: c["data"].update(split="train[:10]"), "data: split: 'train[:10]' is not the name of one split"),
         (lambda c: c["rm"].update(loss_type="margin_ranking"), "rm: loss_type: margin_ranking needs a margin above 0"),
         (lambda c: c["sft"].update(max_prompt_length=256), "sft: max_prompt_length must leave room"),
         (lambda c: c["ppo"].update(logging_steps=3), "ppo: eval_steps and save_steps must be multiples"),
