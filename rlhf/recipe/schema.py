@@ -53,6 +53,7 @@ class Hardware(Section):
     count: Devices = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
+    trunk: Literal["library", "lean"] = "library"  # passes of PPO, RLOO and GRPO; lean: rlhf/models/trunk.py
 
 
 class Architecture(Section):
@@ -435,6 +436,11 @@ class Recipe(Section):
                 )
 
     def _check_online(self) -> None:
+        if self.hardware.trunk == "lean":
+            if self.model.quantization != "none":
+                raise ValueError("hardware.trunk: lean needs model.quantization: none")
+            if self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
         for stage, options in self.online().items():
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
@@ -448,6 +454,8 @@ class Recipe(Section):
                 )
             if options.rollout_4bit != "library" and self.model.quantization == "none":
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
+            if self.hardware.trunk == "lean" and options.gradient_checkpointing:
+                raise ValueError(f"hardware.trunk: lean needs {stage}.gradient_checkpointing: false")
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
 

@@ -237,7 +237,7 @@ class Learner:
         metrics = self.state.update(
             batch.rollout,
             self.options.num_iterations,
-            lambda index, rows: self._backward(batch, index, len(rows), counts[rows].sum()),
+            {"policy": lambda index, rows: self._backward(batch, index, len(rows), counts[rows].sum())},
         )
         self.state.end_step(0.0 if batch.kl is None else masked_mean(batch.kl, batch.rollout.mask).item())
         return metrics
@@ -253,31 +253,30 @@ class Learner:
         old = batch.logp[index, slots]
         weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
         each = 1 / tokens.clamp(min=1)  # in a mean over the minibatch's tokens
-        with shared.role("policy"):
-            hidden = shared.response_hidden(part)
-            differentiate = "gradient" if options.entropy_coef else "value"
-            logp, entropy = shared.logprobs(hidden, part, options.temperature, differentiate)
-            assert entropy is not None
-            ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
-            high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-            loss, sums = clipped_loss(ratios, batch.advantages[index], weights, mask, options.epsilon, high)
-            entropy_share = zero_pads(entropy, mask).sum() * each
-            moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
-            stats = {
-                "loss/policy_avg": loss,
-                "policy/entropy_avg": entropy_share,
-                "policy/clipfrac_avg": sums["clipfrac"] * each,
-                "policy/approxkl_avg": moved * each,
-                "val/ratio": sums["ratio"] * each,
-            }
-            if batch.ref_logp is not None and options.kl_penalty == "loss":
-                kl = zero_pads(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
-                kl = (weights * (kl * ratios.exp() if options.use_bias_correction_kl else kl)).sum()
-                stats["loss/kl_avg"] = kl
-                loss = loss + self.state.kl_coef * kl
-            if options.entropy_coef:
-                loss = loss - options.entropy_coef * entropy_share
-            loss.backward()
+        hidden = shared.response_hidden(part)
+        differentiate = "gradient" if options.entropy_coef else "value"
+        logp, entropy = shared.logprobs(hidden, part, options.temperature, differentiate)
+        assert entropy is not None
+        ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
+        high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+        loss, sums = clipped_loss(ratios, batch.advantages[index], weights, mask, options.epsilon, high)
+        entropy_share = zero_pads(entropy, mask).sum() * each
+        moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
+        stats = {
+            "loss/policy_avg": loss,
+            "policy/entropy_avg": entropy_share,
+            "policy/clipfrac_avg": sums["clipfrac"] * each,
+            "policy/approxkl_avg": moved * each,
+            "val/ratio": sums["ratio"] * each,
+        }
+        if batch.ref_logp is not None and options.kl_penalty == "loss":
+            kl = zero_pads(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
+            kl = (weights * (kl * ratios.exp() if options.use_bias_correction_kl else kl)).sum()
+            stats["loss/kl_avg"] = kl
+            loss = loss + self.state.kl_coef * kl
+        if options.entropy_coef:
+            loss = loss - options.entropy_coef * entropy_share
+        loss.backward()
         numbers = torch.stack([number.detach().float() for number in stats.values()])
         return dict(zip(stats, numbers.tolist(), strict=True))  # one wait for the device
 

@@ -91,6 +91,18 @@ def test_every_recipe_loads(directory):
             lambda c: (c["dpo"].update(eval_steps=100), c["hardware"].update(count=2, engine="fsdp")),
             "dpo.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: fsdp",
         ),
+        (
+            lambda c: (c["hardware"].update(trunk="lean"), c["ppo"].update(gradient_checkpointing=True)),
+            "hardware.trunk: lean needs ppo.gradient_checkpointing: false",
+        ),
+        (
+            lambda c: (c["hardware"].update(trunk="lean"), c["model"].update(quantization="nf4")),
+            "hardware.trunk: lean needs model.quantization: none",
+        ),
+        (
+            lambda c: c["hardware"].update(trunk="lean", count=2, engine="fsdp"),
+            "hardware.trunk: lean needs hardware.engine: ddp",
+        ),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),

@@ -55,8 +55,9 @@ def value_head(shared: SharedBase) -> Head:
 def reward_scores(shared: SharedBase, rollout: Rollout, size: int) -> Tensor:
     """Return the reward model's raw scores (B,). Each process scores its share of the rows."""
     scores = torch.zeros(len(rollout.ids), device=shared.device)
-    for rows in rollout.sharded_by_length(size):
-        scores[rows] = shared.scores(rollout.rows(rows))
+    with shared.role("reward"):
+        for rows in rollout.sharded_by_length(size):
+            scores[rows] = shared.scores(rollout.rows(rows))
     distributed.all_sum(scores)
     return scores
 
