@@ -43,12 +43,13 @@ def main() -> None:
     )
     cuda = device.type == "cuda"
     clock = Clock()
+    base = load_base(run, device)
     made = trainer(
-        model=load_base(run, device),
+        model=base,
         args=settings,
         train_dataset=Dataset.from_list(rows),
         processing_class=codec.tokenizer,
-        peft_config=lora_config(run, "CAUSAL_LM"),
+        peft_config=lora_config(run, base, "CAUSAL_LM"),
         callbacks=[clock],
     )
     taken = timed(made, clock, cuda, WARM_UP)

@@ -349,22 +349,30 @@ def round_to_nf4(model: PreTrainedModel) -> None:
             module.weight.copy_(dequantize_4bit(packed, state))
 
 
-def lora_config(run: Run, task_type: str) -> LoraConfig:
+def lora_config(run: Run, base: PreTrainedModel, task_type: str) -> LoraConfig:
+    """Return the configuration of the recipe's adapters. Raises UserError for layers that the base does not have."""
     lora = run.loaded.recipe.lora
     modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    try:
+        layers = lora.layer_numbers(base.config.num_hidden_layers)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if layers is not None and isinstance(modules, str):  # all-linear, which peft does not take together with layers
+        modules = sorted({n.rpartition(".")[2] for n, m in base.base_model.named_modules() if isinstance(m, nn.Linear)})
     return LoraConfig(
         task_type=task_type,
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=modules,
+        layers_to_transform=layers,
     )
 
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
     """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
     _check_targets(base, run.loaded.recipe.lora.target_modules)
-    return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
+    return without_input_casts(get_peft_model(base, lora_config(run, base, "CAUSAL_LM")))
 
 
 def _check_targets(base: PreTrainedModel, targets: Sequence[str]) -> None:
@@ -391,7 +399,7 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
     peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
     those of a fresh classification adapter of the same shape.
     """
-    model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS")))
+    model = without_input_casts(get_peft_model(base, lora_config(run, base, "SEQ_CLS")))
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
     lora = {key: weight for key, weight in start.items() if "lora_" in key}
     stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))

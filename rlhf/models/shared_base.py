@@ -173,7 +173,7 @@ class SharedBase:
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
-        return self._hidden_at(rollout.ids, rollout.predictors)
+        return self._hidden_at(rollout.ids, rollout.predictors, rollout.lower)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.base.get_output_embeddings()(hidden)
@@ -210,27 +210,30 @@ class SharedBase:
 
     def scores(self, rollout: Rollout) -> Tensor:
         """Return the reward model's raw scores (B,) float32 of prompts with their responses."""
-        return self.score(rollout.ids, rollout.last)
+        return self.score(rollout.ids, rollout.last, rollout.lower)
 
     @torch.no_grad()
-    def score(self, ids: Tensor, last: Tensor) -> Tensor:
-        """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T)."""
+    def score(self, ids: Tensor, last: Tensor, lower: Tensor | None = None) -> Tensor:
+        """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T).
+
+        lower: as in `Rollout`.
+        """
         assert self.score_head is not None
         self.activate("reward")
-        at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None]).squeeze(1)
+        at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower).squeeze(1)
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
 
-    def _hidden_at(self, ids: Tensor, at: Tensor) -> Tensor:
+    def _hidden_at(self, ids: Tensor, at: Tensor, lower: Tensor | None) -> Tensor:
         """Return the hidden states (B, R, H) of the active role at some positions (B, R)."""
         if self.trunk is not None:
-            return self._lean(ids, at)
+            return self._lean(ids, at, lower)
         hidden = self.hidden(ids)
         return hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
 
-    def _lean(self, ids: Tensor, at: Tensor | None = None) -> Tensor:
+    def _lean(self, ids: Tensor, at: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
         assert self.trunk is not None and self._active is not None
-        return self.trunk.hidden(self._active, ids, at)
+        return self.trunk.hidden(self._active, ids, at, lower)
 
     def _add(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""

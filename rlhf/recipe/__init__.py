@@ -242,6 +242,8 @@ def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
         "trunk",
     ):  # they affect only rounding: a run may continue with others
         relevant["hardware"].pop(key)
+    if relevant.get("lora", {}).get("layers") == "all":
+        relevant["lora"].pop("layers")  # runs from before this key lack it
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
     return relevant

@@ -13,7 +13,7 @@ the number of processes changes the result.
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -151,7 +151,8 @@ def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.rewards is not None
-    size = options.score_batch_size or options.per_device_train_batch_size
+    size = options.score_rows
+    rollout = scoring.with_lower(shared, rollout, size)
     scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
     prompts = [session.prompts[i] for i in numbers for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
@@ -169,9 +170,11 @@ def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[
 
 @torch.no_grad()
 def collect(learner: "Learner", judged: Judged) -> Batch:
-    shared, options, rollout = learner.shared, learner.options, judged.rollout
+    shared, options = learner.shared, learner.options
     shared.base.eval()
-    size = options.score_batch_size or options.per_device_train_batch_size
+    size = options.score_rows
+    rollout = scoring.with_lower(shared, judged.rollout, size)
+    judged = replace(judged, rollout=rollout)
     logprobs = scoring.logprob_head(shared, options.temperature)
 
     if options.old_logprobs == "rollout":

@@ -103,6 +103,7 @@ def start(session: Session, options: Ppo) -> "Learner":
 def collect(learner: "Learner", rollout: Rollout) -> Batch:
     options, mask = learner.options, rollout.mask
 
+    rollout = scoring.with_lower(learner.shared, rollout, options.score_rows)
     logp, ref_logp, values, scores = score(learner, rollout)
 
     kl = kls.estimate(logp, ref_logp, options.kl_estimator)
@@ -129,7 +130,7 @@ def score(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor, Tensor,
     """Return log-probabilities under policy and reference and values, each (B, R), and the scores (B,)."""
     shared, options, mask = learner.shared, learner.options, rollout.mask
     shared.base.eval()
-    size = options.score_batch_size or options.per_device_train_batch_size
+    size = options.score_rows
     logprobs, critic = scoring.logprob_head(shared, options.temperature), scoring.value_head(shared)
 
     values: Tensor | None = None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.model import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
@@ -40,6 +42,24 @@ def per_token(shared: SharedBase, role: str, rollout: Rollout, size: int, *heads
                 result[rows, : part.mask.shape[1]] = head(part, hidden)
     distributed.all_sum(*results)
     return results
+
+
+@torch.no_grad()
+def with_lower(shared: SharedBase, rollout: Rollout, size: int) -> Rollout:
+    """Return a rollout with `lower`, which the passes of all roles and the update then share.
+
+    The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
+    process computes its share of the rows, `size` at a time.
+    """
+    if shared.trunk is None or rollout.lower is not None or not shared.trunk.first_adapted:
+        return rollout
+    hidden_size, dtype = shared.base.config.hidden_size, dtype_of(shared.base)
+    lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
+    for rows in rollout.sharded_by_length(size):
+        ids = rollout.rows(rows).ids
+        lower[rows, : ids.shape[1]] = shared.trunk.lower(ids)
+    distributed.all_sum(lower)
+    return replace(rollout, lower=lower)
 
 
 def logprob_head(shared: SharedBase, temperature: float) -> Head:
