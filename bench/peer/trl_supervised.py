@@ -49,7 +49,7 @@ def main() -> None:
         args=settings,
         train_dataset=Dataset.from_list(rows),
         processing_class=codec.tokenizer,
-        peft_config=lora_config(run, "CAUSAL_LM", base),
+        peft_config=lora_config(run, base, "CAUSAL_LM"),
         callbacks=[clock],
     )
     taken = timed(made, clock, cuda, WARM_UP)

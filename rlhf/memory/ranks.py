@@ -98,7 +98,9 @@ def adapter_parameters(recipe: Recipe) -> int:
     """Numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
     linear, targets = _linear(recipe), recipe.lora.target_modules
     names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
-    return recipe.lora.r * sum(sum(linear[name]) for name in names) * _architecture(recipe).num_hidden_layers
+    layers = _architecture(recipe).num_hidden_layers
+    adapted = recipe.lora.layer_numbers(layers)
+    return recipe.lora.r * sum(sum(linear[name]) for name in names) * (layers if adapted is None else len(adapted))
 
 
 def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:

@@ -40,6 +40,8 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
     """What a rehearsal changes in a recipe: nothing that decides the memory of a step, but the number of layers."""
     architecture = recipe.model.architecture
     assert architecture
+    if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
+        raise UserError("memory is predicted for lora.layers: all and upper_half only")
     changes = few_steps(recipe, STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
         **_shallow(architecture, layers or architecture.num_hidden_layers),

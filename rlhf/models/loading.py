@@ -378,44 +378,44 @@ def round_to_nf4(model: PreTrainedModel) -> None:
             module.weight.copy_(dequantize_4bit(packed, state))
 
 
-def lora_config(run: Run, task_type: str, base: PreTrainedModel) -> LoraConfig:
-    """Return the recipe's adapter for a base. Raises UserError for a target that names no module of the base."""
+def lora_config(run: Run, base: PreTrainedModel, task_type: str) -> LoraConfig:
+    """Return the recipe's adapter for a base.
+
+    Raises UserError for a target that names no module of the base, and for layers that it does not have.
+    """
     lora = run.loaded.recipe.lora
+    try:
+        layers = lora.layer_numbers(base.config.num_hidden_layers)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     return LoraConfig(
         task_type=task_type,
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
-        target_modules=_targets(base, lora.target_modules),
+        target_modules=_targets(base, lora.target_modules, named=layers is not None),
+        layers_to_transform=layers,
     )
 
 
 def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
     """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
-    return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM", base)))
+    return without_input_casts(get_peft_model(base, lora_config(run, base, "CAUSAL_LM")))
 
 
-def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"]) -> list[str] | str:
-    """Return the target modules of a base, for peft.
+def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"], named: bool) -> list[str] | str:
+    """Return the target modules of a base, for peft; `named`: as names of modules in any case.
 
     Experts that share one tensor are no linear layers: they stay frozen, and `all-linear` means the others. peft would
     give them adapters of another form. Raises UserError for a target that is the name of no module, with the names of
     the linear layers.
     """
-    names = [name for name, _ in base.named_modules()]
-    head = base.get_output_embeddings()
-    linear = sorted(
-        {
-            name.rpartition(".")[2]
-            for name, module in base.named_modules()
-            if isinstance(module, nn.Linear) and module is not head
-        }
-        - {"score"}
-    )
+    modules = dict(base.base_model.named_modules())
+    linear = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)})
     if isinstance(targets, str):  # all-linear
-        return linear if has_fused_experts(base) else targets
+        return linear if named or has_fused_experts(base) else targets
     for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name in names):
+        if not any(f".{name}".endswith(f".{target}") for name in modules):
             raise UserError(
                 f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"
             )
@@ -433,7 +433,7 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
     peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
     those of a fresh classification adapter of the same shape.
     """
-    model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS", base)))
+    model = without_input_casts(get_peft_model(base, lora_config(run, base, "SEQ_CLS")))
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
     lora = {key: weight for key, weight in start.items() if "lora_" in key}
     stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))

@@ -20,6 +20,7 @@ from rlhf.recipe.bounds import (
     Devices,
     Epochs,
     Fraction,
+    LayerNumber,
     Layers,
     MadeRows,
     MadeRowsOrNone,
@@ -56,6 +57,7 @@ class Hardware(Section):
     count: Devices = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
+    trunk: Literal["library", "lean"] = "library"  # passes of PPO, RLOO and GRPO; lean: rlhf/models/trunk.py
 
 
 class Architecture(Section):
@@ -276,6 +278,23 @@ class Lora(Section):
     lora_alpha: Width
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
+    # layers with adapters; [8, 16]: from number 8, counted from 0, up to but without number 16
+    layers: Literal["all", "upper_half", "upper_third"] | Annotated[tuple[LayerNumber, LayerNumber], AsTuple] = "all"
+
+    def layer_numbers(self, count: int) -> list[int] | None:
+        """Return the numbers of the layers that have adapters, of a model with `count` layers; None for all.
+
+        A half or a third is rounded up. Raises ValueError for a range that the model does not have.
+        """
+        if self.layers == "all":
+            return None
+        if isinstance(self.layers, str):
+            parts = {"upper_half": 2, "upper_third": 3}[self.layers]
+            return list(range(count - math.ceil(count / parts), count))
+        first, end = self.layers
+        if not first < end <= count:
+            raise ValueError(f"lora.layers: [{first}, {end}] is no range of layers of a model with {count}")
+        return list(range(first, end))
 
     @model_validator(mode="after")
     def _inside(self) -> Self:
@@ -462,6 +481,8 @@ class Recipe(Section):
                 raise ValueError("model.attention: flash_attention_2 has kernels for CUDA only: use auto")
             if self.model.dtype != "bfloat16":
                 raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
+        if shape:
+            self.lora.layer_numbers(shape.num_hidden_layers)
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
 
@@ -478,6 +499,11 @@ class Recipe(Section):
                 )
 
     def _check_online(self) -> None:
+        if self.hardware.trunk == "lean":
+            if self.model.quantization != "none":
+                raise ValueError("hardware.trunk: lean needs model.quantization: none")
+            if self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
         for stage, options in self.online().items():
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
@@ -491,6 +517,8 @@ class Recipe(Section):
                 )
             if options.rollout_4bit != "library" and self.model.quantization == "none":
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
+            if self.hardware.trunk == "lean" and options.gradient_checkpointing:
+                raise ValueError(f"hardware.trunk: lean needs {stage}.gradient_checkpointing: false")
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
 

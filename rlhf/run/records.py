@@ -297,7 +297,7 @@ class AdapterConfig(Record):
     use_rslora: Literal[False] = False
     rank_pattern: Annotated[dict[str, int], Field(max_length=0)] = {}
     alpha_pattern: Annotated[dict[str, int], Field(max_length=0)] = {}
-    layers_to_transform: None = None
+    layers_to_transform: list[int] | None = None
     layer_replication: None = None
     target_parameters: Annotated[list[str], Field(max_length=0)] | None = None  # empty where peft looked for experts
     trainable_token_indices: None = None

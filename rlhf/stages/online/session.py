@@ -56,7 +56,8 @@ class Session:
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         torch.manual_seed(recipe.seed)
         with self.phase("load"):
-            self.shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
+            base, roles = load_base(run, device), {"policy": sft, "reference": sft}
+            self.shared = SharedBase(base, roles, trainable=("policy",), lean=recipe.hardware.trunk == "lean")
             if options.gradient_checkpointing:
                 self.shared.base.activation_checkpointing_enable()
                 self.shared.base.enable_input_require_grads()
