@@ -13,7 +13,7 @@ from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import cudnn_attention, synchronize
-from rlhf.models.loading import mixed_precision
+from rlhf.models.model import mixed_precision
 from rlhf.rollout.engine import Sampling, sample
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attention.SDPBackend

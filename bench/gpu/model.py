@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from rlhf.data.tokenize import Codec
-from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
+from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run

@@ -14,7 +14,7 @@ from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import AS_IT_IS, TRAINING, synchronize
-from rlhf.models.loading import mixed_precision
+from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU

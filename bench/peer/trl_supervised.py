@@ -11,7 +11,8 @@ from bench.peer.training import Clock, timed
 from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
-from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
+from rlhf.models.adapters import lora_config
+from rlhf.models.loading import load_base, load_codec, set_up_torch
 from rlhf.run.directory import Run
 
 

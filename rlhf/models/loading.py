@@ -1,18 +1,12 @@
-"""Loading of base models, tokenizers and adapters from the run directory, a folder or the hub."""
+"""Loading of base models and tokenizers from the run directory, a folder or the hub."""
 
 import ctypes
-import importlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
-from safetensors.torch import save_file
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,7 +15,6 @@ from transformers import (
     PreTrainedModel,
     set_seed,
 )
-from transformers.quantizers import AutoHfQuantizer
 
 from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
@@ -29,17 +22,10 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models import weights as stored
-from rlhf.models.architecture import (
-    add_classifier,
-    check_model,
-    config_of,
-    differences,
-    has_fused_experts,
-    unsupported,
-)
-from rlhf.models.model import Model, dtype_of
-from rlhf.models.weights import ADAPTER_FILE as ADAPTER_FILE
-from rlhf.models.weights import adapter_weights as adapter_weights
+from rlhf.models.architecture import add_classifier, check_model, config_of, differences, unsupported
+from rlhf.models.model import require
+from rlhf.models.nf4 import check_blocks, check_experts, nf4_config
+from rlhf.models.random_base import random_base
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
 from rlhf.recipe import shape
@@ -141,43 +127,74 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
     Raises UserError when the base cannot be loaded, or is not the recipe's.
     """
-    settings = run.loaded.recipe.model
+    recipe = run.loaded.recipe
+    settings, name = recipe.model, "model.architecture" if recipe.model.source == "random" else base_name(run)
+    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
-    nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
-    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    nf4 = nf4_config(settings) if settings.quantization == "nf4" and quantize else None
+    _check_packages(settings, nf4 is not None)
     if nf4 is not None:
-        _import("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
-        _check_blocks(settings.architecture, device)
+        check_blocks(settings.architecture, device)
+    if settings.source == "random":
+        base = _draw_base(recipe, device, kind, nf4, options)
+    else:
+        with _loading("the base model", name, settings):
+            base = _read_base(settings, name, device, kind, nf4, options)
+        _check_loaded(base, settings, name, whole=head == "lm")
+    check_experts(base, settings, name)
+    return _plain(base, recipe)
+
+
+def _check_packages(settings: recipes.Model, packed: bool) -> None:
+    """Raise UserError where a package that the settings need is not there."""
+    if packed:
+        require("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
     if settings.attention == "flash_attention_2":
         way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
-        _import("flash_attn", "model.attention: flash_attention_2", way_out)
-    if settings.source == "random":
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
-            try:
-                base = _random_base(settings, device, kind, nf4, options)
-                _check_experts(base, settings, "model.architecture")
-                return _plain(base, run.loaded.recipe)
-            except (OSError, ValueError, ImportError) as error:
-                raise UserError(f"cannot build the base model: {_reason(error, settings)}") from error
-    if settings.source == "hub":
-        options["revision"] = settings.revision
-    name = base_name(run)
-    with _loading("the base model", name, settings):
-        if kind is AutoModelForSequenceClassification:
-            options["num_labels"] = 1
-            add_classifier(AutoConfig.from_pretrained(name, revision=settings.revision))
-        base = _from_pretrained(kind, name, device, quantization_config=nf4, **options)
-    _check_experts(base, settings, name)
+        require("flash_attn", "model.attention: flash_attention_2", way_out)
+
+
+def _draw_base(
+    recipe: recipes.Recipe, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
+) -> PreTrainedModel:
+    """Return the recipe's architecture with random weights, the same in every stage."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(recipe.seed)
+        try:
+            return random_base(recipe.model, device, kind, nf4, options)
+        except (OSError, ValueError, ImportError) as error:
+            raise UserError(f"cannot build the base model: {_reason(error, recipe.model)}") from error
+
+
+def _read_base(
+    settings: recipes.Model,
+    name: str,
+    device: torch.device,
+    kind: Any,
+    nf4: BitsAndBytesConfig | None,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    """Return a checkpoint's model: a folder's, or the hub's at its pinned revision."""
+    pinned: dict[str, Any] = {"revision": settings.revision} if settings.source == "hub" else {}
+    if kind is AutoModelForSequenceClassification:
+        pinned["num_labels"] = 1
+        add_classifier(AutoConfig.from_pretrained(name, revision=settings.revision))
+    return _from_pretrained(kind, name, device, quantization_config=nf4, **options, **pinned)
+
+
+def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, whole: bool) -> None:
+    """Raise UserError for a checkpoint that is not supported, or not of the recipe's shape.
+
+    `whole`: it has its language-model head, so that its parts can be compared with it.
+    """
     if why := unsupported(base.config):
         raise UserError(f"{name}: {base.config.model_type} {why}")
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
-    if head == "lm":
+    if whole:
         check_model(base, name)
-    return _plain(base, run.loaded.recipe)
 
 
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
@@ -242,36 +259,6 @@ def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> st
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 
 
-def _import(package: str, what: str, way_out: str) -> None:
-    """Import a package, or raise UserError with the way out.
-
-    Without this check transformers would fail later, or blame another package.
-    """
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise UserError(f"{what} needs {package} ({error}): {way_out}") from error
-
-
-def _check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:
-    """Raise UserError where bitsandbytes' kernels for a CPU would fail: a row must be whole blocks of 64 weights."""
-    for key in ("hidden_size", "intermediate_size"):
-        size = getattr(architecture, key, 0)
-        if device.type == "cpu" and size % 64:
-            raise UserError(
-                f"model.quantization: nf4 on a CPU needs model.architecture.{key}, {size}, in multiples of 64"
-            )
-
-
-def _check_experts(base: PreTrainedModel, settings: recipes.Model, name: str) -> None:
-    """Raise UserError where NF4 would leave most weights as they are: bitsandbytes packs linear layers alone."""
-    if settings.quantization == "nf4" and has_fused_experts(base):
-        raise UserError(
-            f"{name}: model.quantization: nf4 packs linear layers, and the experts of a {base.config.model_type} model "
-            "are one tensor each, which would stay in full: use quantization: none"
-        )
-
-
 def _check_complete(report: dict[str, Any], name: str) -> None:
     """Raise UserError where a checkpoint lacks weights, which transformers would draw at random.
 
@@ -287,15 +274,6 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
             )
 
 
-def _nf4(settings: recipes.Model) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
-    )
-
-
 def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     expected = architecture.config_keys()
@@ -303,197 +281,3 @@ def _check_architecture(config: Any, architecture: recipes.Architecture, name: s
         if key == "model_type":
             raise UserError(f"{name} is a {value} model: {shape.way_out()}")
         raise UserError(f"{name} has {key} {value}, the recipe says {expected[key]}: correct model.architecture.{key}")
-
-
-def _random_base(
-    settings: recipes.Model, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
-) -> PreTrainedModel:
-    """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
-    architecture = settings.architecture
-    assert architecture
-    config: Any = config_of(architecture, num_labels=1)
-    add_classifier(config)
-    quantizer = AutoHfQuantizer.from_config(nf4) if nf4 else None
-    model: Any = skeleton(kind, config, quantizer, options)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            weight = torch.empty(parameter.shape, dtype=options["dtype"], device=device)
-            if weight.dim() > 1:
-                weight.normal_(0.0, config.initializer_range)
-            else:
-                weight.fill_(0.0 if name == "bias" else 1.0)
-            pack = quantizer and type(module).__name__ == "Linear4bit"
-            setattr(module, name, _quantized(module, weight) if pack else nn.Parameter(weight))
-    _compute_buffers(model, device)
-    model.tie_weights()
-    if quantizer:
-        model.hf_quantizer = quantizer
-        quantizer.postprocess_model(model)
-    model.hf_device_map = {"": device}
-    base: PreTrainedModel = model.eval()
-    return base
-
-
-def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute the buffers of a model made on the device meta, such as rotary frequencies; checkpoints lack them too."""
-    for module in model.modules():
-        buffers = dict(module.named_buffers(recurse=False))
-        if buffers:
-            for name, buffer in buffers.items():
-                module._buffers[name] = torch.empty_like(buffer, device=device)
-            model._init_weights(module)
-
-
-def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
-    """Return a model without memory, with bitsandbytes' layers where there is a quantizer."""
-    with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, **options)
-    if quantizer:
-        quantizer.preprocess_model(model, device_map=None)
-    return model
-
-
-def _quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
-    """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU.
-
-    `module` is the Linear4bit that holds the weight.
-    """
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Params4bit
-
-    packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
-    module.quant_state = state
-    return Params4bit(packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True)
-
-
-@torch.no_grad()
-def round_to_nf4(model: PreTrainedModel) -> None:
-    """Round the weights that NF4 would pack to the values that they had in training, in place."""
-    _import("bitsandbytes", "merge.base: dequantized", install_command("gpu"))
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
-            packed, state = quantize_4bit(module.weight, compress_statistics=True, quant_type="nf4")
-            module.weight.copy_(dequantize_4bit(packed, state))
-
-
-def lora_config(run: Run, base: PreTrainedModel, task_type: str) -> LoraConfig:
-    """Return the recipe's adapter for a base.
-
-    Raises UserError for a target that names no module of the base, and for layers that it does not have.
-    """
-    lora = run.loaded.recipe.lora
-    try:
-        layers = lora.layer_numbers(base.config.num_hidden_layers)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return LoraConfig(
-        task_type=task_type,
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=_targets(base, lora.target_modules, named=layers is not None),
-        layers_to_transform=layers,
-    )
-
-
-def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
-    """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
-    return without_input_casts(get_peft_model(base, lora_config(run, base, "CAUSAL_LM")))
-
-
-def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"], named: bool) -> list[str] | str:
-    """Return the target modules of a base, for peft; `named`: as names of modules in any case.
-
-    Experts that share one tensor are no linear layers: they stay frozen, and `all-linear` means the others. peft would
-    give them adapters of another form. Raises UserError for a target that is the name of no module, with the names of
-    the linear layers.
-    """
-    modules = dict(base.base_model.named_modules())
-    linear = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)})
-    if isinstance(targets, str):  # all-linear
-        return linear if named or has_fused_experts(base) else targets
-    for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name in modules):
-            raise UserError(
-                f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"
-            )
-    return list(targets)
-
-
-def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
-    """Attach the adapter of a finished stage to a base, for further training."""
-    return without_input_casts(stored.attach_adapter(base, stage_dir, trainable=True))
-
-
-def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel:
-    """Return a reward model whose LoRA weights are those of SFT and whose score head is new and trainable.
-
-    peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
-    those of a fresh classification adapter of the same shape.
-    """
-    model = without_input_casts(get_peft_model(base, lora_config(run, base, "SEQ_CLS")))
-    start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
-    lora = {key: weight for key, weight in start.items() if "lora_" in key}
-    stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))
-    stored.set_adapter_state(model, {**start, **sft})
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates
-    return model
-
-
-def computes_in_bfloat16(model: Model) -> bool:
-    """Return whether the base is in bfloat16.
-
-    All forward passes then run in `mixed_precision`; adapters are float32.
-    """
-    return dtype_of(model) == torch.bfloat16
-
-
-def mixed_precision(model: Model) -> torch.autocast:
-    """Return the context of every forward pass.
-
-    A bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training.
-    """
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=computes_in_bfloat16(model))
-
-
-def without_input_casts(model: PeftModel) -> PeftModel:
-    """Keep LoRA layers on a bfloat16 base from copying their inputs to float32; return the same model.
-
-    Autocast casts such a copy back to bfloat16 before the product. Without the two casts the numbers are the same, and
-    the backward pass keeps one input for all layers that share it, not a copy for each. With dropout the mask is
-    applied in bfloat16 instead of float32, as peft's 4-bit layers always do. Outside of autocast such a layer would
-    raise an error for its input.
-    """
-    if computes_in_bfloat16(model):
-        for module in model.modules():
-            if isinstance(module, LoraLayer):
-                module.cast_input_dtype_enabled = False
-    return model
-
-
-def save_adapter(
-    model: PeftModel,
-    run: Run,
-    folder: Path,
-    adapter: str = "default",
-    weights: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base.
-
-    `weights`: the model's weights by name, if the model itself does not hold them whole.
-    """
-    if not run.is_main:
-        return
-    base, revision = base_name(run), run.loaded.recipe.model.revision
-    weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
-    state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
-    model.peft_config[adapter].save_pretrained(str(folder))
-    tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
-    save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
-    config = json.loads((folder / "adapter_config.json").read_text())
-    config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -23,8 +23,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
-from rlhf.models.loading import computes_in_bfloat16, mixed_precision, without_input_casts
+from rlhf.models.model import computes_in_bfloat16, mixed_precision
 from rlhf.models.trunk import Trunk
 from rlhf.models.weights import (
     ADAPTER_FILE,

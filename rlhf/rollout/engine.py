@@ -22,8 +22,7 @@ from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import lean
 from rlhf.models.architecture import logit_scale, sliding_window
 from rlhf.models.lean import FourBit
-from rlhf.models.loading import mixed_precision
-from rlhf.models.model import Model, dtype_of
+from rlhf.models.model import Model, dtype_of, mixed_precision
 from rlhf.process import distributed
 
 LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device

@@ -41,8 +41,8 @@ def test_the_split_that_the_recipe_names_is_read(tmp_path, monkeypatch):
     folder.mkdir()
     for split, rows in (("train", 30), ("test", 20)):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row(n)) + "\n" for n in range(rows)))
-    for split, rows in ((None, 30), ("test", 20)):
-        data = {"source": "hub", "name": str(folder), "revision": "0" * 40, "split": split, "on_bad_row": "stop"}
+    for chosen, rows in ((None, 30), ("test", 20)):
+        data = {"source": "hub", "name": str(folder), "revision": "0" * 40, "split": chosen, "on_bad_row": "stop"}
         run = Described(tmp_path / "runs", small(data=data | {"heldout_fraction": 0.5}), "sft")
         load(run)
         assert run.described["data"]["pairs"] == rows

@@ -10,7 +10,8 @@ import torch
 from rlhf.data import load
 from rlhf.data.batch import Rollout
 from rlhf.evaluation.policies import PolicySamples, compare, measure, sample_of
-from rlhf.models.loading import load_base, load_codec, save_adapter
+from rlhf.models.adapters import save_adapter
+from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry

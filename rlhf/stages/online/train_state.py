@@ -12,7 +12,7 @@ from transformers import get_scheduler
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.loading import save_adapter
+from rlhf.models.adapters import save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.random_state import RandomState, random_state, set_random_state
 from rlhf.models.shared_base import SharedBase
