@@ -1,6 +1,6 @@
 """Recipes: `recipes/<name>/v<N>/recipe.yaml`, read into frozen, strictly typed objects.
 
-A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py has its keys.
+A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py and its neighbours have its keys.
 """
 
 import hashlib
@@ -14,26 +14,26 @@ from typing import Any, NamedTuple
 from rlhf.errors import UserError
 from rlhf.recipe.published import Figure as Figure
 from rlhf.recipe.schema import SHARED as SHARED
-from rlhf.recipe.schema import Architecture as Architecture
-from rlhf.recipe.schema import Data as Data
 from rlhf.recipe.schema import Dialogues as Dialogues
 from rlhf.recipe.schema import Dpo as Dpo
 from rlhf.recipe.schema import Evaluate as Evaluate
-from rlhf.recipe.schema import Flaw as Flaw
-from rlhf.recipe.schema import Hardware as Hardware
-from rlhf.recipe.schema import Lengths as Lengths
-from rlhf.recipe.schema import Lora as Lora
 from rlhf.recipe.schema import Merge as Merge
-from rlhf.recipe.schema import Model as Model
 from rlhf.recipe.schema import Optimization as Optimization
 from rlhf.recipe.schema import Pretrain as Pretrain
 from rlhf.recipe.schema import Recipe as Recipe
 from rlhf.recipe.schema import Rm as Rm
 from rlhf.recipe.schema import Sft as Sft
 from rlhf.recipe.schema import StageOptions as StageOptions
-from rlhf.recipe.schema import Sums as Sums
-from rlhf.recipe.schema import Tokenizer as Tokenizer
-from rlhf.recipe.schema import Toy as Toy
+from rlhf.recipe.schema_data import Data as Data
+from rlhf.recipe.schema_data import Flaw as Flaw
+from rlhf.recipe.schema_data import Lengths as Lengths
+from rlhf.recipe.schema_data import Sums as Sums
+from rlhf.recipe.schema_data import Toy as Toy
+from rlhf.recipe.schema_model import Architecture as Architecture
+from rlhf.recipe.schema_model import Hardware as Hardware
+from rlhf.recipe.schema_model import Lora as Lora
+from rlhf.recipe.schema_model import Model as Model
+from rlhf.recipe.schema_model import Tokenizer as Tokenizer
 from rlhf.recipe.schema_online import GROUPS as GROUPS
 from rlhf.recipe.schema_online import MODEL_REWARD as MODEL_REWARD
 from rlhf.recipe.schema_online import ONLINE as ONLINE

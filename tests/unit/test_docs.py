@@ -17,7 +17,7 @@ from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
-from rlhf.recipe import plain_yaml, schema
+from rlhf.recipe import plain_yaml, schema, schema_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -218,7 +218,7 @@ def test_every_number_of_a_recipe_is_bounded_as_documented():
     for name in ("MAX_BYTES", "MAX_NODES", "MAX_DEPTH"):
         value = getattr(plain_yaml, name)
         assert f"{value >> 10} KiB" in page if name == "MAX_BYTES" else re.search(rf"\b{value:,} (values|levels)", page)
-    assert f"`vocab_size` {schema.SMALLEST_TRAINED} or more" in page
+    assert f"`vocab_size` {schema_model.SMALLEST_TRAINED} or more" in page
 
 
 def test_every_section_of_a_recipe_is_explained():

@@ -11,7 +11,7 @@ from rlhf import recipe
 from rlhf.data.tokenize import train
 from rlhf.errors import UserError
 from rlhf.recipe.plain_yaml import Yaml
-from rlhf.recipe.schema import SMALLEST_TRAINED
+from rlhf.recipe.schema_model import SMALLEST_TRAINED
 from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2] / "recipes"

@@ -1,0 +1,101 @@
+"""The keys of a recipe about its data: the source, the toy worlds, the held-out part and the rows to leave out."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf.recipe.bounds import MadeRows, MadeRowsOrNone, Name
+from rlhf.recipe.strict import AsTuple, Section
+
+
+class Toy(Section):
+    """The toy world: synthetic dialogues with a known true reward."""
+
+    documents: MadeRows  # pretraining transcripts
+    pairs: MadeRows  # labelled preference pairs, train and held-out together
+    bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
+    corpus: Literal["tutors", "web"] = "tutors"  # the authors of the transcripts: rlhf/data/worlds/toy.py
+    demonstrations: MadeRowsOrNone = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    subjects: Annotated[int, Field(ge=2, le=8)] = 8  # most subjects of a family of questions
+
+
+class Sums(Section):
+    """Questions with answers that can be checked: rlhf/data/worlds/sums.py."""
+
+    documents: MadeRows  # pretraining transcripts
+    demonstrations: MadeRows  # instruction rows for SFT
+    pairs: MadeRows  # each of a right and a wrong answer
+    accuracy: Annotated[float, Field(gt=0, lt=1)]  # share of right answers in documents and demonstrations
+    largest: Annotated[int, Field(gt=0, le=99)]  # largest number in a question
+
+
+class Lengths(Section):
+    """Preference pairs of meaningless words: only their lengths are real."""
+
+    pairs: MadeRows
+    shape: Literal["hh", "longest"]  # hh: as long as dialogues of HH-RLHF; longest: as long as every stage admits
+
+
+# Flaws of rows that `rlhf data check` counts under these names and that data.drop can leave out.
+Flaw = Literal[
+    "near_identical",
+    "contradictory",
+    "duplicates",
+    "one_word",
+    "unfinished",
+    "other_script",
+    "replaced",
+    "mojibake",
+    "control",
+    "invisible",
+    "html",
+    "leaked",
+]
+
+
+class Data(Section):
+    """The data: its source, its format, its held-out part and the flawed rows to leave out."""
+
+    source: Literal["toy", "sums", "files", "hub", "lengths"]
+    files: Annotated[tuple[Name, ...], AsTuple] = ()
+    name: Name | None = None
+    revision: Name | None = None
+    data_dir: Name | None = None
+    split: Name | None = None  # of the hub's set; null: train
+    format: Literal[
+        "auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"
+    ] = "auto"
+    on_bad_row: Literal["stop", "skip"]
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
+    # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other
+    # held-out rows. null: all held-out rows serve both purposes.
+    validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
+    drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
+    toy: Toy | None = None
+    sums: Sums | None = None
+    lengths: Lengths | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for source, key in (
+            ("toy", "toy"),
+            ("sums", "sums"),
+            ("files", "files"),
+            ("hub", "name"),
+            ("lengths", "lengths"),
+        ):
+            if self.source == source and not getattr(self, key):
+                raise ValueError(f"source: {source} needs {key}")
+        if self.files and self.source != "files":
+            raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
+            raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")
+        if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
+            raise ValueError(
+                f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
+                f"{self.heldout_fraction}, of which it is a part"
+            )
+        return self

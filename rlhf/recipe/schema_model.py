@@ -1,0 +1,190 @@
+"""The keys of a recipe about the machine and the model: hardware, base, tokenizer and adapters."""
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rlhf.recipe.bounds import (
+    Devices,
+    Fraction,
+    LayerNumber,
+    Layers,
+    Name,
+    Positive,
+    Threads,
+    Tokens,
+    Vocabulary,
+    Width,
+)
+from rlhf.recipe.strict import AsTuple, Section
+
+SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
+
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]  # of a chat template
+
+
+class Hardware(Section):
+    """The device that the recipe is made for, and the processes that train together."""
+
+    name: Name  # the name for `--hw`: cpu, 4090, h100
+    device: Literal["cpu", "cuda"]
+    memory_gb: Positive | None = None  # of the card; null on a CPU
+    threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
+    count: Devices = 1  # devices, each with a process that works on its part of every batch
+    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
+    deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
+    trunk: Literal["library", "lean"] = "library"  # passes of PPO, RLOO and GRPO; lean: rlhf/models/trunk.py
+
+
+class Architecture(Section):
+    """The shape of the model, in the keys of transformers' configuration of its type (`transformers.LlamaConfig` …).
+
+    These keys every architecture has; any other key of that configuration may stand beside them (head_dim,
+    rope_parameters, …) and is checked against it when the model is built. A base that is built here gets this shape.
+    One that is loaded must have it, so that memory can be predicted before anything is downloaded.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
+
+    model_type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")] = "llama"
+    vocab_size: Vocabulary | None = None  # null: the tokenizer's
+    sliding_window: Tokens | None = None
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Layers
+    num_key_value_heads: Layers
+    max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
+    tie_word_embeddings: bool
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        own = self.others().get("head_dim") is not None  # heads may be as wide as they like then
+        if (self.hidden_size % self.num_attention_heads and not own) or (
+            self.num_attention_heads % self.num_key_value_heads
+        ):
+            raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
+        return self
+
+    @classmethod
+    def required_keys(cls) -> tuple[str, ...]:
+        """Return the keys that every architecture has."""
+        return tuple(key for key in cls.model_fields if key != "sliding_window")
+
+    def others(self) -> dict[str, Any]:
+        """Return the keys of transformers' configuration beside those that every architecture has."""
+        return dict(self.model_extra or {})
+
+    def config_keys(self) -> dict[str, Any]:
+        """Return the keys for transformers' configuration, model_type among them.
+
+        `sliding_window` is left out where it is not written and where Llama, which has none, would be given one. For
+        Mistral null is a value: transformers' own default is a window of 4,096 tokens.
+        """
+        keys = self.model_dump()
+        if self.model_type == "llama" or (
+            self.model_type != "mistral" and "sliding_window" not in self.model_fields_set
+        ):
+            keys.pop("sliding_window")
+        if keys["vocab_size"] is None:
+            keys.pop("vocab_size")
+        return keys
+
+
+class Model(Section):
+    """The base model: its source, shape, precision and attention."""
+
+    source: Literal["pretrain", "hub", "local", "random"]  # random: the architecture without its weights
+    name: Name | None = None  # hub id, or folder of a local checkpoint
+    revision: Name | None = None  # 40-digit commit of the hub repository
+    architecture: Architecture | None = None
+    dtype: Literal["float32", "bfloat16"]
+    quantization: Literal["none", "nf4"] = "none"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.source in ("hub", "local") and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
+        if self.source in ("pretrain", "random") and self.architecture is None:
+            raise ValueError(f"source: {self.source} needs an architecture")
+        if self.source == "random" and self.architecture and not self.architecture.vocab_size:
+            raise ValueError("source: random needs architecture.vocab_size")
+        return self
+
+
+class Tokenizer(Section):
+    """The tokenizer and the template of dialogues."""
+
+    source: Literal["train", "hub", "local", "words"]  # words: a stand-in that knows the words of data.source: lengths
+    name: Name | None = None
+    revision: Name | None = None
+    vocab_size: Vocabulary | None = None  # of a trained tokenizer or a stand-in
+    pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
+    eos_token: Name | None = None  # the token that ends an answer; null: the tokenizer's own
+    # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
+    template: Literal["hh", "plain", "chat"]
+    system_prompt: Annotated[str, Field(max_length=10_000)] | None = None  # of conversations that have none
+    chat_template_kwargs: dict[VariableName, bool | int | float | str] | None = None  # enable_thinking: false
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        made_here = self.source in ("train", "words")
+        if made_here and not self.vocab_size:
+            raise ValueError(f"source: {self.source} needs vocab_size")
+        smallest, content = {
+            "words": (8, "the marks of a dialogue"),
+            "train": (SMALLEST_TRAINED, "every byte and the marks of a dialogue"),
+        }.get(self.source, (1, ""))
+        if self.vocab_size and self.vocab_size < smallest:
+            raise ValueError(f"vocab_size: {self.vocab_size} is too small for {content}; {smallest} or more")
+        if made_here and self.template == "chat":
+            raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
+        for key in ("pad_token", "eos_token"):
+            if made_here and getattr(self, key) is not None:
+                raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
+        for key in ("system_prompt", "chat_template_kwargs"):
+            if self.template != "chat" and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to template: chat, but template is {self.template}")
+        if not made_here and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit")
+        return self
+
+
+class Lora(Section):
+    """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
+
+    r: Width
+    lora_alpha: Width
+    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO; PPO trains the policy it samples
+    target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
+    # layers with adapters; [8, 16]: from number 8, counted from 0, up to but without number 16
+    layers: Literal["all", "upper_half", "upper_third"] | Annotated[tuple[LayerNumber, LayerNumber], AsTuple] = "all"
+
+    def layer_numbers(self, count: int) -> list[int] | None:
+        """Return the numbers of the layers that have adapters, of a model with `count` layers; None for all.
+
+        A half or a third is rounded up. Raises ValueError for a range that the model does not have.
+        """
+        if self.layers == "all":
+            return None
+        if isinstance(self.layers, str):
+            parts = {"upper_half": 2, "upper_third": 3}[self.layers]
+            return list(range(count - math.ceil(count / parts), count))
+        first, end = self.layers
+        if not first < end <= count:
+            raise ValueError(f"lora.layers: [{first}, {end}] is no range of layers of a model with {count}")
+        return list(range(first, end))
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        outside = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
+        if outside and self.target_modules != "all-linear":
+            raise ValueError(f"target_modules: {outside.pop()} is shared by all roles and stays as it is")
+        return self
