@@ -17,7 +17,7 @@ from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
-from rlhf.recipe import plain_yaml, schema, schema_model
+from rlhf.recipe import plain_yaml, schema_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -270,7 +270,7 @@ def _exists(name: str) -> bool:
                 found = getattr(found, part, None)
             return found is not None
     if rest:
-        return rest in getattr(schema, first.capitalize()).model_fields
+        return rest in getattr(recipe, first.capitalize()).model_fields
     return f"`{name}`" in (ROOT / "docs/metrics.md").read_text()
 
 
