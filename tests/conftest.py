@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +18,8 @@ import torch
 
 from rlhf import cli, recipe, stages
 from rlhf.files import read_json
+from rlhf.memory import predict as predicting
+from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.finished import result_files, result_hash
 from rlhf.run.records import Manifest, Summary
@@ -212,6 +216,43 @@ def manifest_of(**values: Any) -> Manifest:
 def summary_of(**values: Any) -> Summary:
     """The summary of a finished stage with plain values but for those that are named."""
     return Summary.model_validate(PLAIN_SUMMARY | values)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_rehearsal_processes() -> Iterator[None]:
+    """Predictors that are done hand their process on to the next one, because starting one imports all libraries.
+
+    A process is only used again in the environment that it was started in.
+    """
+    start, leave = predicting._start, Predictor.__exit__
+    idle: dict[tuple[tuple[str, str], ...], subprocess.Popen[str]] = {}
+    started_in: dict[int, tuple[tuple[str, str], ...]] = {}
+
+    def environment() -> tuple[tuple[str, str], ...]:
+        ignored = {"PYTEST_CURRENT_TEST", "XDG_CACHE_HOME", "COLUMNS"}  # no rehearsal reads them
+        return tuple(sorted((name, value) for name, value in os.environ.items() if name not in ignored))
+
+    def take() -> subprocess.Popen[str]:
+        process = idle.pop(environment(), None)
+        if process is None or process.poll() is not None:
+            process = start()
+        started_in[process.pid] = environment()
+        return process
+
+    def hand_on(self: Predictor, *error: Any) -> None:
+        where = started_in[self._worker.pid] if self._worker else None
+        if self._worker is not None and where is not None and where not in idle:
+            idle[where], self._worker = self._worker, None
+        leave(self, *error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predicting, "_start", take)
+        patch.setattr(Predictor, "__exit__", hand_on)
+        yield
+    for process in idle.values():
+        predictor = Predictor()
+        predictor._worker = process
+        leave(predictor, None, None, None)
 
 
 @pytest.fixture(scope="session")

@@ -180,7 +180,7 @@ def summary_table(summary: Summary, where: Any) -> None:
     if compared:
         _side_by_side(summary.metrics)
     if summary.findings:
-        OUT.print(f"looked wrong: {', '.join(summary.findings)} (findings.jsonl has what to try)", markup=False)
+        OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
     OUT.print(f"written to {where}", style="dim", markup=False)
 
 

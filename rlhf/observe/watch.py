@@ -403,8 +403,8 @@ class Watch:
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
                 raise UserError(
-                    f"{self.run.stage}: stopped on {finding.check}; with another setting it begins anew (--set, and "
-                    "--out elsewhere), with --resume and without --stop-on it goes on from its checkpoint"
+                    f"{self.run.stage}: stopped on {finding.check}. Start again with another setting (--set, and another "
+                    "--out), or continue from the checkpoint with --resume and without --stop-on"
                 )
 
     def read(self, responses: Sequence[str]) -> None:

@@ -63,7 +63,7 @@ def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                 rows.append(Finding(f"{where}, step {line.step}: {line.seen}. {line.cause}.", remedies))
     watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
     done = all(run.summaries.keys() == run.manifests.keys() for run in runs)
-    title = "What looked wrong while it trained"
+    title = "Findings during training"
     return [Section(title, "findings.html", Findings(rows, watched and done))]
 
 

@@ -39,7 +39,7 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
             if endings.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
                 again = shlex.join(["rlhf", *arguments, *options])
                 raise UserError(
-                    f"seed {seed} stopped in {stage}; nothing is lost: mend it and run this again ({again})"
+                    f"seed {seed} stopped in {stage}; nothing is lost: solve the problem and run this again ({again})"
                 )
 
 

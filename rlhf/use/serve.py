@@ -71,7 +71,7 @@ def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> N
         if server.poll() is None:
             say(f"serving {model} at {address}; Ctrl-C ends it")
             server.wait()
-        raise UserError(f"serve: the server has ended by itself with exit code {server.returncode}; it says above why")
+        raise UserError(f"serve: the server ended with exit code {server.returncode}; its own message is above")
     except Stopped:
         say("stopping the server")
     finally:

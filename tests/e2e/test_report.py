@@ -95,7 +95,7 @@ def test_the_page_needs_no_network(run):
 
 def test_every_part_is_there(run):
     page = text_of(run)
-    for title in ("Targets and what was measured", "What looked wrong while it trained", "Score against divergence"):
+    for title in ("Targets and what was measured", "Findings during training", "Score against divergence"):
         assert f"<h2>{title}</h2>" in page
     for title in ("Where the time went", "Memory", "Samples", "Provenance"):
         assert f"<h2>{title}</h2>" in page

@@ -160,7 +160,7 @@ def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(t
 
 
 def test_a_server_that_ends_by_itself_is_an_error(tmp_path, port):
-    with pytest.raises(UserError, match="has ended by itself with exit code 3"):
+    with pytest.raises(UserError, match="the server ended with exit code 3"):
         serve.serve([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, "m", "127.0.0.1", port)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import rlhf as package
 from rlhf import cli, recipe
+from rlhf.errors import UserError
 from rlhf.observe import console, tracking
 from rlhf.process import distributed
 from rlhf.use import reproduce
@@ -135,6 +136,11 @@ def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
     assert not (tmp_path / "my runs/cpu-tiny/v1/ppo").exists()
 
 
+def refuse(*_, **__):
+    """What stands in for a stage that a test must not run."""
+    raise UserError("not run here")
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "expected"),
     [
@@ -149,9 +155,10 @@ def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
     ],
 )
 def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path, monkeypatch, stage, changes, expected):
-    """Each in a process of its own; the stage itself is not reached here, as nothing was really run."""
+    """Each in a process of its own; the stage itself is not run here."""
     children: list[list[str]] = []
     monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: noted(children, words, 0))
+    monkeypatch.setattr("rlhf.stages.execute", refuse)
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
     command("run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed")
     assert [words[4] for words in children] == expected.split()
