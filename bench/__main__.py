@@ -1,4 +1,4 @@
-"""`python -m bench`: what each stage of a recipe costs here, against published budgets and the last record."""
+"""`python -m bench`: time and memory of each stage of a recipe, compared with published figures and the last record."""
 
 import datetime
 import json
@@ -14,11 +14,11 @@ from bench import compare, goals, steps
 from bench.paths import RESULTS
 from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.cli.options import PRICE
 from rlhf.files import read_json, write_json
 from rlhf.memory import projection
 from rlhf.memory.predict import Predictor, Stage
 from rlhf.observe import console
-from rlhf.options import PRICE
 from rlhf.recipe import PinnedRecipe, published
 from rlhf.recipe.published import Figure, Spent, Verdict
 from rlhf.run.provenance import code_version
@@ -98,7 +98,7 @@ NOTE = (
 
 
 def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: str) -> dict[str, Any]:
-    """The record of one benchmark: provenance, ceilings of the device, and what each stage took."""
+    """Run a benchmark. Return its record: provenance, limits of the device, time and memory of each stage."""
     with console.quiet_libraries():
         import torch
 
@@ -113,7 +113,7 @@ def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: st
         with console.working("measuring what the device can do"):
             best = ceilings(device, getattr(torch, loaded.recipe.model.dtype))
         with console.working(f"taking {steps.WARM_UP + count} steps of {', '.join(stages)}"):
-            found = steps.measure(loaded, stages, Path(folder), steps=count, shape=shape)
+            measured = steps.measure(loaded, stages, Path(folder), steps=count, shape=shape)
         manifest = read_json(next(Path(folder).glob("*/*/*/manifest.json"))) or {}
     record: dict[str, Any] = {
         "recipe": loaded.name,
@@ -128,10 +128,10 @@ def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: st
         "python": manifest["python"],
         "device": device_facts(device),
         "ceilings": best,
-        "stages": found,
+        "stages": measured,
     }
     with Predictor() as predict:
-        for stage, row in found.items():
+        for stage, row in measured.items():
             row |= derived(loaded, stage, row, predict(loaded, stage), best, shape)
     return record
 
@@ -139,30 +139,30 @@ def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: st
 def derived(
     loaded: PinnedRecipe, stage: str, row: Mapping[str, Any], predicted: Stage, best: Mapping[str, float], shape: str
 ) -> dict[str, Any]:
-    """MFU, HFU, MBU, predicted peak and projected hours of a stage's measured steps; None where they cannot be told."""
-    found: dict[str, Any] = dict.fromkeys(("mfu", "hfu", "mbu", "hours"))
-    found["predicted_peak_bytes"] = predicted[""].peak_bytes
+    """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
+    shares: dict[str, Any] = dict.fromkeys(("mfu", "hfu", "mbu", "hours"))
+    shares["predicted_peak_bytes"] = predicted[""].peak_bytes
     if row.get("out_of_memory"):
-        return found
+        return shares
     if shape == "longest":  # operations are known for the longest rows
         for key, of_model in (("mfu", True), ("hfu", False)):
             flops = projection.step_flops(loaded.recipe, stage, predicted, of_model)
             dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
             seconds = sum(row["phase_seconds"][phase]["median"] for phase in dense)
-            found[key] = sum(dense.values()) / seconds / best["flops"]
+            shares[key] = sum(dense.values()) / seconds / best["flops"]
         if stage == "ppo":
             ppo = loaded.recipe.ppo
             decoded = (ppo.response_length - 1) * -(-ppo.batch_size // ppo.rollout_batch_size)
             read = decoded * projection.decoding_bytes(loaded.recipe, predicted)
-            found["mbu"] = read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
+            shares["mbu"] = read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
     total = projection.optimizer_steps(loaded.recipe, stage)
     if total is not None:
-        found["hours"] = total * row["step_seconds"]["median"] / 3600
-    return found
+        shares["hours"] = total * row["step_seconds"]["median"] / 3600
+    return shares
 
 
 def stage_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A table row for each stage."""
+    """Return a table row for each stage."""
     rows = []
     for stage, row in record["stages"].items():
         predicted = f"{row['predicted_peak_bytes'] / 1e9:.2f}"
@@ -189,9 +189,9 @@ Compared = tuple[Figure, float | None, Verdict]
 
 
 def comparisons(loaded: PinnedRecipe, record: Mapping[str, Any], price: float | None = None) -> list[Compared]:
-    """Every published cost of the measured stages with what was measured, then those of all stages together.
+    """Compare every published cost of the measured stages, then those of all stages together.
 
-    Hours and dollars are projected from the measured steps. `price`: dollars for an hour of one card.
+    Hours and dollars are projected from the measured steps. `price` is in dollars per hour of one card.
     """
     measured = {stage: row for stage, row in record["stages"].items() if not row.get("out_of_memory")}
     spent = {
@@ -202,29 +202,31 @@ def comparisons(loaded: PinnedRecipe, record: Mapping[str, Any], price: float | 
         )
         for stage, row in measured.items()
     }
-    found: list[Compared] = []
+    comparisons: list[Compared] = []
     for figure in loaded.targets:
         if not published.is_cost(figure.metric):
             continue
         if figure.stage == "all":
-            found.append((figure, *published.compare_total(figure, spent, price)))
+            comparisons.append((figure, *published.compare_total(figure, spent, price)))
         elif figure.stage in measured:
             value = costs(measured[figure.stage]).get(figure.metric or "")
-            found.append((figure, value, published.compare(figure, value)))
-    return sorted(found, key=lambda compared: compared[0].stage == "all")
+            comparisons.append((figure, value, published.compare(figure, value)))
+    return sorted(comparisons, key=lambda compared: compared[0].stage == "all")
 
 
 def costs(row: Mapping[str, Any]) -> dict[str, float]:
-    """What a stage's measured steps cost, by the metric that a published figure names."""
-    found = {f"component_gb.{name}": size / published.GB for name, size in (row.get("component_bytes") or {}).items()}
+    """Return the costs of a stage's measured steps, by the metric of a published figure."""
+    by_metric = {
+        f"component_gb.{name}": size / published.GB for name, size in (row.get("component_bytes") or {}).items()
+    }
     for metric, size in (("peak_vram_gb", row["peak_vram_bytes"]), ("adapter_gb", row.get("adapter_bytes"))):
         if size:
-            found[metric] = size / published.GB
-    return found if row["hours"] is None else found | {"hours": row["hours"]}
+            by_metric[metric] = size / published.GB
+    return by_metric if row["hours"] is None else by_metric | {"hours": row["hours"]}
 
 
 def figure_rows(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """A table row for each comparison: stage, figure with its heading, published, here, verdict."""
+    """Return a table row for each comparison: stage, figure with its heading, published, here, verdict."""
     return [
         (figure.stage, figure.title, console.figure_text(figure), console.number(value), str(verdict))
         for figure, value, verdict in compared
@@ -232,9 +234,9 @@ def figure_rows(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
 
 
 def worse(compared: Sequence[Compared]) -> Iterator[str]:
-    """A line for each cost that is worse than every figure that is published for it.
+    """Yield a line for each cost that is worse than every figure published for it.
 
-    Guides that give several figures for one cost may contradict themselves; what reproduces one of them is no loss.
+    A guide may publish several figures for one cost that disagree; a cost that reproduces one of them is not worse.
     """
     by_cost: dict[tuple[str, str | None], list[Compared]] = {}
     for row in compared:
@@ -261,7 +263,7 @@ def folder_of(record: Mapping[str, Any]) -> Path:
 
 
 def newest(loaded: PinnedRecipe, record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The last stored record of the same machine, recipe and shape; None for a changed recipe, which has none."""
+    """Return the last stored record of the same machine, recipe and shape. None for a changed recipe."""
     if loaded.modified:
         return None
     files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"))

@@ -1,4 +1,4 @@
-"""`python -m bench.ablation`: the published ways to save memory, one at a time and together, in real steps of SFT."""
+"""`python -m bench.ablation`: effect of each way to save memory on real steps of SFT, alone and together."""
 
 import tempfile
 from collections.abc import Mapping
@@ -29,32 +29,32 @@ PACKAGE = "flash_attn package"
 @click.option("--recipe", "directory", type=click.Path(path_type=Path), required=True, help="A recipe's folder.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
-@click.option("--save", type=click.Path(path_type=Path), help="Also write what was found there, as JSON.")
+@click.option("--save", type=click.Path(path_type=Path), help="JSON file for the results.")
 def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | None) -> None:
-    """Measure what each strategy does to memory and time; out of memory is a result."""
+    """Measure the effect of each strategy on memory and time. Running out of memory is a result."""
     loaded = recipe.load(directory, recipe.parse_overrides(changes))
     with Predictor() as predict:
         predicted = ablation(predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
     for name, changed in variants.items():
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, console.working(name):
             try:
-                found[name] = steps.measure(
+                measured[name] = steps.measure(
                     changed, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False
                 )[STAGE]
             except UserError as error:
                 if name != PACKAGE:  # which is optional
                     raise
-                found[name] = {"cannot_run": str(error).splitlines()[-1]}
-    rows = [_row(name, row, found["none"], predicted, loaded) for name, row in found.items()]
+                measured[name] = {"cannot_run": str(error).splitlines()[-1]}
+    rows = [_row(name, row, measured["none"], predicted, loaded) for name, row in measured.items()]
     columns = ("strategy, alone", "peak, GB", "memory", "time", "predicted, GB", "published")
     console.rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
     if save:
         write_json(
-            save, {"code": code_version(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | found
+            save, {"code": code_version(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | measured
         )
 
 
@@ -70,14 +70,17 @@ def _row(
     shown = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
     if name == "none" or none.get("out_of_memory"):
         return (name, shown, "", "", expected, "; ".join(claims(loaded, name)))
-    found = effect(row, none)
-    memory, time = f"{found['memory_percent']:+.0f}%", f"x {found['time_factor']:.2f}"
-    return (name, shown, memory, time, expected, "; ".join(claims(loaded, name, found)))
+    changed = effect(row, none)
+    memory, time = f"{changed['memory_percent']:+.0f}%", f"x {changed['time_factor']:.2f}"
+    return (name, shown, memory, time, expected, "; ".join(claims(loaded, name, changed)))
 
 
 def effect(row: Mapping[str, Any], none: Mapping[str, Any]) -> dict[str, float]:
-    """What a strategy changed: memory in GB and percent (of the process without a GPU), time in percent and times."""
-    before, after = (found["peak_vram_bytes"] or found["peak_rss_bytes"] for found in (none, row))
+    """Return what a strategy changed: memory in GB and percent, time in percent and as a factor.
+
+    Without a GPU the memory is that of the process.
+    """
+    before, after = (row["peak_vram_bytes"] or row["peak_rss_bytes"] for row in (none, row))
     factor = row["step_seconds"]["median"] / none["step_seconds"]["median"]
     memory = {"memory_gb": (after - before) / GB, "memory_percent": 100 * (after / before - 1)}
     return memory | {"time_factor": factor, "time_percent": 100 * (factor - 1)}

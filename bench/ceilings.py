@@ -1,4 +1,4 @@
-"""What this device reaches at best, measured at the start of a benchmark: the yardstick of MFU and MBU."""
+"""Measured limits of a device: rates of a large product and a large copy, the denominators of MFU and MBU."""
 
 import statistics
 import time
@@ -11,9 +11,9 @@ SIZES = {"cuda": (8192, 2**30, 20), "cpu": (1024, 2**27, 10)}  # side of the mat
 
 
 def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Floating-point operations per second of one large product, bytes per second (read and written) of one large copy.
+    """Return operations per second of a large product and bytes per second (read and written) of a large copy.
 
-    Medians of several runs after a warm-up, with the threads that torch has.
+    Both are medians of several runs after a warm-up, with torch's current number of threads.
     """
     side, size, repeats = SIZES[device.type]
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))

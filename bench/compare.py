@@ -1,4 +1,4 @@
-"""A benchmark's record against the one before it: what became slower or fatter."""
+"""Comparison of a benchmark's record with the one before it: stages that need more time or memory."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
 
 
 def losses(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each stage and phase of two records that needs more memory or time than before.
+    """Yield a line for each stage and phase of two records that needs more memory or time than before.
 
     Memory is compared as it is. A time is a loss when its median is more than SPEED above the old one and the two
     ranges from quartile to quartile do not overlap. Records of other machines or recipes are not compared (ValueError).
@@ -31,7 +31,7 @@ def losses(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 
 def machine(record: Mapping[str, Any]) -> str:
-    """What was measured on: the GPU, or the processor's own name; records from before it was kept say only `cpu`."""
+    """Return the machine of a record: the GPU, or the processor. Old records say only `cpu`."""
     device: Mapping[str, str] = record["device"]
     return device["name"] + (f": {device['model']}" if "model" in device else "")
 

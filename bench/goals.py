@@ -1,4 +1,4 @@
-"""Goals that a benchmark's figures are held against, each as a ratio; reached at 1 or above."""
+"""Goals for a benchmark's figures. A ratio of 1 or above reaches a goal."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -31,15 +31,15 @@ GOALS = {
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A table row for each goal of the record's recipe: goal, measured, ratio; "-" where it was not measured."""
-    found: list[tuple[str, ...]] = []
+    """Return a table row for each goal of the record's recipe: goal, measured, ratio; "-" if not measured."""
+    rows: list[tuple[str, ...]] = []
     for goal in GOALS.get(record["recipe"], ()):
         values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
         limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()
         if None in values:
-            found.append((goal.what, limit, "-", "-"))
+            rows.append((goal.what, limit, "-", "-"))
             continue
         measured = sum(values)
         ratio = goal.value / measured if goal.at_most else measured / goal.value
-        found.append((goal.what, limit, f"{measured:.3g}", f"{ratio:.2f}"))
-    return found
+        rows.append((goal.what, limit, f"{measured:.3g}", f"{ratio:.2f}"))
+    return rows

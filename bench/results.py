@@ -1,4 +1,4 @@
-"""`python -m bench.results`: results/README.md, made from the records that lie beside it."""
+"""`python -m bench.results`: write results/README.md from the records beside it."""
 
 import json
 import re
@@ -13,9 +13,10 @@ import click
 from bench.paths import RESULTS
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count, totals, verdict_of
+from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
+from rlhf.run.finished import totals
+from rlhf.run.outcomes import Reproduction
 from rlhf.run.reader import check, reading
-from rlhf.run.records import Reproduction
 
 HEAD = """# Results
 
@@ -28,7 +29,7 @@ Measured, each with its commit, recipe hash, package versions, device and seeds;
 
 
 def page(root: Path = RESULTS) -> str:
-    """The page: one line for each record, newest first within its folder."""
+    """Return the page: one line for each record, newest first within its folder."""
     files = sorted(root.rglob("*.json"), key=lambda file: (str(file.parent), file.name), reverse=True)
     return HEAD + "".join(_line(file, root) for file in files)
 
@@ -50,10 +51,12 @@ def _line(file: Path, root: Path) -> str:
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
-    seeds = check(record, Reproduction, "a record of seeds")["seeds"]
-    entries = [entry for stages in seeds.values() for summary in stages.values() for entry in summary["targets"]]
-    verdicts = [verdict_of(entry) for entry in entries]
-    verdicts += [found for stages in seeds.values() for *_, found in totals(stages, record.get("price_per_hour"))]
+    reproduction = check(record, Reproduction, "a record of seeds")
+    seeds = reproduction.seeds
+    summaries = [summary for stages in seeds.values() for summary in stages.values()]
+    verdicts = [target.outcome for summary in summaries for target in summary.targets]
+    for stages in seeds.values():
+        verdicts += [verdict for *_, verdict in totals(stages, reproduction.price_per_hour)]
     compared = [verdict for verdict in verdicts if verdict.word not in (NOT_COMPARABLE, NOT_MEASURED)]
     noun = "targets" if any(verdict.word in (MET, MISSED) for verdict in compared) else "figures:"
     return f"the chain, {len(seeds)} seeds", count(compared, noun)
@@ -76,10 +79,10 @@ def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
-    told = (
+    ratios = (
         f"{stage} {row['ours']['times_faster']:.2f} times as fast" for stage, row in record["stages_beside"].items()
     )
-    return f"steps beside {record['peer']}", "; ".join(told)
+    return f"steps beside {record['peer']}", "; ".join(ratios)
 
 
 def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -93,14 +96,14 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
 
 def _outside(record: Mapping[str, Any]) -> tuple[str, str]:
     errors = sorted(abs(row["error"]["reserved_max"]) for row in record["rows"] if "error" in row)
-    said = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
-    return f"predicted memory beside {record['outside']['hardware']}s of {record['outside']['repository']}", said
+    text = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
+    return f"predicted memory beside {record['outside']['hardware']}s of {record['outside']['repository']}", text
 
 
 def _gpu(record: Mapping[str, Any]) -> tuple[str, str]:
     state = record["verdict"] or ("not decided" if record["outcome"] == "done" else record["outcome"])
-    said = f"{state}: {record['why']}" if record["why"] else state
-    return f"GPU, {record['gpu_item']}: {record['claim']}", said.replace("|", "\\|")
+    text = f"{state}: {record['why']}" if record["why"] else state
+    return f"GPU, {record['gpu_item']}: {record['claim']}", text.replace("|", "\\|")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Real steps of a recipe's stages on random weights, each stage in a fresh process, read from its run directory."""
+"""Times of real steps on random weights. Each stage runs in a fresh process; its run directory has the figures."""
 
 import statistics
 import subprocess
@@ -15,32 +15,33 @@ from rlhf.process.distributed import child_environment
 from rlhf.recipe import PinnedRecipe
 
 STAGES = ("sft", "rm", "ppo", "dpo")
-WARM_UP = 2  # steps that are not counted: kernels are chosen, optimizer states are made, graphs are captured
+WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
 def measure(
     loaded: PinnedRecipe, stages: Sequence[str], out: Path, *, steps: int, shape: str, preflight: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Run the stages one after another below `out`; per stage what `summarise` says, or {"out_of_memory": True}.
+    """Run the stages one after another below `out`. Return `summarise` of each stage, or {"out_of_memory": True}.
 
-    Parents that are not among `stages` are run for their adapters only. `shape`: how long rows are (`data.lengths`).
+    Parents that are not among `stages` are run for their adapters only. `shape` chooses the lengths of rows
+    (`data.lengths`).
     """
     changes = few_steps(loaded.recipe, WARM_UP + steps, shape)
     known = (*STAGES, *recipes.GROUPS)
     needed = [s for s in known if s in stages or any(s in recipes.parents(loaded.recipe, t) for t in stages)]
-    found: dict[str, dict[str, Any]] = {}
+    by_stage: dict[str, dict[str, Any]] = {}
     for stage in needed:
         outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)
         folder = out / loaded.name / loaded.version / stage
         if stage in stages:
-            found[stage] = {"out_of_memory": True} if outcome == "out of memory" else summarise(folder)
+            by_stage[stage] = {"out_of_memory": True} if outcome == "out of memory" else summarise(folder)
         if outcome == "out of memory":
-            break  # what builds on it has nothing to build on
-    return found
+            break  # later stages lack their parent
+    return by_stage
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """Seconds of each step after the warm-up, by phase; real tokens of a step; peaks. From a finished run directory."""
+    """Return seconds of the steps after the warm-up by phase, tokens of a step and peaks, from a finished stage."""
     summary = read_json(folder / "summary.json") or {}
     rows = [row for row in read_lines(folder / "telemetry.jsonl") if row["step"] > WARM_UP]
     cpu = summary["peak_vram_bytes"] is None
@@ -69,7 +70,7 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and number of repeated measurements."""
+    """Return median, quartiles and number of repeated measurements."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return {"median": median, "low": low, "high": high, "n": len(values)}
 

@@ -18,6 +18,7 @@ from rlhf import cli, recipe, stages
 from rlhf.files import read_json
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.finished import result_files, result_hash
+from rlhf.run.records import Manifest, Summary
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -117,7 +118,8 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
     """Run the named stages; returns the last one's summary."""
     summary: dict[str, Any] = {}
     for name in names:
-        summary, _, _ = stages.execute(name, loaded, out, **options)
+        record, _, _ = stages.execute(name, loaded, out, **options)
+        summary = record.plain()
     return summary
 
 
@@ -167,21 +169,49 @@ def noted(notes: list[Any], note: Any, result: T) -> T:
     return result
 
 
+OF_BOTH = {"schema": 1, "recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0" * 64, "seed": 0}
+PLAIN_MANIFEST: dict[str, Any] = OF_BOTH | {
+    "overrides": {},
+    "settings": {},
+    "parents": {},
+    "code": {"commit": None, "dirty": None},
+    "packages": {},
+    "device": {"name": "cpu", "type": "cpu"},
+}
+PLAIN_SUMMARY: dict[str, Any] = OF_BOTH | {
+    "modified": False,
+    "stage": "sft",
+    "status": "done",
+    "wall_seconds": 1.0,
+    "tokens_per_second": None,
+    "peak_vram_bytes": None,
+    "peak_rss_bytes": 1,
+    "metrics": {},
+    "targets": [],
+    "result_sha256": {},
+}
+
+
 def write_records(folder: Path, manifest: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
     """Write manifest.json and summary.json of a stage that is done, around the result that lies in `folder`.
 
     The keys of `manifest` and `summary` replace plain ones.
     """
-    of_both = {"schema": 1, "recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0" * 64, "seed": 0}
-    plain: dict[str, Any] = {"overrides": {}, "settings": {}, "parents": {}, "code": {"commit": None, "dirty": None}}
-    plain["packages"] = {}
-    plain["device"] = {"name": "cpu", "type": "cpu"}
     hashes = {str(file.relative_to(folder)): result_hash(file) for file in result_files(folder)}
-    done = {"modified": False, "stage": folder.name, "status": "done", "wall_seconds": 1.0, "tokens_per_second": None}
-    done |= {"peak_vram_bytes": None, "peak_rss_bytes": 1, "metrics": {}, "targets": [], "result_sha256": hashes}
+    done = PLAIN_SUMMARY | {"stage": folder.name, "result_sha256": hashes}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "manifest.json").write_text(json.dumps(of_both | plain | (manifest or {})))
-    (folder / "summary.json").write_text(json.dumps(of_both | done | (summary or {})))
+    (folder / "manifest.json").write_text(json.dumps(PLAIN_MANIFEST | (manifest or {})))
+    (folder / "summary.json").write_text(json.dumps(done | (summary or {})))
+
+
+def manifest_of(**values: Any) -> Manifest:
+    """A manifest with plain values but for those that are named."""
+    return Manifest.model_validate(PLAIN_MANIFEST | values)
+
+
+def summary_of(**values: Any) -> Summary:
+    """The summary of a finished stage with plain values but for those that are named."""
+    return Summary.model_validate(PLAIN_SUMMARY | values)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What a GPU can tell about this project, most valuable first, within an hour: `python -m bench.gpu`.
+"""Measurements that need a GPU, most valuable first, within an hour: `python -m bench.gpu`.
 
 plan.py      the items in their order, each with its minutes and the claim that it decides
 __main__.py  the command: checks the machine, runs the items, prints what they decided

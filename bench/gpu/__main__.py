@@ -1,4 +1,4 @@
-"""`python -m bench.gpu`: everything that a GPU can tell, most valuable first, within a time box."""
+"""`python -m bench.gpu`: all measurements that need a GPU, most valuable first, within a time limit."""
 
 import sys
 
@@ -6,7 +6,7 @@ from bench.gpu import packages
 
 
 def main() -> None:
-    """Say which packages are missing, in a way that needs none of them; otherwise run the command."""
+    """Name missing packages, without importing any; otherwise run the command."""
     missing = packages.missing()
     if "--check" in sys.argv[1:] or missing:
         lines = packages.report() + packages.indirect() + packages.optional()

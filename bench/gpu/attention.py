@@ -1,4 +1,4 @@
-"""Which attention kernel each shape gets that the stages use, and what the first call of a shape costs."""
+"""Attention kernel of each shape that the stages use, and the cost of a shape's first call."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import cudnn_attention, synchronize
-from rlhf.models.loading import mixed_precision
+from rlhf.models.model import mixed_precision
 from rlhf.rollout.engine import Sampling, sample
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attention.SDPBackend
@@ -27,25 +27,25 @@ def measure(context: Context) -> Verdict:
     """Collect the calls of one decoder layer in training, scoring and decoding, then time each by itself."""
     loaded = with_random_weights(context.recipe, {"model.architecture.num_hidden_layers": 1})
     calls = collect(context, loaded)
-    found: dict[str, Any] = context.measured
+    measured: dict[str, Any] = context.measured
     usual = torch.backends.cuda.cudnn_sdp_enabled()
-    found["cudnn_allowed_as_the_stages_run"] = usual
+    measured["cudnn_allowed_as_the_stages_run"] = usual
     for name, allowed in (("as the stages run", usual), ("cuDNN " + ("off" if usual else "allowed"), not usual)):
-        found[name] = {}
+        measured[name] = {}
         with cudnn_attention(allowed)(None):
             for call in calls:
                 try:
-                    found[name][call["label"]] = _time(call)
+                    measured[name][call["label"]] = _time(call)
                 except RuntimeError as error:  # a kernel that refuses a shape is a result
-                    found[name][call["label"]] = f"{type(error).__name__}: {str(error)[:200]}"
+                    measured[name][call["label"]] = f"{type(error).__name__}: {str(error)[:200]}"
                 context.save()
     return _verdict(
-        found["as the stages run"], {call["label"]: call["mask"] is not None for call in calls}, context.dry_run
+        measured["as the stages run"], {call["label"]: call["mask"] is not None for call in calls}, context.dry_run
     )
 
 
 def collect(context: Context, loaded: Any) -> list[Call]:
-    """The distinct calls of attention that the code makes, without their being computed, with inputs for each."""
+    """Return the distinct attention calls of the code, with inputs for each. The calls are not computed."""
     shared, codec = shared_base(loaded, context.device, context.scratch)
     recipe = loaded.recipe
     rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
@@ -70,7 +70,7 @@ def collect(context: Context, loaded: Any) -> list[Call]:
                 shared.base.get_decoder()(input_ids=ids, attention_mask=mask if padded else None, use_cache=False)
     options = recipe.ppo
     prompts = [[3] * (options.max_prompt_length - row % 3) for row in range(options.rollout_batch_size)]
-    how = Sampling(options.max_prompt_length, options.response_length, 1.0, options.rollout_batch_size)
+    sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, options.rollout_batch_size)
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -78,13 +78,13 @@ def collect(context: Context, loaded: Any) -> list[Call]:
             yield
 
     with mock.patch("rlhf.rollout.engine.GRAPHS", False):
-        sample(shared.base, prompts, codec, how, phase=phase)
+        sample(shared.base, prompts, codec, sampling, phase=phase)
     return list(calls.values())
 
 
 @contextmanager
 def recording(label: str, note: Any) -> Iterator[None]:
-    """Attention is noted and answered with zeros, so that no kernel sees its shape yet."""
+    """Note attention calls and return zeros for them, so that no kernel has seen a shape before it is timed."""
 
     def stand_in(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> torch.Tensor:
         note(label, q, k, v, attn_mask, more)
@@ -96,7 +96,7 @@ def recording(label: str, note: Any) -> Iterator[None]:
 
 
 def _time(call: Call) -> dict[str, Any]:
-    """Kernel, and milliseconds of the first and of a later call, with the backward pass where it is training."""
+    """Return the kernel, and milliseconds of the first and of a later call; in training with the backward pass."""
     q, k, v = call["inputs"]
     more = {name: value for name, value in call["more"].items() if value is not None}
 
@@ -126,7 +126,10 @@ def _time(call: Call) -> dict[str, Any]:
 
 
 def _verdict(table: dict[str, Any], masked: dict[str, bool], dry_run: bool) -> Verdict:
-    """The expected kernel everywhere, and no plan: the first call of each kind loads kernels and is left out."""
+    """Return whether every shape has the expected kernel and none waits for a plan.
+
+    The first call of each kind loads kernels and is left out.
+    """
     refused = [label for label, row in table.items() if isinstance(row, str)]
     if refused:
         return Verdict(False, f"{refused[0]}: {table[refused[0]]}")

@@ -19,17 +19,21 @@ OUT = Path("runs/gpu-hour")
 
 
 @click.command()
-@click.option("--box", default="30m", show_default=True, metavar="30m", help="Time for all of it: 90s, 9m, 1h.")
-@click.option("--only", multiple=True, metavar="ITEM", help="Only this item; may be repeated.")
+@click.option("--box", default="30m", show_default=True, metavar="30m", help="Time limit for all items: 90s, 9m, 1h.")
+@click.option("--only", multiple=True, metavar="ITEM", help="Run only this item; may be repeated.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help=f"Folder for records and logs. [{OUT}, dry run: {OUT}-dry]"
 )
-@click.option("--list", "listed", is_flag=True, help="Print the plan: items, minutes, what each decides.")
-@click.option("--dry-run", is_flag=True, help="The same items with a tiny recipe on the CPU: tries the code only.")
-@click.option("--no-predict", is_flag=True, help="Do not predict at the end; `--conclude` does it later, elsewhere.")
-@click.option("--conclude", is_flag=True, help="Measure nothing; predict what the records in --out need (MFU, MBU).")
-@click.option("--verify", is_flag=True, help="Measure nothing; say whether the records in --out can be contributed.")
-@click.option("--check", is_flag=True, help="Say which packages are missing and how to bring them.")
+@click.option("--list", "listed", is_flag=True, help="Print the plan: items, their minutes and claims.")
+@click.option("--dry-run", is_flag=True, help="Run the items with a tiny recipe on the CPU, to try the code only.")
+@click.option(
+    "--no-predict", is_flag=True, help="Do not predict at the end; `--conclude` can do it later, on another machine."
+)
+@click.option(
+    "--conclude", is_flag=True, help="Measure nothing; add predicted figures (MFU, MBU) to the records in --out."
+)
+@click.option("--verify", is_flag=True, help="Measure nothing; check whether the records in --out can be contributed.")
+@click.option("--check", is_flag=True, help="Name missing packages and how to install them.")
 def command(
     box: str,
     only: tuple[str, ...],
@@ -41,7 +45,7 @@ def command(
     verify: bool,
     check: bool,  # answered in __main__.py, which needs no package for it
 ) -> None:
-    """Measure what only a GPU can tell, item by item, until the time box is used up.
+    """Run the measurements that need a GPU, item by item, until the time limit.
 
     Exit code 1 if an item failed or a claim does not hold.
     """
@@ -59,7 +63,7 @@ def command(
 
 
 def measure(items: list[Item], out: Path, limit: float, dry_run: bool, predict: bool) -> None:
-    """Run the items and print what they found."""
+    """Run the items and print their results."""
     end = time.monotonic() + limit
     if not dry_run:
         with console.quiet_libraries():
@@ -70,7 +74,7 @@ def measure(items: list[Item], out: Path, limit: float, dry_run: bool, predict: 
                 f"bench.gpu needs a CUDA device, and torch {torch.__version__} sees none: "
                 "see `nvidia-smi`, or try the code with --dry-run"
             )
-    found = []
+    rows = []
     for item in items:
         left = end - time.monotonic()
         absent = [name for name in item.modules if packages.installed_version(name) is None]
@@ -82,17 +86,17 @@ def measure(items: list[Item], out: Path, limit: float, dry_run: bool, predict: 
             row = runner.skip(item, out, dry_run, "the time box was used up before it")
         else:
             row = runner.run(item, out, left if dry_run else min(left, 60 * item.minutes), dry_run)
-        found.append(row)
+        rows.append(row)
         click.echo(f"{line_of(row)}; {max(0.0, end - time.monotonic()):.0f} s left")
     if predict:
-        add_predictions(found, out)
-    show_records(found)
+        add_predictions(rows, out)
+    show_records(rows)
     click.echo(f"records and logs: {out}")
-    sys.exit(any(row["outcome"] == "failed" or row["verdict"] == "does not hold" for row in found))
+    sys.exit(any(row["outcome"] == "failed" or row["verdict"] == "does not hold" for row in rows))
 
 
 def add_predictions(rows: Iterable[dict[str, Any]], out: Path) -> None:
-    """Add to the speed records what needs a prediction, and write them again. Takes minutes of CPU, no GPU."""
+    """Add predicted figures to the speed records and write them again. Takes minutes of CPU time and no GPU."""
     waiting = [row for row in rows if row["measured"].get("stages") and "mfu" not in _first(row["measured"]["stages"])]
     if not waiting:
         return
@@ -110,19 +114,19 @@ def _first(stages: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    """The records below a folder, in the order of the plan."""
-    found = [row for file in sorted(out.rglob("*.json")) if (row := read_json(file)) and "gpu_item" in row]
-    if not found:
+    """Return the records below a folder, in the order of the plan."""
+    rows = [row for file in sorted(out.rglob("*.json")) if (row := read_json(file)) and "gpu_item" in row]
+    if not rows:
         raise click.ClickException(f"{out}: there are no records of bench.gpu below it")
     order = [item.name for item in plan.ITEMS]
-    return sorted(found, key=lambda row: order.index(row["gpu_item"]) if row["gpu_item"] in order else len(order))
+    return sorted(rows, key=lambda row: order.index(row["gpu_item"]) if row["gpu_item"] in order else len(order))
 
 
 def line_of(row: Mapping[str, Any]) -> str:
-    """One record in one line."""
-    said = row["verdict"] or "not decided"
+    """Return a record in one line."""
+    verdict = row["verdict"] or "not decided"
     detail = row["error"] or row["why"]
-    state = row["outcome"] if row["outcome"] != "done" else said
+    state = row["outcome"] if row["outcome"] != "done" else verdict
     return f"{row['gpu_item']}: {state}{f' ({detail})' if detail else ''}, {row['seconds'] or 0:.0f} s"
 
 
@@ -152,9 +156,9 @@ def show_records(rows: Iterable[Mapping[str, Any]]) -> None:
 
 def show_problems(out: Path) -> list[str]:
     """Print why records below a folder cannot be contributed, or that they can."""
-    found = []
+    problems = []
     for row in records(out):
-        said = record.problems(row, ROOT / "recipes")
-        found += [f"{record.place(row)}: {line}" for line in said]
-    click.echo("\n".join(found) or f"every record in {out} can be contributed")
-    return found
+        lines = record.problems(row, ROOT / "recipes")
+        problems += [f"{record.place(row)}: {line}" for line in lines]
+    click.echo("\n".join(problems) or f"every record in {out} can be contributed")
+    return problems

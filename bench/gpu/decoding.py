@@ -1,4 +1,4 @@
-"""Seconds of a decoding step by variant and number of rows, against the bytes that it must read."""
+"""Seconds of a decoding step by variant and number of rows, compared with the bytes that it must read."""
 
 import statistics
 import time
@@ -24,25 +24,25 @@ REPEATS = 2  # after one that is not counted
 
 
 def measure(context: Context, rows: list[int]) -> Verdict:
-    """Every variant for every number of rows; the first number is the recipe's and decides."""
+    """Time every variant for every number of rows. The first number is the recipe's and decides."""
     loaded = with_random_weights(context.recipe)
     rows = [4] if context.dry_run else rows
     options = loaded.recipe.ppo
-    found: dict[str, Any] = context.measured
-    found["bandwidth"] = ceilings(context.device, torch.bfloat16)["bandwidth"]
+    measured: dict[str, Any] = context.measured
+    measured["bandwidth"] = ceilings(context.device, torch.bfloat16)["bandwidth"]
     shared, codec = shared_base(loaded, context.device, context.scratch)
-    found["prompt"], found["response"] = options.max_prompt_length, options.response_length
-    found["rows"] = {}
+    measured["prompt"], measured["response"] = options.max_prompt_length, options.response_length
+    measured["rows"] = {}
     for count in rows:
         read = bytes_per_step(shared, count, options.max_prompt_length + options.response_length / 2)
         table: dict[str, Any] = {"bytes_read": read, "variants": {}}
-        found["rows"][str(count)] = table
+        measured["rows"][str(count)] = table
         for name, variant, fields in choices(loaded.recipe.model.quantization):
-            how = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
+            sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
             try:
                 with variants.in_turn(variant, shared):
-                    row: Any = step_seconds(shared, codec, how)
-                row["mbu"] = read / row["step_seconds"] / found["bandwidth"]
+                    row: Any = step_seconds(shared, codec, sampling)
+                row["mbu"] = read / row["step_seconds"] / measured["bandwidth"]
             except Exception as error:  # of one variant: a result, and the others still run
                 row = f"{type(error).__name__}: {str(error)[:200]}"
             table["variants"][name] = row
@@ -61,23 +61,23 @@ def choices(quantization: str) -> Iterator[tuple[str, Variant, dict[str, Any]]]:
 
 
 def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
-    """Whether a step as the stages take it reaches the goal."""
+    """Return whether a step as the stages run it reaches the goal."""
     if isinstance(row, str):
         return Verdict(False, row)
     why = f"{1e3 * row['step_seconds']:.2f} ms a step of {count} rows, MBU {row['mbu']:.0%}"
     return Verdict(None if dry_run else row["mbu"] >= GOAL, why)
 
 
-def step_seconds(shared: SharedBase, codec: Codec, how: Sampling) -> dict[str, float]:
-    """Median seconds of a decoding step, captures included, and of the prefill, over whole rollouts."""
-    prompt, response = how.max_prompt_length, how.response_length
-    lengths = [prompt - row % min(7, prompt - 1) for row in range(how.batch_size)]
+def step_seconds(shared: SharedBase, codec: Codec, sampling: Sampling) -> dict[str, float]:
+    """Return median seconds of a decoding step, captures included, and of the prefill, over whole rollouts."""
+    prompt, response = sampling.max_prompt_length, sampling.response_length
+    lengths = [prompt - row % min(7, prompt - 1) for row in range(sampling.batch_size)]
     prompts = [[3 + (7 * row + i) % 40 for i in range(length)] for row, length in enumerate(lengths)]
     runs = []
     for seed in range(REPEATS + 1):
         torch.manual_seed(seed)
         spent: dict[str, float] = {}
-        sample(shared.base, prompts, codec, how, phase=partial(_timed, spent=spent))
+        sample(shared.base, prompts, codec, sampling, phase=partial(_timed, spent=spent))
         runs.append(spent)
     decode, prefill = (statistics.median(run[name] for run in runs[1:]) for name in ("decode", "prefill"))
     first = runs[0]["decode"] / (response - 1)
@@ -94,7 +94,9 @@ def _timed(name: str, spent: dict[str, float]) -> Iterator[None]:
 
 
 def bytes_per_step(shared: SharedBase, rows: int, slots: float) -> int:
-    """Bytes that one decoding step must read: weights, the active adapter, keys and values of `slots` tokens a row.
+    """Return the bytes that a decoding step must read: weights, active adapter, keys and values.
+
+    `slots` is the number of tokens of a row whose keys and values are read.
 
     Embeddings are looked up and do not count, unless they are the output layer, too.
     """

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu.item NAME RECORD`: one item of the plan, as a process of its own.
+"""`python -m bench.gpu.item NAME RECORD`: runs one item of the plan in a process of its own.
 
 The record is written when the item starts and after every figure, so that an item that is cut off loses only what it
 was measuring.
@@ -49,7 +49,7 @@ TINY: dict[str, Any] = {
 
 
 class Context:
-    """What an item's function gets: its recipe, the device, a scratch folder, and the record that it fills.
+    """The argument of an item's function: its recipe, the device, a scratch folder, and the record to fill.
 
     `measured` is what was found so far; `save()` puts it on disk.
     """
@@ -64,14 +64,14 @@ class Context:
 
     @property
     def device(self) -> "torch.device":
-        """The GPU, or the CPU in a dry run."""
+        """Return the GPU, or the CPU in a dry run."""
         import torch
 
         return torch.device("cpu" if self.dry_run else "cuda")
 
     @property
     def recipe(self) -> PinnedRecipe:
-        """The item's recipe, as it is in its folder; in a dry run the tiny one."""
+        """Return the item's unchanged recipe, or the tiny one in a dry run."""
         assert self.loaded, f"{self.item.name} has no recipe"
         return self.loaded
 
@@ -105,7 +105,7 @@ class Context:
 
 
 def load(item: Item, dry_run: bool) -> PinnedRecipe | None:
-    """The recipe of an item, or the tiny one of a dry run; None where the item has none."""
+    """Return the recipe of an item, or the tiny one of a dry run; None if the item has none."""
     if item.recipe is None:
         return None
     return (
@@ -116,7 +116,7 @@ def load(item: Item, dry_run: bool) -> PinnedRecipe | None:
 
 
 def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, Any] | None = None) -> PinnedRecipe:
-    """The recipe with random weights and no downloads."""
+    """Return the recipe with random weights and no downloads."""
     random = recipes.with_random_weights(loaded.recipe, 64, "longest")
     return recipes.load(loaded.directory, loaded.overrides | random | dict(changes or {}))
 
@@ -130,8 +130,8 @@ def main(name: str, file: Path, dry_run: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     (item,) = plan.choose((name,))
     with tempfile.TemporaryDirectory(prefix="rlhf-gpu-") as scratch:
-        found = Context(item, dry_run, Path(scratch), file).run()
-    raise SystemExit(found["outcome"] == "failed")
+        record = Context(item, dry_run, Path(scratch), file).run()
+    raise SystemExit(record["outcome"] == "failed")
 
 
 if __name__ == "__main__":

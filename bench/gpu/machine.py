@@ -1,4 +1,4 @@
-"""Items about the card alone: what it is, whether decoding steps can be captured, what the allocator wastes."""
+"""Items about the card alone: its facts, the capture of decoding steps, the waste of the allocator."""
 
 import json
 import subprocess
@@ -18,24 +18,24 @@ WASTE = 0.15  # what rlhf.memory.predict assumes that the allocator reserves bey
 
 
 def device(context: Context) -> Verdict:
-    """The card, its driver and settings, the packages, and the rates of a large product and a large copy."""
-    found = context.measured
-    found["other_packages"], found["without"] = packages.report(), packages.optional()
+    """Record the card, its driver and settings, the packages, and the rates of a large product and a large copy."""
+    measured = context.measured
+    measured["other_packages"], measured["without"] = packages.report(), packages.optional()
     if context.device.type == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found["capability"] = [properties.major, properties.minor]
-        found["multiprocessors"] = properties.multi_processor_count
-        found["l2_bytes"] = getattr(properties, "L2_cache_size", None)
-        found["cudnn"] = torch.backends.cudnn.version()
-        found["cudnn_attention"] = torch.backends.cuda.cudnn_sdp_enabled()
-        found["smi"] = _smi("driver_version,clocks.sm,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current")
+        measured["capability"] = [properties.major, properties.minor]
+        measured["multiprocessors"] = properties.multi_processor_count
+        measured["l2_bytes"] = getattr(properties, "L2_cache_size", None)
+        measured["cudnn"] = torch.backends.cudnn.version()
+        measured["cudnn_attention"] = torch.backends.cuda.cudnn_sdp_enabled()
+        measured["smi"] = _smi("driver_version,clocks.sm,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current")
     context.save()
-    found["ceilings"] = ceilings(context.device, torch.bfloat16)
+    measured["ceilings"] = ceilings(context.device, torch.bfloat16)
     if context.dry_run:
         return Verdict(None, "a CPU stands in")
-    capable = tuple(found["capability"]) >= OLDEST
-    others = len(found["other_packages"])
-    rates = found["ceilings"]
+    capable = tuple(measured["capability"]) >= OLDEST
+    others = len(measured["other_packages"])
+    rates = measured["ceilings"]
     why = f"{rates['flops'] / 1e12:.0f} TFLOP/s, {rates['bandwidth'] / 1e12:.2f} TB/s, {others} packages differ"
     return Verdict(capable and not others, why)
 
@@ -50,16 +50,16 @@ def _smi(query: str) -> str | None:
 
 def graphs(context: Context) -> Verdict:
     """Capture several graphs one after another, bare and in a rollout; the risky variant comes last."""
-    found = context.measured
-    found["own_pool"] = _attempt(lambda: _captures(shared=False))
+    measured = context.measured
+    measured["own_pool"] = _attempt(lambda: _captures(shared=False))
     context.save()
-    found["rollout"] = _attempt(_same_tokens)
+    measured["rollout"] = _attempt(_same_tokens)
     context.save()
-    found["shared_pool"] = _attempt(lambda: _captures(shared=True))
-    tokens = found["rollout"]
+    measured["shared_pool"] = _attempt(lambda: _captures(shared=True))
+    tokens = measured["rollout"]
     same = isinstance(tokens, dict) and all(row["share"] == 1.0 for row in tokens.values())
     return Verdict(
-        found["own_pool"] == "works" and same, f"own pool: {found['own_pool']}; tokens as in plain steps: {same}"
+        measured["own_pool"] == "works" and same, f"own pool: {measured['own_pool']}; tokens as in plain steps: {same}"
     )
 
 
@@ -86,7 +86,7 @@ def _captures(shared: bool) -> str:
 
 
 def _same_tokens() -> dict[str, dict[str, float]]:
-    """Share of tokens that captured steps draw as plain steps do, in float32, over several windows; per variant."""
+    """Return for each variant the share of tokens that captured steps and plain steps draw alike, in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from bench.gpu.variants import AS_IT_IS, DECODING, Unavailable, in_turn
@@ -99,13 +99,13 @@ def _same_tokens() -> dict[str, dict[str, float]]:
     model.cuda()
     codec = _Ids()
     prompts = [[3 + (7 * row + i) % 900 for i in range(20 + row % 5)] for row in range(12)]
-    how = Sampling(max_prompt_length=32, response_length=160, temperature=1.0, batch_size=12)
+    sampling = Sampling(max_prompt_length=32, response_length=160, temperature=1.0, batch_size=12)
 
     def draw() -> torch.Tensor:
         torch.manual_seed(1)
-        return sample(model, prompts, codec, how).tokens
+        return sample(model, prompts, codec, sampling).tokens
 
-    found = {}
+    measured = {}
     with in_turn(DECODING["plain steps"], model):
         plain = draw()
     for name in (AS_IT_IS, "one window"):
@@ -115,18 +115,18 @@ def _same_tokens() -> dict[str, dict[str, float]]:
         except Unavailable:
             continue
         alike = (plain == drawn).float().mean().item() if plain.shape == drawn.shape else 0.0
-        found[name] = {"share": alike}
-    return found
+        measured[name] = {"share": alike}
+    return measured
 
 
 class _Ids:
-    """The two ids that a rollout asks of a codec."""
+    """The two ids that a rollout needs of a codec."""
 
     pad_id, eos_id = 0, 2
 
 
 def allocator(context: Context) -> Verdict:
-    """Reserved over allocated bytes after batches of many lengths, with and without expandable segments."""
+    """Measure reserved over allocated bytes after batches of many lengths, with and without expandable segments."""
     settings = {"expandable_segments:True": "expandable", "expandable_segments:False": "fixed"}
     for setting, name in settings.items():
         command = [sys.executable, "-m", "bench.gpu.workload", context.device.type]

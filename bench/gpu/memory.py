@@ -1,4 +1,4 @@
-"""Peaks of each phase on the card beside those that the recipe's predicted.json has. Nothing is predicted here."""
+"""Measured peaks of each phase beside those of the recipe's predicted.json. Nothing is predicted here."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ CLOSE = 0.05  # share of the measured peak by which a prediction may miss it
 
 
 def measure(context: Context) -> Verdict:
-    """Two steps of each stage on the longest rows. A stage that does not fit is a result, and the next ones run."""
+    """Run two steps of each stage on the longest rows. A stage that does not fit is a result; the others still run."""
     loaded = context.recipe
     pinned = (loaded.directory / budgets.FILE).exists() and not loaded.modified
-    found: dict[str, Any] = context.measured
-    found |= {"phases": [], "out_of_memory": []}
+    measured: dict[str, Any] = context.measured
+    measured |= {"phases": [], "out_of_memory": []}
     with quiet_libraries(), measuring(loaded) as measure_stage:
         for stage in STAGES[:2] if context.dry_run else STAGES:
             try:
                 peaks = measure_stage(stage)
             except torch.OutOfMemoryError as error:
-                found["out_of_memory"].append({"stage": stage, "error": str(error)[:500]})
+                measured["out_of_memory"].append({"stage": stage, "error": str(error)[:500]})
                 context.save()
                 continue
             predicted = pinned_peaks(loaded.directory, stage) if pinned else {}
@@ -37,16 +37,16 @@ def measure(context: Context) -> Verdict:
                     "measured_bytes": peak["bytes"],
                     "reserved_bytes": peak.get("reserved"),
                 }
-                found["phases"].append(row | errors.get(phase, {}))
+                measured["phases"].append(row | errors.get(phase, {}))
             context.save()
-    return verdict(found)
+    return verdict(measured)
 
 
-def verdict(found: dict[str, Any]) -> Verdict:
-    """All phases close to their prediction, and none out of memory; None where nothing was predicted."""
-    if found["out_of_memory"]:
-        return Verdict(False, f"out of memory in {', '.join(row['stage'] for row in found['out_of_memory'])}")
-    rows = [row for row in found["phases"] if "error" in row]
+def verdict(measured: dict[str, Any]) -> Verdict:
+    """Return whether all phases are close to their predictions and fit; None without predictions."""
+    if measured["out_of_memory"]:
+        return Verdict(False, f"out of memory in {', '.join(row['stage'] for row in measured['out_of_memory'])}")
+    rows = [row for row in measured["phases"] if "error" in row]
     if not rows:
         return Verdict(None, "nothing is pinned for this recipe")
     worst = max(rows, key=lambda row: abs(row["error"]))

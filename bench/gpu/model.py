@@ -1,11 +1,12 @@
-"""The recipe's base with random weights and the adapters of PPO's roles, as the decoding and training items need it."""
+"""The recipe's base with random weights and the adapters of PPO's roles, for the decoding and training items."""
 
 from pathlib import Path
 
 import torch
 
 from rlhf.data.tokenize import Codec
-from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
+from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
@@ -14,7 +15,7 @@ ROLES = ("policy", "reference", "reward", "value")
 
 
 def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tuple[SharedBase, Codec]:
-    """A base with four LoRA adapters, of which policy and value are trainable, and the stand-in tokenizer.
+    """Return a base with four LoRA adapters and the stand-in tokenizer. Policy and value are trainable.
 
     `loaded` must have random weights. All adapters are the same new one, B = 0, which is as fast as any. Files are
     written below `folder`.

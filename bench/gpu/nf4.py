@@ -1,4 +1,4 @@
-"""4-bit weights: products of few rows by the ways to compute them, and optimizer states that are paged."""
+"""4-bit weights: ways to compute products of few rows, and paged optimizer states."""
 
 import itertools
 import statistics
@@ -21,7 +21,7 @@ REPEATS = 5
 
 
 def products(context: Context) -> Verdict:
-    """Microseconds of each linear layer's product by number of rows and by choice, with weights out of the cache."""
+    """Measure microseconds of each linear layer's product by rows and choice, with weights outside of the cache."""
     import bitsandbytes
 
     architecture = context.recipe.recipe.model.architecture
@@ -55,7 +55,7 @@ def products(context: Context) -> Verdict:
 
 @contextmanager
 def dispatched(fused: bool) -> Iterator[None]:
-    """bitsandbytes takes its fused kernel, or unpacks the weight, whatever its own rule says."""
+    """Make bitsandbytes use its fused kernel, or unpack the weight, against its own rule."""
     if not torch.cuda.is_available():
         raise Unavailable("needs CUDA")
     from bitsandbytes.backends.cuda import ops
@@ -88,7 +88,7 @@ def _applies(choice: str, rows: int) -> bool:
 
 
 def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float | str:
-    """Median microseconds of one product, over a whole ring of weights."""
+    """Return median microseconds of a product, over a whole ring of weights; an error as text."""
     import bitsandbytes
 
     group, switch = CHOICES[choice]
@@ -96,9 +96,9 @@ def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float 
 
     def packed() -> None:
         for weight, state in rings["packed"]:
-            found = [bitsandbytes.matmul_4bit(part, weight, quant_state=state) for part in parts]
+            results = [bitsandbytes.matmul_4bit(part, weight, quant_state=state) for part in parts]
             if group:
-                torch.cat(found)
+                torch.cat(results)
 
     def dense() -> None:
         for weight in rings["dense"]:
@@ -134,7 +134,7 @@ def _verdict(context: Context) -> Verdict:
 
 
 def paged(context: Context) -> Verdict:
-    """Ten steps of 8-bit AdamW with states in managed memory and without, on LoRA weights of the recipe's shape."""
+    """Run ten steps of 8-bit AdamW with paged and unpaged states, on LoRA weights of the recipe's shape."""
     import bitsandbytes
     from bitsandbytes.functional import GlobalPageManager
 
@@ -143,24 +143,24 @@ def paged(context: Context) -> Verdict:
     hidden, inner = recipe.model.architecture.hidden_size, recipe.model.architecture.intermediate_size
     layer = [(recipe.lora.r, hidden), (hidden, recipe.lora.r), (recipe.lora.r, inner), (inner, recipe.lora.r)]
     shapes = list(itertools.chain.from_iterable([layer] * recipe.model.architecture.num_hidden_layers))
-    found: dict[str, Any] = context.measured
+    measured: dict[str, Any] = context.measured
     weights = {}
     for name, kind in (("unpaged", bitsandbytes.optim.AdamW8bit), ("paged", bitsandbytes.optim.PagedAdamW8bit)):
-        weights[name], found[name] = _updates(kind, shapes, context.device)
+        weights[name], measured[name] = _updates(kind, shapes, context.device)
         context.save()
     pages = GlobalPageManager.get_instance().paged_tensors
-    found["paged_bytes"] = sum(page.numel() * page.element_size() for page in pages)
+    measured["paged_bytes"] = sum(page.numel() * page.element_size() for page in pages)
     same = all(torch.equal(a, b) for a, b in zip(weights["unpaged"], weights["paged"], strict=True))
-    found["same_weights"] = same
-    ratio = found["paged"]["step_seconds"] / found["unpaged"]["step_seconds"]
-    why = f"{found['paged_bytes'] / 1e6:.0f} MB paged, same weights: {same}, {ratio:.2f} times the time"
-    return Verdict(bool(found["paged_bytes"]) and same, why)
+    measured["same_weights"] = same
+    ratio = measured["paged"]["step_seconds"] / measured["unpaged"]["step_seconds"]
+    why = f"{measured['paged_bytes'] / 1e6:.0f} MB paged, same weights: {same}, {ratio:.2f} times the time"
+    return Verdict(bool(measured["paged_bytes"]) and same, why)
 
 
 def _updates(
     kind: Any, shapes: list[tuple[int, int]], device: torch.device, steps: int = 10
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Weights after some steps with random gradients; seconds of a step, bytes of its states in torch's allocator."""
+    """Return the weights after some steps with random gradients, a step's seconds and the bytes of allocated states."""
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
     gradients = [torch.empty_like(parameter) for parameter in parameters]

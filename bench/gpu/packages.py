@@ -1,4 +1,4 @@
-"""Packages that the GPU benchmark needs, and how to bring the missing ones. Uses nothing but the standard library."""
+"""Packages that the GPU benchmark needs, and how to install missing ones. Uses the standard library alone."""
 
 import importlib.metadata
 import importlib.util
@@ -17,17 +17,17 @@ OPTIONAL = {
 
 
 def required(pyproject: Path = ROOT / "pyproject.toml") -> dict[str, str]:
-    """The dependencies that the benchmark needs, name -> version specifier, as pyproject.toml has them."""
+    """Return the benchmark's dependencies in pyproject.toml, name -> version specifier."""
     import tomllib
 
     lines = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["dependencies"]
     parts = [re.split(r"(?=[<>=!~])", line, maxsplit=1) for line in lines]
-    found = {name.split("[")[0].strip(): "".join(specifier).strip() for name, *specifier in parts}
-    return {name: specifier for name, specifier in found.items() if name not in EVALUATE_ONLY}
+    specifiers = {name.split("[")[0].strip(): "".join(specifier).strip() for name, *specifier in parts}
+    return {name: specifier for name, specifier in specifiers.items() if name not in EVALUATE_ONLY}
 
 
 def installed_version(name: str) -> str | None:
-    """The version of an installed package; "unknown" where it can be imported but has no metadata; None if absent."""
+    """Return the version of a package; "unknown" if it has no metadata; None if it is absent."""
     module = IMPORTED_AS.get(name.lower(), name.replace("-", "_"))
     if importlib.util.find_spec(module) is None:
         return None
@@ -37,12 +37,12 @@ def installed_version(name: str) -> str | None:
         pass
     try:
         return str(getattr(importlib.import_module(module), "__version__", "unknown"))
-    except Exception:  # a damaged package raises whatever it likes; its items will say so
+    except Exception:  # a damaged package may raise anything; its items report it
         return "unknown"
 
 
 def fits(version: str, specifier: str) -> bool | None:
-    """Whether a version satisfies a specifier such as `==2.13.*`; None where that cannot be told."""
+    """Return whether a version satisfies a specifier such as `==2.13.*`; None if that is unknown."""
     try:
         from packaging.specifiers import SpecifierSet
         from packaging.version import InvalidVersion, Version
@@ -55,12 +55,12 @@ def fits(version: str, specifier: str) -> bool | None:
 
 
 def missing() -> list[str]:
-    """Names of the required packages that cannot be imported."""
+    """Return the names of required packages that cannot be imported."""
     return [name for name in required() if installed_version(name) is None]
 
 
 def report() -> list[str]:
-    """One line for each required package that is missing or has another version than the project is written for."""
+    """Return a line for each required package that is missing or has a version that the project does not expect."""
     lines = []
     for name, specifier in required().items():
         version = installed_version(name)
@@ -72,9 +72,9 @@ def report() -> list[str]:
 
 
 def indirect() -> list[str]:
-    """One line for each missing package that a required one asks for, as far as their metadata tell.
+    """Return a line for each missing package that a required one needs, according to metadata.
 
-    Torch's own are left out: how it finds CUDA's libraries depends on how it was installed.
+    Torch's requirements are left out: where it finds CUDA's libraries depends on its installation.
     """
     try:
         from packaging.requirements import Requirement
@@ -83,10 +83,12 @@ def indirect() -> list[str]:
     lines = []
     for name in required():
         try:
-            asked = [] if name == "torch" else [Requirement(line) for line in importlib.metadata.requires(name) or []]
+            requirements = (
+                [] if name == "torch" else [Requirement(line) for line in importlib.metadata.requires(name) or []]
+            )
         except importlib.metadata.PackageNotFoundError:
             continue
-        for needed in asked:
+        for needed in requirements:
             if (needed.marker is None or needed.marker.evaluate({"extra": ""})) and not _present(needed.name):
                 lines.append(f"missing: {needed.name}, needed by {name}")
     return list(dict.fromkeys(lines))
@@ -101,12 +103,12 @@ def _present(name: str) -> bool:
 
 
 def optional() -> list[str]:
-    """One line for each missing package that only some items need."""
+    """Return a line for each missing package that only some items need."""
     return [f"missing: {name}, needed by {what}" for name, what in OPTIONAL.items() if installed_version(name) is None]
 
 
 def way_out(names: list[str]) -> str:
-    """How to bring packages to this machine, with a network and without one."""
+    """Return instructions to install packages here, with a network and without one."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     listed = " ".join(names)
     return f"""With a network here:     pip install '.[gpu]' pytest   (or: make setup EXTRAS=gpu,dev)

@@ -1,4 +1,4 @@
-"""The items of the GPU benchmark in the order in which they run: what is worth most for a minute comes first."""
+"""The items of the GPU benchmark in the order in which they run: most value per minute first."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ SMALL_CARD = {"RLHF_VRAM_CAP": "24GB"}  # a larger card is held to the memory of
 
 
 class Item(NamedTuple):
-    """One item: a process of its own that gets at most `minutes` and writes one record."""
+    """One item: a process of its own that runs for at most `minutes` and writes one record."""
 
     name: str
     minutes: float
@@ -156,7 +156,7 @@ ITEMS = (
 
 
 def choose(only: tuple[str, ...]) -> list[Item]:
-    """The items with these names, in the order of the plan; all of them where there are no names."""
+    """Return the items with these names, in the order of the plan; all without names."""
     known = [item.name for item in ITEMS]
     for name in only:
         if name not in known:
@@ -165,7 +165,7 @@ def choose(only: tuple[str, ...]) -> list[Item]:
 
 
 def seconds(box: str) -> float:
-    """`9m` -> 540. Raises a usage error for anything else."""
+    """Return the seconds of `90s`, `9m` or `1h`. Raises a usage error for anything else."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", box)
     if not match:
         raise click.BadParameter(f"{box!r}: write 90s, 9m or 1h", param_hint="--box")

@@ -1,4 +1,4 @@
-"""Records of the GPU benchmark: one JSON object for each item, and what makes one acceptable as a result."""
+"""Records of the GPU benchmark: one JSON object for each item, and the checks of a contributed one."""
 
 import datetime
 import platform
@@ -24,14 +24,14 @@ KEYS = {
 
 
 class Verdict(NamedTuple):
-    """Whether a claim holds (None: not decided), and the figures that say so, in one line."""
+    """Whether a claim holds (None: not decided), and the figures behind it in one line."""
 
     holds: bool | None
     why: str
 
 
 def opened(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> dict[str, Any]:
-    """The record of an item that starts now: everything but what it will find. `device` is filled in by its process."""
+    """Return the record of an item that starts now, without results. The item's process fills in `device`."""
     return {
         "schema": SCHEMA,
         "gpu_item": item.name,
@@ -65,7 +65,7 @@ def decide(record: dict[str, Any], verdict: Verdict) -> None:
 
 
 def place(record: Mapping[str, Any]) -> Path:
-    """Where a record lies below results/: `<recipe>/<version>/<device>/gpu/…json`, or `gpu/<device>/…json`."""
+    """Return a record's place below results/: `<recipe>/<version>/<device>/gpu/…json` or `gpu/<device>/…json`."""
     device = (record["device"] or {}).get("name", "unknown").lower().replace(" ", "-")
     name = f"{record['date']}_{(record['code']['commit'] or 'unknown')[:8]}_{record['gpu_item']}.json"
     if record["recipe"] is None:
@@ -74,27 +74,27 @@ def place(record: Mapping[str, Any]) -> Path:
 
 
 def problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
-    """Why a record cannot be accepted as a result, one line each; none where it can.
+    """Return the reasons why a record cannot be accepted as a result, if there are any.
 
-    It must be whole, measured on a GPU by committed code, and its recipe must be the one in `recipe_root`.
+    It must be complete, measured on a GPU by committed code, and its recipe must be the one in `recipe_root`.
     """
-    found = []
+    reasons = []
     if lacking := sorted(KEYS - set(record)):
         return [f"it lacks {', '.join(lacking)}"]
     if record["schema"] != SCHEMA:
-        found.append(f"schema {record['schema']}: this code reads {SCHEMA}")
+        reasons.append(f"schema {record['schema']}: this code reads {SCHEMA}")
     if record["gpu_item"] not in {item.name for item in ITEMS}:
-        found.append(f"there is no item {record['gpu_item']}")
+        reasons.append(f"there is no item {record['gpu_item']}")
     if record["verdict"] not in VERDICTS or record["outcome"] not in OUTCOMES[1:]:
-        found.append(f"verdict {record['verdict']!r} or outcome {record['outcome']!r} is unknown")
+        reasons.append(f"verdict {record['verdict']!r} or outcome {record['outcome']!r} is unknown")
     if record["dry_run"] or (record["device"] or {}).get("type") != "cuda":
-        found.append("it was not measured on a GPU")
-    found += _code_problems(record)
+        reasons.append("it was not measured on a GPU")
+    reasons += _code_problems(record)
     if not record["packages"].get("torch"):
-        found.append("it names no version of torch")
+        reasons.append("it names no version of torch")
     if record["recipe"]:
-        found += _recipe_problems(record, recipe_root)
-    return found
+        reasons += _recipe_problems(record, recipe_root)
+    return reasons
 
 
 def _code_problems(record: Mapping[str, Any]) -> list[str]:
@@ -105,10 +105,10 @@ def _code_problems(record: Mapping[str, Any]) -> list[str]:
 
 
 def _recipe_problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
-    found = ["its recipe was modified"] if record["modified"] or record["overrides"] else []
+    reasons = ["its recipe was modified"] if record["modified"] or record["overrides"] else []
     folder = recipe_root / record["recipe"] / record["version"]
     if not (folder / "recipe.yaml").exists():
-        found.append(f"there is no recipe {record['recipe']} {record['version']}")
+        reasons.append(f"there is no recipe {record['recipe']} {record['version']}")
     elif recipes.load(folder).sha256 != record["recipe_sha256"]:
-        found.append(f"recipe {record['recipe']} {record['version']} has changed since: measure it again")
-    return found
+        reasons.append(f"recipe {record['recipe']} {record['version']} has changed since: measure it again")
+    return reasons

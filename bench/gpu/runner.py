@@ -1,4 +1,4 @@
-"""One item in a process group of its own, with a time limit that ends all of its processes."""
+"""Runs one item in a process group of its own. A time limit ends all of its processes."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE
 
 
 def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
-    """Run an item for at most `limit` seconds. Returns its record, which then lies below `out`, beside a log."""
+    """Run an item for at most `limit` seconds. Return its record, which is also written below `out`, beside a log."""
     for folder in ("logs", "unfinished"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     file = (out / "unfinished" / f"{item.name}.json").resolve()
@@ -38,31 +38,31 @@ def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
     begun = time.monotonic()
     with open(log, "w") as output:
         code = run_group(command, limit, output, environment)
-    found = read_json(file) or record.opened(item, dry_run, load(item, dry_run))
-    found["seconds"] = round(time.monotonic() - begun, 1)
-    told = (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF", *item.environment)
-    found["environment"] = {name: environment[name] for name in told if name in environment}
+    row = read_json(file) or record.opened(item, dry_run, load(item, dry_run))
+    row["seconds"] = round(time.monotonic() - begun, 1)
+    names = (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF", *item.environment)
+    row["environment"] = {name: environment[name] for name in names if name in environment}
     if code is None:
-        found |= {"outcome": "timed out", "error": f"not done after {limit:.0f} s"}
-    elif found["outcome"] == "started":  # its process ended without a word of its own
-        found |= {"outcome": "failed", "error": f"exit code {code}: see {log}"}
+        row |= {"outcome": "timed out", "error": f"not done after {limit:.0f} s"}
+    elif row["outcome"] == "started":  # its process ended without a word of its own
+        row |= {"outcome": "failed", "error": f"exit code {code}: see {log}"}
     file.unlink(missing_ok=True)
-    keep(found, out)
-    return found
+    keep(row, out)
+    return row
 
 
 def skip(item: Item, out: Path, dry_run: bool, reason: str) -> dict[str, Any]:
-    """The record of an item that is not run, with the reason."""
-    found = record.opened(item, dry_run, load(item, dry_run)) | {"outcome": "skipped", "why": reason, "seconds": 0.0}
-    keep(found, out)
-    return found
+    """Write and return the record of an item that is not run, with the reason."""
+    row = record.opened(item, dry_run, load(item, dry_run)) | {"outcome": "skipped", "why": reason, "seconds": 0.0}
+    keep(row, out)
+    return row
 
 
-def keep(found: Mapping[str, Any], out: Path) -> Path:
+def keep(row: Mapping[str, Any], out: Path) -> Path:
     """Write a record below `out`, in a folder whose content can go to results/ as it is."""
-    file = out / RECORDS / record.place(found)
+    file = out / RECORDS / record.place(row)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, found)
+    write_json(file, row)
     return file
 
 

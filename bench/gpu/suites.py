@@ -30,7 +30,7 @@ def measure(context: Context, tests: list[str], choose: str) -> Verdict:
 
 
 def verdict(outcomes: dict[str, str], dry_run: bool) -> Verdict:
-    """Failures decide against the claim; where nothing ran, or a CPU stood in, nothing is decided."""
+    """Return the verdict: failures decide against the claim; without a GPU or a test nothing is decided."""
     count = dict(sorted(Counter(outcomes.values()).items()))
     why = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no test was chosen"
     if count.get("failure") or count.get("error"):
@@ -39,5 +39,5 @@ def verdict(outcomes: dict[str, str], dry_run: bool) -> Verdict:
 
 
 def _outcome(case: xml.Element) -> str:
-    """passed, skipped, failure or error."""
+    """Return the outcome of a test: passed, skipped, failure or error."""
     return next((part.tag for part in case if part.tag in ("skipped", "failure", "error")), "passed")

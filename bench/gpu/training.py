@@ -1,4 +1,4 @@
-"""Seconds of a micro-batch by variant, how much of it the host needs to queue the work, and of a role switch."""
+"""Seconds of a micro-batch by variant, the host's share of them, and the time of a role switch."""
 
 import statistics
 import time
@@ -14,7 +14,7 @@ from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import AS_IT_IS, TRAINING, synchronize
-from rlhf.models.loading import mixed_precision
+from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
@@ -23,45 +23,47 @@ REPEATS = 5
 
 
 def measure(context: Context) -> Verdict:
-    """Forward and backward pass of the decoder in micro-batches of SFT and PPO; the output layer is not in it."""
+    """Time forward and backward pass of the decoder, without output layer, in micro-batches of SFT and PPO."""
     loaded = with_random_weights(context.recipe)
     recipe = loaded.recipe
-    found: dict[str, Any] = context.measured
-    found["flops"] = ceilings(context.device, torch.bfloat16)["flops"]
+    measured: dict[str, Any] = context.measured
+    measured["flops"] = ceilings(context.device, torch.bfloat16)["flops"]
     shared, _ = shared_base(loaded, context.device, context.scratch)
     sizes = {
         "sft": (recipe.sft.per_device_train_batch_size, recipe.sft.max_length),
         "ppo": (recipe.ppo.per_device_train_batch_size, recipe.ppo.max_prompt_length + recipe.ppo.response_length),
     }
-    found["switch_ms"] = switch_ms(shared)
-    found["micro_batches"] = {}
+    measured["switch_ms"] = switch_ms(shared)
+    measured["micro_batches"] = {}
     for stage, (rows, length) in sizes.items():
         table: dict[str, Any] = {"rows": rows, "length": length, "variants": {}}
-        found["micro_batches"][stage] = table
+        measured["micro_batches"][stage] = table
         for name, variant in TRAINING.items():
             for padded in (False, True):
                 row: Any
                 try:
                     with variants.in_turn(variant, shared):
                         row = micro_batch(shared, rows, length, padded)
-                    row["mfu"] = row["operations"] / row["seconds"] / found["flops"]
+                    row["mfu"] = row["operations"] / row["seconds"] / measured["flops"]
                 except Exception as error:  # of one variant: a result, and the others still run
                     row = f"{type(error).__name__}: {str(error)[:200]}"
                 table["variants"][f"{name}, padded" if padded else name] = row
                 context.save()
-    usual = {stage: table["variants"][AS_IT_IS] for stage, table in found["micro_batches"].items()}
+    usual = {stage: table["variants"][AS_IT_IS] for stage, table in measured["micro_batches"].items()}
     if failed := [row for row in usual.values() if isinstance(row, str)]:
         return Verdict(False, failed[0])
     host = max(row["host_seconds"] / row["seconds"] for row in usual.values())
-    why = f"host {host:.0%} of the time, role switch {found['switch_ms']:.1f} ms, SFT's MFU {usual['sft']['mfu']:.0%}"
-    return Verdict(None if context.dry_run else host <= HOST and found["switch_ms"] <= SWITCH_MS, why)
+    why = (
+        f"host {host:.0%} of the time, role switch {measured['switch_ms']:.1f} ms, SFT's MFU {usual['sft']['mfu']:.0%}"
+    )
+    return Verdict(None if context.dry_run else host <= HOST and measured["switch_ms"] <= SWITCH_MS, why)
 
 
 def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dict[str, float | None]:
-    """Median seconds of forward and backward pass; of it until the host had queued all; of a pass without gradients.
+    """Return median seconds of both passes, of queuing them on the host, and of a forward pass without gradients.
 
-    `padded`: the last row is half padding, on the right, with a mask that says so. `operations` are those of products
-    and attention, as torch counts them; 4-bit products are not among them.
+    With `padded` half of the last row is masked padding, on the right. `operations` are those of products and
+    attention, as torch counts them, without 4-bit products.
     """
     device = shared.device
     ids = torch.randint(3, 40, (rows, length), device=device)
@@ -102,7 +104,7 @@ def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dic
 
 
 def timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds until the device is done, and until the host has queued the work; after one call to warm up."""
+    """Return median seconds until the device is done, and until the host has queued the work; after a warm-up call."""
     work()
     whole, host = [], []
     for _ in range(REPEATS):
@@ -116,7 +118,7 @@ def timed(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def switch_ms(shared: SharedBase) -> float:
-    """Median milliseconds of making another role active, policy and value in turn, as in PPO's micro-batches."""
+    """Return median milliseconds of a role switch between policy and value, as in PPO's micro-batches."""
     spent = []
     for _ in range(REPEATS):
         for role in ("value", "policy"):

@@ -1,4 +1,4 @@
-"""Ways to do the same work, each a context manager around it. A new switch gets a line in DECODING or TRAINING.
+"""Variants of the same work, each a context manager. A new switch gets a line in DECODING or TRAINING.
 
 A variant is called with the shared base (or with a plain model) and is on inside its `with` block. Unavailable means
 that the code measured here has no such switch.
@@ -28,7 +28,7 @@ def as_it_is(shared: Any) -> AbstractContextManager[None]:
 
 
 def setting(module: ModuleType, name: str, value: Any) -> Variant:
-    """A module's constant has another value."""
+    """Return a variant that sets a module's constant to another value."""
 
     @contextmanager
     def variant(shared: Any) -> Iterator[None]:
@@ -45,19 +45,19 @@ def setting(module: ModuleType, name: str, value: Any) -> Variant:
 
 
 def windows(ahead: int) -> Variant:
-    """Attention reads this many slots beyond the step, on every device."""
+    """Return a variant whose attention reads this many slots beyond the step, on every device."""
     return setting(
         rollout, "WINDOW", {device: replace(window, ahead=ahead) for device, window in rollout.WINDOW.items()}
     )
 
 
 def few_kernels(on: bool) -> Variant:
-    """Lean LoRA layers and norms while decoding, or those of peft and transformers."""
+    """Return a variant that decodes with lean LoRA layers and norms, or with those of peft and transformers."""
     return setting(rollout, "FEW_KERNELS", dict.fromkeys(rollout.FEW_KERNELS, on))
 
 
 def lora_casts(on: bool) -> Variant:
-    """peft casts the input of every LoRA layer to the adapter's type, or leaves that to autocast."""
+    """Return a variant in which peft casts the input of every LoRA layer, or leaves that to autocast."""
 
     @contextmanager
     def variant(shared: Any) -> Iterator[None]:
@@ -78,7 +78,7 @@ def lora_casts(on: bool) -> Variant:
 
 @contextmanager
 def no_adapters(shared: Any) -> Iterator[None]:
-    """The base alone: what adapters cost at most."""
+    """Run the base alone, which bounds the cost of adapters."""
     shared.activate("base")
     try:
         yield
@@ -88,7 +88,7 @@ def no_adapters(shared: Any) -> Iterator[None]:
 
 @contextmanager
 def frozen_role(shared: Any) -> Iterator[None]:
-    """A frozen adapter instead of a trained one."""
+    """Use a frozen adapter instead of a trained one."""
     shared.activate("reference")
     try:
         yield
@@ -97,7 +97,7 @@ def frozen_role(shared: Any) -> Iterator[None]:
 
 
 def cudnn_attention(on: bool) -> Variant:
-    """Whether torch may choose cuDNN's attention."""
+    """Return a variant in which torch may, or may not, choose cuDNN's attention."""
 
     @contextmanager
     def variant(shared: Any) -> Iterator[None]:
@@ -148,6 +148,6 @@ def in_turn(variant: Variant, shared: Any) -> Iterator[None]:
 
 
 def synchronize() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

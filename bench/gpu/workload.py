@@ -1,4 +1,4 @@
-"""`python -m bench.gpu.workload cuda`: what training and rollouts of many lengths ask of the allocator."""
+"""`python -m bench.gpu.workload cuda`: allocations like those of training and rollouts of many lengths."""
 
 import json
 import random
@@ -8,9 +8,9 @@ import torch
 
 
 def workload(kind: str) -> dict[str, int | None]:
-    """Peaks in bytes after training steps of random lengths between rollouts that empty the allocator's cache.
+    """Return peak bytes after training steps of random lengths, between rollouts that empty the allocator's cache.
 
-    A step keeps the activations of 32 layers and frees them in reverse order; sizes are those of a 7B model on a GPU,
+    A step keeps the activations of 32 layers and frees them in reverse order. Sizes are those of a 7B model on a GPU,
     and a thousandth of them on a CPU.
     """
     random.seed(0)

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import recipe as recipes
+from rlhf.memory.pinned import FILE as FILE
+from rlhf.memory.pinned import Needs, Peaks, Step
+from rlhf.memory.pinned import decoding_step as decoding_step
+from rlhf.memory.pinned import needs as needs
+from rlhf.memory.pinned import pin as pin
+from rlhf.memory.pinned import predict as predict
 from rlhf.memory.plan import ON_HOST, ablation, claims
 from rlhf.memory.predict import STAGES, Predictor
-from rlhf.memory.predict import stages as predicted_stages
 from rlhf.recipe import GROUPS, PinnedRecipe
 
 ALLOWED = 0.03  # growth of a phase's peak over what is pinned
-FILE = "predicted.json"
-
-Peaks = dict[str, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
-Needs = dict[str, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
-Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
 
 
 def pinned_recipes(root: Path) -> list[Path]:
@@ -24,45 +24,10 @@ def pinned_recipes(root: Path) -> list[Path]:
     return [d for d in recipes.available(root) if recipes.load(d).recipe.hardware.memory_gb is not None]
 
 
-def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
-    return {
-        stage: {name: phase.components for name, phase in predictor(loaded, stage).items() if name}
-        for stage in predicted_stages(loaded.recipe)
-    }
-
-
-def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
-    """What each phase needs of the card with the gaps between blocks, without paged states and the driver's context."""
-    found = {}
-    for stage in predicted_stages(loaded.recipe):
-        phases = {name: phase.needed_bytes for name, phase in predictor(loaded, stage).items() if name}
-        found[stage] = {name: size for name, size in phases.items() if size is not None}
-    return {stage: phases for stage, phases in found.items() if phases}
-
-
 def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, Any] | None:
     """What each way to save memory does to SFT's step, for a recipe whose source publishes that."""
     published = any(target.metric and target.metric.startswith("effect.") for target in loaded.targets)
     return ablation(predictor, loaded, "sft") if published else None
-
-
-def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, list[str]]:
-    """Count the operations of a decoding step by role; also returns what a captured graph must not hold."""
-    found = predictor.decoding_step(loaded) or {}
-    step = {role: {"per_layer": n.per_layer, "outside": n.outside} for role, n in found.items()}
-    return step, [f"decoding step of {role}: {reason}" for role, n in found.items() for reason in n.unsafe]
-
-
-def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | None, needed: Needs) -> None:
-    """Write what is predicted for a recipe.
-
-    `peaks` in bytes by component, the operations of a decoding `step`, the effects of the strategies if known, and what
-    each phase `needed`.
-    """
-    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
-    if effects:
-        content["strategies"] = effects
-    (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def pinned(directory: Path) -> Peaks:

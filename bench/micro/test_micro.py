@@ -1,4 +1,4 @@
-"""Small pieces that run once per batch or per file: `make bench-micro`, timed by pytest-benchmark.
+"""Times of small functions that run once per batch or per file: `make bench-micro`, with pytest-benchmark.
 
 Each is also checked, so that a fast wrong answer fails. No test here depends on absolute time.
 """
@@ -64,8 +64,8 @@ def rows(tmp_path: Path) -> Path:
 
 
 def test_read_preference_rows(benchmark: BenchmarkFixture, rows: Path) -> None:
-    found = benchmark(formats.read, [rows], on_bad_row="skip")
-    assert len(found.pairs) > 950  # a few have the same short answer twice
+    rows_read = benchmark(formats.read, [rows], on_bad_row="skip")
+    assert len(rows_read.pairs) > 950  # a few have the same short answer twice
 
 
 def test_read_hh_transcripts(benchmark: BenchmarkFixture, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from rlhf.memory.depth import deepen
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.gpu import SMALL_WORKSPACE, Gpu
 from rlhf.memory.replay import replay
-from rlhf.models import loading
+from rlhf.models.nf4 import nf4_config
+from rlhf.models.random_base import random_base
 
 A100 = Gpu((8, 0), 108)  # NVIDIA A100 data sheet
 LENGTH, STEPS = 4096, 2
@@ -102,8 +103,8 @@ def _model(run: dict[str, Any], layers: int) -> Any:
         {"source": "random", "architecture": fields, "quantization": "nf4" if four_bit else "none", "dtype": "bfloat16"}
     )
     options = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
-    nf4 = loading._nf4(settings) if four_bit else None
-    model = loading._random_base(settings, META, transformers.AutoModelForCausalLM, nf4, options)
+    nf4 = nf4_config(settings) if four_bit else None
+    model = random_base(settings, META, transformers.AutoModelForCausalLM, nf4, options)
     model.config.use_cache = False
     model.gradient_checkpointing_enable({"use_reentrant": False})
     if run["base"] == "nf4, prepared by peft":

@@ -46,11 +46,22 @@ class Method:
     epochs: int
 
 
+LEAN = {"hardware.trunk": "lean"}
+FORMS = {  # of each of our contenders for PPO
+    "": {},
+    ", lean trunk": LEAN,
+    ", lean trunk, adapters in the upper half": LEAN | {"lora.layers": "upper_half"},
+    ", lean trunk, adapters in the upper third": LEAN | {"lora.layers": "upper_third"},
+}
+
+
 def _without_critic(stage: str) -> Method:
     return Method(
         ours={
             "ours, activations kept": {},
             "ours, activations recomputed": {f"{stage}.gradient_checkpointing": "true"},
+            "ours, lean trunk": LEAN,
+            "ours, lean trunk, adapters in the upper half": LEAN | {"lora.layers": "upper_half"},
         },
         theirs={
             "TRL, activations kept": ["--method", stage],
@@ -63,9 +74,12 @@ def _without_critic(stage: str) -> Method:
 METHODS = {
     "ppo": Method(
         ours={
-            "ours, value head on the policy": {},
-            "ours, value head, log-probs recomputed": {"ppo.old_logprobs": "recompute"},
-            "ours, critic with an adapter": {"ppo.old_logprobs": "recompute", "ppo.value_model": "adapter"},
+            f"ours, {critic}{form}": changes | more
+            for critic, changes in {
+                "critic with an adapter": {"ppo.old_logprobs": "recompute", "ppo.value_model": "adapter"},
+                "value head on the policy": {},
+            }.items()
+            for form, more in FORMS.items()
         },
         theirs={"TRL, value model trained whole": [], "TRL, value model through LoRA": ["--lora-value"]},
         epochs=4,
@@ -246,8 +260,8 @@ def main(
     for repeat in range(repeats):
         for name, flags in contenders.theirs.items():
             runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, micro)))
-        for number, (name, changes) in enumerate(contenders.ours.items()):
-            out = work / f"ours-{number}"
+        for name, changes in contenders.ours.items():
+            out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
             runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, micro)))
         OUT.print(f"round {repeat + 1} of {repeats} done")
     found = summarise(contenders, runs, "wall" if device == "cuda" else "cpu")

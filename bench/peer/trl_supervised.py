@@ -11,7 +11,8 @@ from bench.peer.training import Clock, timed
 from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
-from rlhf.models.loading import load_base, load_codec, lora_config, set_up_torch
+from rlhf.models.adapters import lora_config
+from rlhf.models.loading import load_base, load_codec, set_up_torch
 from rlhf.run.directory import Run
 
 
@@ -43,12 +44,13 @@ def main() -> None:
     )
     cuda = device.type == "cuda"
     clock = Clock()
+    base = load_base(run, device)
     made = trainer(
-        model=load_base(run, device),
+        model=base,
         args=settings,
         train_dataset=Dataset.from_list(rows),
         processing_class=codec.tokenizer,
-        peft_config=lora_config(run, "CAUSAL_LM"),
+        peft_config=lora_config(run, base, "CAUSAL_LM"),
         callbacks=[clock],
     )
     taken = timed(made, clock, cuda, WARM_UP)

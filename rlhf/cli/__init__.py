@@ -3,10 +3,9 @@
 import click
 
 from rlhf import __version__
-from rlhf.cli import plan, rate, train, use
+from rlhf.cli import new, plan, rate, train, use
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded as guarded
-from rlhf.rating import export
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -17,9 +16,9 @@ def cli() -> None:
 
 for command in (
     *(train.run, train.reproduce, train.results, train.list_recipes, train.fetch),
-    *(plan.plan, data_group),
+    *(new.new, plan.plan, data_group),
     *(use.chat, use.score, use.serve, use.report, use.compare_runs),
-    *(rate.rate, rate.judge, export.ratings_group),
+    *(rate.rate, rate.judge, rate.ratings_group),
 ):
     cli.add_command(command)
 

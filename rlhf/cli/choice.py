@@ -10,9 +10,9 @@ import click
 from click.core import ParameterSource
 
 from rlhf import recipe
+from rlhf.cli.options import SEED, RunsFolder
 from rlhf.data.hub import hub_hint
 from rlhf.errors import UserError
-from rlhf.options import SEED, RunsFolder
 from rlhf.process import distributed
 from rlhf.terminal import say
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
+from rlhf.cli.options import OUTPUT, SEED, refuse_inputs
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
-from rlhf.options import OUTPUT, SEED, refuse_inputs
 
 
 @click.group("data")

@@ -1,11 +1,13 @@
 """`rlhf plan`: memory, time and cost of a recipe before anything is started."""
 
 import shlex
+from collections.abc import Sequence
 
 import click
 
 from rlhf import recipe, terminal
 from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
+from rlhf.cli.options import PRICE
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
@@ -13,8 +15,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.observe import console
-from rlhf.options import PRICE
-from rlhf.recipe import shape
+from rlhf.recipe import PinnedRecipe, shape
 
 
 @click.command()
@@ -41,7 +42,7 @@ def plan(
     Nothing is started. The exit code is 1 if the recipe does not fit its card.
     """
     modes = {"--fit": fit is not None, "--fastest": fastest, "--strategies": strategies, "--published": published}
-    chosen = [name for name, given in modes.items() if given]
+    chosen = [name for name, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
     if price is not None and chosen and not published:
@@ -55,32 +56,50 @@ def plan(
     planned = [stage] if stage else stages
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
-        on_card = [s for s in planned if s not in planning.ON_HOST]
-        if not on_card:
-            raise click.UsageError(f"{stage} uses the host's memory and none of the card's: there is nothing to fit")
-        with Predictor() as predict, console.working("looking for settings that fit") as say:
-            fits = fitting(predict, loaded, on_card, limit, say)
-        planning.show_fits(loaded, fits, limit, as_json)
+        _show_fits(loaded, planned, limit, as_json)
     elif strategies:
-        learning = [s for s in planned if s in LEARNING]
-        if not learning:
-            raise click.UsageError(f"--strategies compares what training needs; {stage} does not train")
-        with Predictor() as predict, console.working("rehearsing each strategy"):
-            ablation = {s: planning.ablation(predict, loaded, s) for s in learning}
-        planning.show_ablation(loaded, ablation, as_json)
+        _show_strategies(loaded, planned, as_json)
     elif published:
-        with Predictor() as predict, console.working("rehearsing the stages") as say:
-            prediction = planning.make(predict, loaded, stages, price, say)
-            say("rehearsing each strategy")
-            effects = planning.ablation(predict, loaded, "sft")
-        rows = planning.published(loaded, prediction, effects)
-        planning.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
+        _show_published(loaded, stage, price, as_json)
     else:
-        with Predictor() as predict, console.working("rehearsing the stages") as say:
-            prediction = planning.make(predict, loaded, planned, price, say)
-        planning.show(prediction, as_json)
-        if any(s["fits"] is False for s in prediction["stages"].values()):
-            options = shlex.join(typed_options(only=NAMES_RECIPE))
-            raise UserError(
-                f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do"
-            )
+        _show_plan(loaded, planned, price, as_json)
+
+
+def _show_fits(loaded: PinnedRecipe, stages: Sequence[str], limit: int, as_json: bool) -> None:
+    """Search for the fastest settings with which the stages need at most `limit` bytes, and print them."""
+    on_card = [stage for stage in stages if stage not in planning.ON_HOST]
+    if not on_card:
+        raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
+    with Predictor() as predict, console.working("looking for settings that fit") as say:
+        fits = fitting(predict, loaded, on_card, limit, say)
+    planning.show_fits(loaded, fits, limit, as_json)
+
+
+def _show_strategies(loaded: PinnedRecipe, stages: Sequence[str], as_json: bool) -> None:
+    """Print the effect of each way to save memory on the stages that train."""
+    learning = [stage for stage in stages if stage in LEARNING]
+    if not learning:
+        raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
+    with Predictor() as predict, console.working("rehearsing each strategy"):
+        ablation = {stage: planning.ablation(predict, loaded, stage) for stage in learning}
+    planning.show_ablation(loaded, ablation, as_json)
+
+
+def _show_published(loaded: PinnedRecipe, stage: str | None, price: float | None, as_json: bool) -> None:
+    """Print the published figures of a stage, or of all, beside their predictions."""
+    with Predictor() as predict, console.working("rehearsing the stages") as say:
+        prediction = planning.make(predict, loaded, predicted_stages(loaded.recipe), price, say)
+        say("rehearsing each strategy")
+        effects = planning.ablation(predict, loaded, "sft")
+    rows = planning.published(loaded, prediction, effects)
+    planning.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
+
+
+def _show_plan(loaded: PinnedRecipe, stages: Sequence[str], price: float | None, as_json: bool) -> None:
+    """Print the plan. Raises UserError if a stage does not fit the card."""
+    with Predictor() as predict, console.working("rehearsing the stages") as say:
+        prediction = planning.make(predict, loaded, stages, price, say)
+    planning.show(prediction, as_json)
+    if any(stage["fits"] is False for stage in prediction["stages"].values()):
+        options = shlex.join(typed_options(only=NAMES_RECIPE))
+        raise UserError(f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do")

@@ -1,4 +1,4 @@
-"""`rlhf ab` and `rlhf judge`: commands with which people and models rate two policies' answers."""
+"""`rlhf ab`, `rlhf judge` and `rlhf ratings`: commands that rate two policies' answers and export the ratings."""
 
 import json
 import os
@@ -7,11 +7,16 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice, pair_options
+from rlhf.cli.options import OUTPUT, refuse_inputs
 from rlhf.errors import UserError
+from rlhf.files import write_output
 from rlhf.observe import console
 from rlhf.rating import server as rating
+from rlhf.rating.export import export
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import show, summarize
+from rlhf.run.finished import read_manifest
+from rlhf.terminal import say
 
 
 @click.command("ab")
@@ -48,7 +53,7 @@ def rate(
     loaded = choice.load()
     comparison = compare(out / loaded.name / loaded.version, a, b)
     if as_json:
-        click.echo(json.dumps(summarize(comparison), indent=2))
+        click.echo(json.dumps(summarize(comparison).as_json(), indent=2))
     elif summary:
         show(summarize(comparison), comparison.file)
     else:
@@ -83,3 +88,39 @@ def judge(
     endpoint = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
     judging.run(endpoint, comparison, limit=limit, at_once=parallel)
     show(summarize(comparison), comparison.file)
+
+
+@click.group("ratings")
+def ratings_group() -> None:
+    """Export ratings as preference rows."""
+
+
+@ratings_group.command("export")
+@click.argument("root", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
+@click.option("--b", metavar="POLICY", help="Second policy, as for `rlhf ab`. [default: ppo, or dpo without ppo]")
+@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater; may be repeated.")
+@click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [default: left out]")
+@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
+def export_ratings(
+    root: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path
+) -> None:
+    """Write the rated pairs of a run as preference rows.
+
+    RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
+    """
+    comparison, samples = compare(root, a, b), root / "evaluate" / "samples.jsonl"
+    refuse_inputs(to, [comparison.file, samples])
+    manifest = read_manifest(root / "evaluate")
+    template = manifest.settings.tokenizer.template
+    exported = export(comparison, samples, template, raters=raters, keep_ties=keep_ties)
+    counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
+    counts += f", {exported.empty} with an empty answer" if exported.empty else ""
+    if not exported.rows:
+        raise UserError(f"{comparison.file}: nothing to export of {counts}")
+    write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
+    console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
+    say(
+        f"note: these prompts were held out with seed {manifest.seed}: train on them with another --seed, and do not "
+        "evaluate on prompts that were trained on"
+    )

@@ -19,11 +19,11 @@ from rlhf.cli.choice import (
     recipes_root,
     typed_options,
 )
+from rlhf.cli.options import LARGEST_SEED, PRICE
 from rlhf.errors import ParentMissing, UserError
 from rlhf.memory import plan as planning
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console, tracking, watch
-from rlhf.options import LARGEST_SEED, PRICE
 from rlhf.process import distributed, endings
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run

@@ -8,11 +8,11 @@ import click
 
 from rlhf import report as reporting
 from rlhf.cli.choice import OF_A_RUN, Choice, chooses_recipe
+from rlhf.cli.options import OUTPUT, PRICE, refuse_inputs
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import STAGES
 from rlhf.observe import console
-from rlhf.options import OUTPUT, PRICE
 from rlhf.use import chat as chatting
 from rlhf.use import score as scoring
 from rlhf.use import serve as serving
@@ -60,7 +60,11 @@ def score(
 
     FILES have pairs, or prompts with responses, or are samples.jsonl of a run.
     """
-    items = scoring.items(files, prompt, responses, to)
+    if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
+        raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
+    if to:
+        refuse_inputs(to, files)
+    items = scoring.read(files) if prompt is None else scoring.typed(prompt, responses)
     with console.quiet_libraries():
         scoring.run(choice.load(), out, items, to)
 
@@ -99,6 +103,7 @@ def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, 
         roots = (out / loaded.name / loaded.version,)
     file = to or roots[0] / "report.html"
     try:
+        refuse_inputs(file, reporting.data_files(roots))
         reporting.write(roots, file, price)
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: {console.install_command('report')}") from None
@@ -128,6 +133,6 @@ def compare_runs(a: Path, b: Path, stage: str, stage_b: str | None, scored: tupl
     files = scored or (None, None)
     result = comparison.compare(comparison.load(a, stage, files[0]), comparison.load(b, stage_b or stage, files[1]))
     if as_json:
-        click.echo(json.dumps(result, indent=2))
+        click.echo(json.dumps(result.as_json(), indent=2))
     else:
         comparison.show(result)

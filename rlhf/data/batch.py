@@ -15,7 +15,8 @@ class Rollout:
     ids (B, T) int64, prompt then response then padding; prompt_length, response_length (B,) int64, the response with
     its EOS; mask (B, R) bool, slot t is the t-th response token; ended (B,) bool, the response ends with EOS; logprobs
     (B, R) float32, of each response token when it was sampled; values (B, R), of a value function at the hidden state
-    from which each token was sampled. logprobs is None without sampling, values without a value function.
+    from which each token was sampled; lower (B, T, H), the hidden states that go into the first layer with an adapter.
+    logprobs is None without sampling, values without a value function, lower if it was not computed.
     """
 
     ids: Tensor
@@ -24,6 +25,7 @@ class Rollout:
     ended: Tensor
     logprobs: Tensor | None = None
     values: Tensor | None = None
+    lower: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -51,7 +53,8 @@ class Rollout:
         width = int((prompt + response).max())
         longest = int(response.max())
         logprobs, values = (None if x is None else x[index, :longest] for x in (self.logprobs, self.values))
-        return Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values)
+        lower = None if self.lower is None else self.lower[index, :width]
+        return Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values, lower)
 
     def by_length(self, size: int) -> list[Tensor]:
         """Return row indices in groups of `size`; sequences of similar length share a group."""

@@ -1,9 +1,11 @@
 """A tokenizer's own chat template, which is a program in a file and is tried in a bounded child process before use."""
 
+import json
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import psutil
 
@@ -19,6 +21,23 @@ PROBES = (
     (Message("user", f"What is a {WORD}?"),),
     (Message("user", "Hello."), Message("assistant", "Hello."), Message("user", f"What is a {WORD}?")),
 )
+
+
+def with_settings(template: str, variables: Mapping[str, Any], system_prompt: str | None) -> str:
+    """Return a chat template in which variables have given values and conversations have a system message.
+
+    `variables` are what `apply_chat_template` would pass on, such as `enable_thinking`. A conversation that begins with
+    a system message keeps it. Since the template itself says so, a server that uses it renders what training did.
+    """
+    lines = [f"{{%- set {name} = {json.dumps(value)} %}}" for name, value in variables.items()]
+    if system_prompt is not None:
+        message = json.dumps({"role": "system", "content": system_prompt})
+        lines.append(
+            "{%- if not messages or messages[0]['role'] != 'system' %}"
+            f"{{%- set messages = [{message}] + messages %}}"
+            "{%- endif %}"
+        )
+    return "".join(lines) + template
 
 
 def check(render: Callable[[Sequence[Message]], str]) -> None:

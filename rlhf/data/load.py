@@ -179,11 +179,10 @@ def load(run: Run) -> Corpus:
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
         folder = run.folder_of(parent)
-        earlier[folder] = (read(folder / "manifest.json", Manifest) or {}).get(
-            "data"
-        )  # the stage has checked that it exists
+        manifest = read(folder / "manifest.json", Manifest)
+        earlier[folder] = manifest.data if manifest else None
     for path, parent_data in earlier.items():
-        if parent_data and parent_data["sha256"] != facts["sha256"]:
+        if parent_data and parent_data.sha256 != facts["sha256"]:
             raise UserError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
     run.describe(data=facts)
     return corpus
@@ -222,7 +221,12 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     if data.source == "hub":
         assert data.name and data.revision
         return formats.read_hub(
-            data.name, data.revision, data_dir=data.data_dir, on_bad_row=data.on_bad_row, format=data.format
+            data.name,
+            data.revision,
+            split=data.split or "train",
+            data_dir=data.data_dir,
+            on_bad_row=data.on_bad_row,
+            format=data.format,
         )
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
@@ -269,7 +273,7 @@ def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) ->
         write()
         write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
         return files
-    changed = [file for file in files if sha256(file) != written["sha256"].get(file.name)]
+    changed = [file for file in files if sha256(file) != written.sha256.get(file.name)]
     if changed:
         raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
     return files

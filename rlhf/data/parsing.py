@@ -147,10 +147,10 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
             "an answer that is labelled good or bad by itself (KTO), and no pair of answers; "
             "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
         )
-    given = _prompt(_field(row, "prompt", "completion"))
+    row_prompt = _prompt(_field(row, "prompt", "completion"))
     key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"
-    prompt, response = _answer(_field(row, key, "completion"), key, given)
-    if prompt != given:
+    prompt, response = _answer(_field(row, key, "completion"), key, row_prompt)
+    if prompt != row_prompt:
         raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
     return _example(prompt, response, source, _right_answer(row))
 
@@ -184,14 +184,14 @@ def _example(prompt: tuple[Message, ...], response: str, source: str, answer: st
 
 def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | LeftOut:
     sides = [_field(row, "chosen", kind), _field(row, "rejected", kind)]
-    given = None
+    row_prompt = None
     if kind == "preference" and (row.get("prompt") is not None or not all(isinstance(side, list) for side in sides)):
-        given = _prompt(_field(row, "prompt", kind))
-    prompt, chosen = _answer(sides[0], "chosen", given)
-    other_prompt, rejected = _answer(sides[1], "rejected", given)
+        row_prompt = _prompt(_field(row, "prompt", kind))
+    prompt, chosen = _answer(sides[0], "chosen", row_prompt)
+    other_prompt, rejected = _answer(sides[1], "rejected", row_prompt)
     if prompt != other_prompt:
         return "prompts differ"
-    if given is not None and prompt != given:
+    if row_prompt is not None and prompt != row_prompt:
         raise Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
@@ -219,24 +219,24 @@ def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
         raise UserError(f"{source}: {problem}") from None
 
 
-def _answer(value: object, key: str, given: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
+def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
     """Split one side of a row at its last assistant turn into prompt and answer.
 
-    A side that is only an answer belongs to the given prompt.
+    A side that is only an answer belongs to the prompt of the row.
     """
     if isinstance(value, list):
         messages = _messages(value, key)
     else:
         text = _text(value, key)
-        whole = given is None or text.startswith("\n\nHuman:")
+        whole = row_prompt is None or text.startswith("\n\nHuman:")
         messages = parse_hh(text) if whole else (Message("assistant", text.removeprefix(" ")),)
     if not any(message.role == "assistant" for message in messages):
-        hint = "" if given else r"; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'"
+        hint = "" if row_prompt else r"; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'"
         raise Malformed(f"'{key}' has no assistant turn{hint}")
     if messages[-1].role != "assistant":
         raise Malformed(f"'{key}' ends with a {messages[-1].role} turn; the answer, an assistant turn, must come last")
-    if given is not None and len(messages) == 1:
-        return given, messages[0].content
+    if row_prompt is not None and len(messages) == 1:
+        return row_prompt, messages[0].content
     return messages[:-1], messages[-1].content
 
 

@@ -6,7 +6,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from rlhf.data import chat_template
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
+from rlhf.recipe import Tokenizer
 from rlhf.run.reader import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -72,6 +73,7 @@ class Codec:
         self.eos_id: int = tokenizer.eos_token_id
         if template == "chat":
             chat_template.check(self.prompt_text)
+            self._check_turn_end()
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """Return the prompt as the template writes it, up to where the response begins."""
@@ -93,6 +95,22 @@ class Codec:
             raise UserError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
         assert isinstance(text, str)
         return text
+
+    def _check_turn_end(self) -> None:
+        """Raise UserError where the template ends an answer with a special token other than EOS.
+
+        The model would have learned to stop there, and sampling would go on.
+        """
+        answer = (Message("user", "Hello."), Message("assistant", chat_template.WORD))
+        text = self._chat_text(answer, add_generation_prompt=False)
+        behind = text.rpartition(chat_template.WORD)[2].lstrip()
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        ends = max((token for token in special if behind.startswith(token)), key=len, default=None)
+        if ends is not None and ends != self.tokenizer.eos_token:
+            raise UserError(
+                f"the chat template ends an answer with {ends}, the tokenizer's end of sequence is "
+                f"{self.tokenizer.eos_token}: set tokenizer.eos_token to {ends!r}"
+            )
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
         """Return the ids of each prompt, cut to its last `max_length` tokens, and the number of cut prompts.
@@ -206,9 +224,9 @@ class Codec:
             return []
         encoded: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         start = self.tokenizer.bos_token_id
-        if not bos or start is None:
+        if not bos or start is None or self.template == "chat":  # a chat template writes BOS itself, or does without
             return encoded
-        return [ids if ids[:1] == [start] else [start, *ids] for ids in encoded]  # chat templates may write BOS
+        return [ids if ids[:1] == [start] else [start, *ids] for ids in encoded]
 
     def _cut_prompt(self, ids: list[int], length: int) -> list[int]:
         if len(ids) <= length:
@@ -229,12 +247,45 @@ def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
         raise UserError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
 
 
-def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Name special tokens of the vocabulary that could pad, for a message; those made for padding come first."""
+def pad_candidates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the special tokens of the vocabulary that could pad; those made for padding come first."""
     taken = {tokenizer.eos_token, tokenizer.bos_token}
     special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in taken]
     special.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    return special
+
+
+def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Name special tokens that could pad, for a message."""
+    special = pad_candidates(tokenizer)
     return f", such as {', '.join(special[:3])}" if special else ""
+
+
+def needed_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the value of tokenizer.pad_token that a tokenizer needs; None if it has a token of its own to pad with."""
+    eos = tokenizer.eos_token_id
+    has_own = tokenizer.pad_token_id not in (None, eos) or tokenizer.unk_token_id not in (None, eos)
+    candidates = [] if has_own else pad_candidates(tokenizer)
+    return candidates[0] if candidates else None
+
+
+def ends_turns_with(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> bool:
+    """Return whether the tokenizer's chat template ends an answer with one of `ids`, as a tuned model does.
+
+    Base models may have the chat template of the tuned one, but end texts otherwise.
+    """
+    if not tokenizer.chat_template:
+        return False
+
+    def render(messages: Sequence[Message]) -> str:
+        text = tokenizer.apply_chat_template([{"role": m.role, "content": m.content} for m in messages], tokenize=False)
+        assert isinstance(text, str)
+        return text
+
+    chat_template.check(render)
+    answered = (Message("user", "Hello."), Message("assistant", chat_template.WORD))
+    end = render(answered).rpartition(chat_template.WORD)[2]
+    return bool({*tokenizer(end, add_special_tokens=False)["input_ids"][:2]} & {*ids})
 
 
 def render_plain(messages: Sequence[Message]) -> str:
@@ -275,9 +326,22 @@ def words(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
-def load(name: str | Path, revision: str | None, template: str, pad_token: str | None = None) -> Codec:
-    """Return the codec of a saved tokenizer: a folder, or a hub id at a pinned revision."""
-    return Codec(AutoTokenizer.from_pretrained(name, revision=revision), template, pad_token)
+def load(name: str | Path, settings: Tokenizer) -> Codec:
+    """Return the codec of a saved tokenizer: a folder, or a hub id at a pinned revision.
+
+    Raises UserError for an EOS token that is not in the vocabulary, and for what `Codec` refuses.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
+    if settings.eos_token is not None:
+        if settings.eos_token not in tokenizer.get_vocab():
+            raise UserError(f"tokenizer.eos_token: {settings.eos_token!r} is not in the vocabulary")
+        tokenizer.eos_token = settings.eos_token
+    if settings.template == "chat" and tokenizer.chat_template:
+        variables = settings.chat_template_kwargs or {}
+        tokenizer.chat_template = chat_template.with_settings(
+            tokenizer.get_chat_template(), variables, settings.system_prompt
+        )
+    return Codec(tokenizer, settings.template, settings.pad_token)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:

@@ -12,15 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlhf import recipe, stats
 from rlhf.errors import UserError
 from rlhf.files import read_lines
 from rlhf.observe import console
 from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
+from rlhf.run.outcomes import Answer, Details
 from rlhf.run.reader import check, read
-from rlhf.run.records import Answer, Details
 
 STAGES = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # different settings that are printed
@@ -33,7 +33,7 @@ class PolicyEvaluation(NamedTuple):
     """
 
     name: str
-    answers: dict[str, list[Mapping[str, Any]]]
+    answers: dict[str, list[Answer]]
     reward_model: str | None  # hash of the weights whose scores the answers have
     own_reward_model: str | None  # the run's own, whose scores are behind `metrics`
     metrics: Mapping[str, float | None]
@@ -51,6 +51,22 @@ class Row(NamedTuple):
     interval: tuple[float, float] | None = None
 
 
+class PolicyComparison(NamedTuple):
+    """Figures of two policies on the same prompts. `reward_model` is the one behind both sides' scores, if one is."""
+
+    a: str
+    b: str
+    prompts: int
+    prompts_sha256: str
+    reward_model: str | None
+    settings_that_differ: list[str]
+    rows: list[Row]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON values."""
+        return self._asdict() | {"rows": [row._asdict() for row in self.rows]}
+
+
 # ---- reading ----
 
 
@@ -65,8 +81,9 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
         raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     summary, manifest = verified(root, "evaluate"), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
-    model = (read_summary(stage_folder(root, "rm")) or {}).get("result_sha256", {})
-    reward_model = own_reward_model = model.get("adapter/adapter_model.safetensors", "")[:16] or None
+    rm_summary = read_summary(stage_folder(root, "rm"))
+    weights = rm_summary.result_sha256.get("adapter/adapter_model.safetensors") if rm_summary else None
+    reward_model = own_reward_model = weights[:16] if weights else None
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
         if _texts(original) != _texts(answers):
@@ -75,9 +92,9 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
         if reward_model is None:
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
     policy = stage_folder(root, stage)
-    trained = read_manifest(policy)["settings"] if (policy / "manifest.json").is_file() else {}
-    details = read(folder / "details.json", Details) or {}
-    bins = (details.get("reward_model") or {}).get("calibration", [])
+    trained = read_manifest(policy).settings.plain() if (policy / "manifest.json").is_file() else {}
+    details = read(folder / "details.json", Details)
+    bins = details.reward_model.calibration if details and details.reward_model else []
     return PolicyEvaluation(
         name=f"{root}: {stage}",
         answers=answers,
@@ -85,19 +102,19 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
         own_reward_model=own_reward_model,
         metrics={
             key.removeprefix(f"{stage}/"): value
-            for key, value in summary["metrics"].items()
+            for key, value in summary.metrics.items()
             if key.startswith((f"{stage}/", "rm/"))
         },
-        settings=manifest["settings"] | ({stage: trained[stage]} if stage in trained else {}),
-        rm_pairs=sum(bin["pairs"] for bin in bins),
+        settings=manifest.settings.plain() | ({stage: trained[stage]} if stage in trained else {}),
+        rm_pairs=sum(bin.pairs for bin in bins),
     )
 
 
-def _answers(file: Path, stage: str) -> dict[str, list[Mapping[str, Any]]]:
+def _answers(file: Path, stage: str) -> dict[str, list[Answer]]:
     rows = read_lines(file)
     if not rows:
         raise UserError(f"{file}: no samples there")
-    by_prompt: dict[str, list[Mapping[str, Any]]] = {}
+    by_prompt: dict[str, list[Answer]] = {}
     for number, row in enumerate(rows, 1):
         answer = row.get(stage)
         if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
@@ -107,8 +124,8 @@ def _answers(file: Path, stage: str) -> dict[str, list[Mapping[str, Any]]]:
     return by_prompt
 
 
-def _texts(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[str]]:
-    return {prompt: [row["response"] for row in rows] for prompt, rows in answers.items()}
+def _texts(answers: Mapping[str, Sequence[Answer]]) -> dict[str, list[str]]:
+    return {prompt: [answer.response for answer in rows] for prompt, rows in answers.items()}
 
 
 def fingerprint(prompts: Sequence[str]) -> str:
@@ -119,8 +136,8 @@ def fingerprint(prompts: Sequence[str]) -> str:
 # ---- comparing ----
 
 
-def compare(a: PolicyEvaluation, b: PolicyEvaluation) -> dict[str, Any]:
-    """Return all figures of both, as plain JSON values. Raises UserError where they did not answer the same prompts."""
+def compare(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
+    """Return all figures of both. Raises UserError if they did not answer the same prompts."""
     if fingerprint(list(a.answers)) != fingerprint(list(b.answers)):
         common = len(a.answers.keys() & b.answers.keys())
         raise UserError(
@@ -133,25 +150,29 @@ def compare(a: PolicyEvaluation, b: PolicyEvaluation) -> dict[str, Any]:
         *_paired(a, b, "score", comparable=same_reward_model),
         *_whole(a, b),
     ]
-    return {
-        "a": a.name,
-        "b": b.name,
-        "prompts": len(a.answers),
-        "prompts_sha256": fingerprint(list(a.answers)),
-        "reward_model": a.reward_model if same_reward_model else None,
-        "settings_that_differ": recipe.differences(a.settings, b.settings),
-        "rows": [row._asdict() for row in rows],
-    }
+    return PolicyComparison(
+        a=a.name,
+        b=b.name,
+        prompts=len(a.answers),
+        prompts_sha256=fingerprint(list(a.answers)),
+        reward_model=a.reward_model if same_reward_model else None,
+        settings_that_differ=recipe.differences(a.settings, b.settings),
+        rows=rows,
+    )
 
 
-def _paired(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool) -> list[Row]:
+def _paired(
+    a: PolicyEvaluation, b: PolicyEvaluation, key: Literal["score", "true_reward"], *, comparable: bool
+) -> list[Row]:
     """Return the means of a value that every answer has, and how often B's answer has more.
 
     Only the means are returned where the values are not `comparable`.
     """
-    if any(answer.get(key) is None for side in (a, b) for answers in side.answers.values() for answer in answers):
+    if any(getattr(answer, key) is None for side in (a, b) for answers in side.answers.values() for answer in answers):
         return []
-    sides = [[[float(answer[key]) for answer in side.answers[prompt]] for prompt in a.answers] for side in (a, b)]
+    sides = [
+        [[float(getattr(answer, key)) for answer in side.answers[prompt]] for prompt in a.answers] for side in (a, b)
+    ]
     means = [[fmean(values) for values in side] for side in sides]
     row = Row(key, fmean(means[0]), fmean(means[1]))
     if not comparable:
@@ -201,21 +222,20 @@ def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: b
     return [Row(key, x, y, y - x if comparable and x is not None and y is not None else None)]
 
 
-def show(comparison: Mapping[str, Any]) -> None:
+def show(comparison: PolicyComparison) -> None:
     """Print the comparison as a table, with the settings in which the two runs differ."""
     rows = []
-    for row in comparison["rows"]:
-        interval = row["interval"]
-        around = f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else ""
-        gained = f"{row['difference']:+.4g}" if row["difference"] is not None else ""
-        rows.append((row["name"], console.number(row["a"]), console.number(row["b"]), gained, around))
-    title = f"A: {comparison['a']}\nB: {comparison['b']}\n{comparison['prompts']} held-out prompts"
+    for row in comparison.rows:
+        interval = f"{row.interval[0]:+.4g} to {row.interval[1]:+.4g}" if row.interval else ""
+        difference = f"{row.difference:+.4g}" if row.difference is not None else ""
+        rows.append((row.name, console.number(row.a), console.number(row.b), difference, interval))
+    title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
     console.rows_table(console.harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
-    keys = comparison["settings_that_differ"]
+    keys = comparison.settings_that_differ
     others = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
     differ = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{others}" if keys else "the settings are the same"
     console.OUT.print(differ, style="dim", markup=False)
-    if comparison["reward_model"] is None:
+    if comparison.reward_model is None:
         console.OUT.print(
             "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
             "with one of them, then give the two files with --scored",

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from rlhf.errors import UserError
+
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 DECODING_STEP = "decoding step"  # in place of a stage's name
@@ -21,6 +23,10 @@ COMPONENTS = (
     "temporaries",
     "kernels",  # inside kernels
 )
+
+
+class PredictionError(UserError):
+    """A stage cannot be predicted; it may still run."""
 
 
 class Event(NamedTuple):

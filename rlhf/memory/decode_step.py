@@ -23,8 +23,11 @@ from rlhf.data.tokenize import Codec
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.rehearse import PHASES, settings
 from rlhf.memory.tracker import ALLOCATIONS, tensors_in
-from rlhf.models.loading import ADAPTER_FILE, load_base, load_codec, mixed_precision, new_adapter, save_adapter
+from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SCORE_WEIGHT, SharedBase
+from rlhf.models.weights import ADAPTER_FILE
 from rlhf.recipe import PinnedRecipe, Ppo
 from rlhf.rollout import engine as rollout
 from rlhf.run.directory import Run

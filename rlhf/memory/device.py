@@ -29,7 +29,7 @@ from rlhf.memory.kernels import inside
 from rlhf.memory.replay import BACKWARD, CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
-from rlhf.models import loading
+from rlhf.models import random_base, trunk
 from rlhf.rollout import engine as rollout
 
 aten = torch.ops.aten
@@ -214,12 +214,12 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: None)
     # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
     yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
-    for setting in (rollout.LOOK, rollout.WINDOW, rollout.FEW_KERNELS):
+    for setting in (rollout.LOOK, rollout.WINDOW, rollout.FEW_KERNELS, trunk.MERGED):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(rollout._Layer, "lazy_initialization", _labelled_cache(stand_in))
     yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
-    yield patch(loading, "skeleton", _untracked(stand_in, loading.skeleton))  # on `meta`, but in earnest
+    yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
     yield from _optimizers_know_meta("fused")
     yield from _bitsandbytes_patches(stand_in)
     if stand_in.stands_for == "cuda":

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, cast
 
 from rlhf import recipe as recipes
-from rlhf.errors import UserError
 from rlhf.memory import COMPONENTS, DECODING_STEP, DEPTHS, gpu, ranks
 from rlhf.memory import ON_HOST as ON_HOST
 from rlhf.memory import Phase as Phase
+from rlhf.memory import PredictionError as PredictionError
 from rlhf.memory import Stage as Stage
 from rlhf.memory import StepOperations as StepOperations
 from rlhf.process import distributed
@@ -37,10 +37,6 @@ def stages(recipe: Recipe) -> list[str]:
     """Return the stages of a recipe whose memory is predicted: STAGES, and RLOO and GRPO where the recipe has them."""
     known = {*STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
     return [stage for stage in recipes.STAGES if stage in known]
-
-
-class PredictionError(UserError):
-    """A rehearsal failed; what was to be rehearsed may still run."""
 
 
 class Predictor:

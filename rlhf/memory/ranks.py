@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.memory import Phase, Stage
+from rlhf.memory import Phase, PredictionError, Stage
 from rlhf.recipe import PinnedRecipe, Recipe
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
@@ -17,6 +17,7 @@ DIVIDED = {
 }
 FETCHED = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
+OTHER_LAYERS = ("phi3", "qwen3_moe")  # types whose linear layers are not the seven of a Llama
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
@@ -97,15 +98,25 @@ def adapter_parameters(recipe: Recipe) -> int:
     """Numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
     linear, targets = _linear(recipe), recipe.lora.target_modules
     names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
-    return recipe.lora.r * sum(sum(linear[name]) for name in names) * _architecture(recipe).num_hidden_layers
+    layers = _architecture(recipe).num_hidden_layers
+    adapted = recipe.lora.layer_numbers(layers)
+    return recipe.lora.r * sum(sum(linear[name]) for name in names) * (layers if adapted is None else len(adapted))
 
 
 def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
-    """The linear layers of one decoder layer of a Llama or Mistral: (in, out)."""
+    """The linear layers of one decoder layer: (in, out). Raises PredictionError for a type with other layers."""
     shape = _architecture(recipe)
+    if shape.model_type in OTHER_LAYERS:
+        raise PredictionError(f"memory on several cards is not predicted for {shape.model_type} models")
     wide, inner = shape.hidden_size, shape.intermediate_size
-    cached = wide // shape.num_attention_heads * shape.num_key_value_heads
-    attention = {"q_proj": (wide, wide), "k_proj": (wide, cached), "v_proj": (wide, cached), "o_proj": (wide, wide)}
+    head = shape.others().get("head_dim") or wide // shape.num_attention_heads
+    queries, cached = head * shape.num_attention_heads, head * shape.num_key_value_heads
+    attention = {
+        "q_proj": (wide, queries),
+        "k_proj": (wide, cached),
+        "v_proj": (wide, cached),
+        "o_proj": (queries, wide),
+    }
     return attention | {"gate_proj": (wide, inner), "up_proj": (wide, inner), "down_proj": (inner, wide)}
 
 

@@ -28,7 +28,7 @@ from rlhf.errors import UserError
 from rlhf.memory import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event, gpu
 from rlhf.memory.depth import deepen
 from rlhf.memory.replay import Reserved, replay
-from rlhf.recipe import PinnedRecipe, Recipe
+from rlhf.recipe import Architecture, PinnedRecipe, Recipe
 from rlhf.run.directory import Run
 from rlhf.stages import module_of
 
@@ -40,9 +40,11 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
     """What a rehearsal changes in a recipe: nothing that decides the memory of a step, but the number of layers."""
     architecture = recipe.model.architecture
     assert architecture
+    if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
+        raise UserError("memory is predicted for lora.layers: all and upper_half only")
     changes = few_steps(recipe, STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
-        "model.architecture.num_hidden_layers": layers or architecture.num_hidden_layers,
+        **_shallow(architecture, layers or architecture.num_hidden_layers),
     }
     for stage, options in recipe.online().items():
         changes[f"{stage}.{'num_ppo_epochs' if stage == 'ppo' else 'num_iterations'}"] = 1
@@ -52,6 +54,17 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
         accumulated = getattr(recipe, stage).gradient_accumulation_steps
         changes[f"{stage}.gradient_accumulation_steps"] = min(2, accumulated)
     return changes
+
+
+def _shallow(architecture: Architecture, layers: int) -> dict[str, Any]:
+    """Return the overrides that give an architecture its first `layers` layers; a list with a value for each is cut."""
+    per_layer = {
+        key: value[:layers]
+        for key, value in architecture.others().items()
+        if isinstance(value, list) and len(value) == architecture.num_hidden_layers
+    }
+    changes = {"num_hidden_layers": layers, **per_layer}
+    return {f"model.architecture.{key}": value for key, value in changes.items()}
 
 
 def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def check(folder: Path) -> None:
     config = reader.read(folder / "config.json", records.ModelConfig)
     if config is None:
         raise UserError(f"{folder}/config.json is missing")
-    check_full(config, str(folder))
+    check_full(config.plain(), str(folder))
     _check_weights(folder, config)
 
 
@@ -35,19 +35,19 @@ def check_full(config: dict[str, Any], name: str) -> None:
             )
 
 
-def _check_weights(folder: Path, config: dict[str, Any]) -> None:
+def _check_weights(folder: Path, config: records.ModelConfig) -> None:
     """Raise UserError for weights as pickles, files that are missing, and a configuration of a far larger model."""
     index = reader.read(folder / INDEX, records.WeightsIndex)
-    files = (
-        sorted(folder / name for name in {*index["weight_map"].values()}) if index else [folder / "model.safetensors"]
-    )
+    files = sorted(folder / name for name in {*index.weight_map.values()}) if index else [folder / "model.safetensors"]
     missing = next((file for file in files if not file.is_file()), None)
     if missing:
         pickled = any(file for pattern in PICKLES for file in folder.glob(pattern))
         why = "; its weights are pickles, which are not read: convert them to safetensors" if pickled else ""
         raise UserError(f"{missing} is missing{why}")
     held = sum(_held(file) for file in files)
-    vocabulary, width, layers = (config.get(key) or 0 for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
+    vocabulary, width, layers = (
+        size or 0 for size in (config.vocab_size, config.hidden_size, config.num_hidden_layers)
+    )
     needed = (vocabulary + layers) * width  # the embedding, and one norm per layer
     if needed > held:
         raise UserError(f"{folder}/config.json describes {needed:,} weights or more, the files hold {held:,}")

@@ -14,14 +14,12 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 
 from rlhf.models.model import Model, dtype_of
 
@@ -29,6 +27,23 @@ Forward = Callable[[Tensor], Tensor]
 FourBit = Literal["library", "row_groups", "unpacked"]
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with the same input
+# Classes of transformers that compute weight * x / rms(x). Gemma's, which multiplies with 1 + weight, is not one.
+RMS_NORMS = {
+    f"{name}RMSNorm"
+    for name in (
+        "Llama",
+        "Mistral",
+        "Ministral",
+        "Qwen2",
+        "Qwen3",
+        "Qwen3Moe",
+        "SmolLM3",
+        "Olmo2",
+        "Olmo3",
+        "Phi3",
+        "Granite",
+    )
+}
 FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight on every card
 
 
@@ -46,7 +61,7 @@ def lean_adapters(model: Model) -> Iterator[None]:
 @contextmanager
 def lean_norms(model: Model) -> Iterator[None]:
     """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, after the weight; transformers rounds twice."""
-    norms = [module for module in model.modules() if isinstance(module, LlamaRMSNorm | MistralRMSNorm)]
+    norms: list[Any] = [module for module in model.modules() if type(module).__name__ in RMS_NORMS]
     with _replaced({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
         yield
 

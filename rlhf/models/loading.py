@@ -1,29 +1,20 @@
-"""Loading of base models, tokenizers and adapters from the run directory, a folder or the hub."""
+"""Loading of base models and tokenizers from the run directory, a folder or the hub."""
 
 import ctypes
-import importlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
-from safetensors.torch import save_file
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
     set_seed,
 )
-from transformers.quantizers import AutoHfQuantizer
 
 from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
@@ -31,9 +22,10 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models import weights as stored
-from rlhf.models.model import Model, dtype_of
-from rlhf.models.weights import ADAPTER_FILE as ADAPTER_FILE
-from rlhf.models.weights import adapter_weights as adapter_weights
+from rlhf.models.architecture import add_classifier, check_model, config_of, differences, unsupported
+from rlhf.models.model import require
+from rlhf.models.nf4 import check_blocks, check_experts, nf4_config
+from rlhf.models.random_base import random_base
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
 from rlhf.recipe import shape
@@ -91,30 +83,32 @@ def load_codec(run: Run) -> Codec:
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
-    base: dict[str, Any] = {}
+    base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
-        base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig) or {}
+        base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
     with _loading("the tokenizer", name, settings):
-        codec = tokenize.load(name, settings.revision, settings.template, settings.pad_token)
+        codec = tokenize.load(name, settings)
         entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
     vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
     if vocabulary is None:
-        vocabulary, holder = base.get("vocab_size"), "the base model's vocab_size is"
+        vocabulary, holder = base.vocab_size if base else None, "the base model's vocab_size is"
     if vocabulary and entries > vocabulary:
         raise UserError(f"the tokenizer {name} has {entries} entries, {holder} only {vocabulary}")
     return codec
 
 
-def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> LlamaForCausalLM:
-    """Return a Llama with random weights, drawn from torch's generator."""
-    config = LlamaConfig(
-        **_config_fields(architecture) | {"vocab_size": len(codec.tokenizer)},
+def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> PreTrainedModel:
+    """Return a model with random weights, drawn from torch's generator."""
+    config = config_of(
+        architecture,
+        vocab_size=len(codec.tokenizer),
         pad_token_id=codec.pad_id,
         bos_token_id=codec.tokenizer.bos_token_id,
         eos_token_id=codec.eos_id,
     )
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():  # but no buffers: rotary frequencies are float32 in every Llama
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    check_model(model, "model.architecture")
+    for parameter in model.parameters():  # but no buffers: rotary frequencies are float32 in every model
         parameter.data = parameter.data.to(getattr(torch, dtype))
     return model
 
@@ -133,35 +127,74 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
     Raises UserError when the base cannot be loaded, or is not the recipe's.
     """
-    settings = run.loaded.recipe.model
+    recipe = run.loaded.recipe
+    settings, name = recipe.model, "model.architecture" if recipe.model.source == "random" else base_name(run)
+    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
-    nf4 = _nf4(settings) if settings.quantization == "nf4" and quantize else None
-    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    nf4 = nf4_config(settings) if settings.quantization == "nf4" and quantize else None
+    _check_packages(settings, nf4 is not None)
     if nf4 is not None:
-        _import("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
-        _check_blocks(settings.architecture, device)
+        check_blocks(settings.architecture, device)
+    if settings.source == "random":
+        base = _draw_base(recipe, device, kind, nf4, options)
+    else:
+        with _loading("the base model", name, settings):
+            base = _read_base(settings, name, device, kind, nf4, options)
+        _check_loaded(base, settings, name, whole=head == "lm")
+    check_experts(base, settings, name)
+    return _plain(base, recipe)
+
+
+def _check_packages(settings: recipes.Model, packed: bool) -> None:
+    """Raise UserError where a package that the settings need is not there."""
+    if packed:
+        require("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
     if settings.attention == "flash_attention_2":
         way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
-        _import("flash_attn", "model.attention: flash_attention_2", way_out)
-    if settings.source == "random":
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(run.loaded.recipe.seed)  # the same weights in every stage
-            try:
-                return _plain(_random_base(settings, device, kind, nf4, options), run.loaded.recipe)
-            except (OSError, ValueError, ImportError) as error:
-                raise UserError(f"cannot build the base model: {_reason(error, settings)}") from error
-    if settings.source == "hub":
-        options["revision"] = settings.revision
+        require("flash_attn", "model.attention: flash_attention_2", way_out)
+
+
+def _draw_base(
+    recipe: recipes.Recipe, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
+) -> PreTrainedModel:
+    """Return the recipe's architecture with random weights, the same in every stage."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(recipe.seed)
+        try:
+            return random_base(recipe.model, device, kind, nf4, options)
+        except (OSError, ValueError, ImportError) as error:
+            raise UserError(f"cannot build the base model: {_reason(error, recipe.model)}") from error
+
+
+def _read_base(
+    settings: recipes.Model,
+    name: str,
+    device: torch.device,
+    kind: Any,
+    nf4: BitsAndBytesConfig | None,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    """Return a checkpoint's model: a folder's, or the hub's at its pinned revision."""
+    pinned: dict[str, Any] = {"revision": settings.revision} if settings.source == "hub" else {}
     if kind is AutoModelForSequenceClassification:
-        options["num_labels"] = 1
-    name = base_name(run)
-    with _loading("the base model", name, settings):
-        base = _from_pretrained(kind, name, device, quantization_config=nf4, **options)
+        pinned["num_labels"] = 1
+        add_classifier(AutoConfig.from_pretrained(name, revision=settings.revision))
+    return _from_pretrained(kind, name, device, quantization_config=nf4, **options, **pinned)
+
+
+def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, whole: bool) -> None:
+    """Raise UserError for a checkpoint that is not supported, or not of the recipe's shape.
+
+    `whole`: it has its language-model head, so that its parts can be compared with it.
+    """
+    if why := unsupported(base.config):
+        raise UserError(f"{name}: {base.config.model_type} {why}")
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
-    return _plain(base, run.loaded.recipe)
+    if whole:
+        check_model(base, name)
 
 
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
@@ -226,27 +259,6 @@ def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> st
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 
 
-def _import(package: str, what: str, way_out: str) -> None:
-    """Import a package, or raise UserError with the way out.
-
-    Without this check transformers would fail later, or blame another package.
-    """
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise UserError(f"{what} needs {package} ({error}): {way_out}") from error
-
-
-def _check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:
-    """Raise UserError where bitsandbytes' kernels for a CPU would fail: a row must be whole blocks of 64 weights."""
-    for key in ("hidden_size", "intermediate_size"):
-        size = getattr(architecture, key, 0)
-        if device.type == "cpu" and size % 64:
-            raise UserError(
-                f"model.quantization: nf4 on a CPU needs model.architecture.{key}, {size}, in multiples of 64"
-            )
-
-
 def _check_complete(report: dict[str, Any], name: str) -> None:
     """Raise UserError where a checkpoint lacks weights, which transformers would draw at random.
 
@@ -262,196 +274,10 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
             )
 
 
-def _nf4(settings: recipes.Model) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
-    )
-
-
-def _config_fields(architecture: recipes.Architecture) -> dict[str, Any]:
-    fields = architecture.model_dump(exclude={"model_type"})
-    if architecture.model_type == "llama":
-        fields.pop("sliding_window")  # Llama has none
-    return fields
-
-
 def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
-    wanted = {"model_type": architecture.model_type, **_config_fields(architecture)}
-    for key, value in wanted.items():
-        actual = getattr(config, key, None)
-        if key == "model_type" and actual not in shape.PREDICTABLE:
-            raise UserError(f"{name} is a {actual} model: {shape.way_without_architecture()}")
-        if actual != value and not (key == "vocab_size" and value is None):
-            raise UserError(f"{name} has {key} {actual}, the recipe says {value}: correct model.architecture.{key}")
-
-
-def _random_base(
-    settings: recipes.Model, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
-) -> PreTrainedModel:
-    """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
-    architecture = settings.architecture
-    assert architecture
-    config = AutoConfig.for_model(architecture.model_type, **_config_fields(architecture), num_labels=1)
-    quantizer = AutoHfQuantizer.from_config(nf4) if nf4 else None
-    model: Any = skeleton(kind, config, quantizer, options)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            weight = torch.empty(parameter.shape, dtype=options["dtype"], device=device)
-            weight = weight.normal_(0.0, config.initializer_range) if weight.dim() > 1 else weight.fill_(1.0)
-            pack = quantizer and type(module).__name__ == "Linear4bit"
-            setattr(module, name, _quantized(module, weight) if pack else nn.Parameter(weight))
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.model
-    decoder.rotary_emb = type(decoder.rotary_emb)(config=config).to(device)  # its buffers are computed, not stored
-    model.tie_weights()
-    if quantizer:
-        model.hf_quantizer = quantizer
-        quantizer.postprocess_model(model)
-    model.hf_device_map = {"": device}
-    base: PreTrainedModel = model.eval()
-    return base
-
-
-def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
-    """Return a model without memory, with bitsandbytes' layers where there is a quantizer."""
-    with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, **options)
-    if quantizer:
-        quantizer.preprocess_model(model, device_map=None)
-    return model
-
-
-def _quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
-    """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU.
-
-    `module` is the Linear4bit that holds the weight.
-    """
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Params4bit
-
-    packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
-    module.quant_state = state
-    return Params4bit(packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True)
-
-
-@torch.no_grad()
-def round_to_nf4(model: PreTrainedModel) -> None:
-    """Round the weights that NF4 would pack to the values that they had in training, in place."""
-    _import("bitsandbytes", "merge.base: dequantized", install_command("gpu"))
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
-            packed, state = quantize_4bit(module.weight, compress_statistics=True, quant_type="nf4")
-            module.weight.copy_(dequantize_4bit(packed, state))
-
-
-def lora_config(run: Run, task_type: str) -> LoraConfig:
-    lora = run.loaded.recipe.lora
-    modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    return LoraConfig(
-        task_type=task_type,
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=modules,
-    )
-
-
-def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
-    """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
-    _check_targets(base, run.loaded.recipe.lora.target_modules)
-    return without_input_casts(get_peft_model(base, lora_config(run, "CAUSAL_LM")))
-
-
-def _check_targets(base: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Raise UserError for a target that is the name of no module, with the names of the linear layers."""
-    if isinstance(targets, str):  # all-linear
-        return
-    names = [name for name, _ in base.named_modules()]
-    linear = sorted({name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)})
-    for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name in names):
-            raise UserError(
-                f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"
-            )
-
-
-def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
-    """Attach the adapter of a finished stage to a base, for further training."""
-    return without_input_casts(stored.attach_adapter(base, stage_dir, trainable=True))
-
-
-def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel:
-    """Return a reward model whose LoRA weights are those of SFT and whose score head is new and trainable.
-
-    peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
-    those of a fresh classification adapter of the same shape.
-    """
-    model = without_input_casts(get_peft_model(base, lora_config(run, "SEQ_CLS")))
-    start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
-    lora = {key: weight for key, weight in start.items() if "lora_" in key}
-    stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))
-    stored.set_adapter_state(model, {**start, **sft})
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates
-    return model
-
-
-def computes_in_bfloat16(model: Model) -> bool:
-    """Return whether the base is in bfloat16.
-
-    All forward passes then run in `mixed_precision`; adapters are float32.
-    """
-    return dtype_of(model) == torch.bfloat16
-
-
-def mixed_precision(model: Model) -> torch.autocast:
-    """Return the context of every forward pass.
-
-    A bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training.
-    """
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=computes_in_bfloat16(model))
-
-
-def without_input_casts(model: PeftModel) -> PeftModel:
-    """Keep LoRA layers on a bfloat16 base from copying their inputs to float32; return the same model.
-
-    Autocast casts such a copy back to bfloat16 before the product. Without the two casts the numbers are the same, and
-    the backward pass keeps one input for all layers that share it, not a copy for each. With dropout the mask is
-    applied in bfloat16 instead of float32, as peft's 4-bit layers always do. Outside of autocast such a layer would
-    raise an error for its input.
-    """
-    if computes_in_bfloat16(model):
-        for module in model.modules():
-            if isinstance(module, LoraLayer):
-                module.cast_input_dtype_enabled = False
-    return model
-
-
-def save_adapter(
-    model: PeftModel,
-    run: Run,
-    folder: Path,
-    adapter: str = "default",
-    weights: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base.
-
-    `weights`: the model's weights by name, if the model itself does not hold them whole.
-    """
-    if not run.is_main:
-        return
-    base, revision = base_name(run), run.loaded.recipe.model.revision
-    weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
-    state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
-    model.peft_config[adapter].save_pretrained(str(folder))
-    tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
-    save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
-    config = json.loads((folder / "adapter_config.json").read_text())
-    config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    expected = architecture.config_keys()
+    for key, value in differences(architecture, config).items():
+        if key == "model_type":
+            raise UserError(f"{name} is a {value} model: {shape.way_out()}")
+        raise UserError(f"{name} has {key} {value}, the recipe says {expected[key]}: correct model.architecture.{key}")

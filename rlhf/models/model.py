@@ -1,8 +1,12 @@
-"""The type of a model with or without adapters."""
+"""The type of a model with or without adapters, what it computes in, and the packages that it may need."""
+
+import importlib
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
+
+from rlhf.errors import UserError
 
 Model = PreTrainedModel | PeftModel
 
@@ -12,3 +16,30 @@ def dtype_of(model: Model) -> torch.dtype:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return weight.dtype
+
+
+def computes_in_bfloat16(model: Model) -> bool:
+    """Return whether the base is in bfloat16.
+
+    All forward passes then run in `mixed_precision`; adapters are float32.
+    """
+    return dtype_of(model) == torch.bfloat16
+
+
+def mixed_precision(model: Model) -> torch.autocast:
+    """Return the context of every forward pass.
+
+    A bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training.
+    """
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=computes_in_bfloat16(model))
+
+
+def require(package: str, what: str, way_out: str) -> None:
+    """Import a package, or raise UserError with the way out.
+
+    Without this check transformers would fail later, or blame another package.
+    """
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(f"{what} needs {package} ({error}): {way_out}") from error

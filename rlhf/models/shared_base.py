@@ -11,7 +11,7 @@ recomputation uses whatever adapter is active then. A backward pass under anothe
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.loading import computes_in_bfloat16, mixed_precision, without_input_casts
+from rlhf.models.adapters import without_input_casts
+from rlhf.models.architecture import logit_scale
+from rlhf.models.model import computes_in_bfloat16, mixed_precision
+from rlhf.models.trunk import Trunk
 from rlhf.models.weights import (
     ADAPTER_FILE,
     adapter_config,
@@ -43,12 +46,17 @@ LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocab
 class SharedBase:
     """Roles over one base model: `base` without an adapter, and one role for each of `adapters` (role -> its stage).
 
-    Only `trainable` roles get gradients.
+    Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/trunk.py and not from the library.
+    Raises UserError for a base that the lean trunk does not support.
     """
 
-    def __init__(self, base: PreTrainedModel, adapters: dict[str, Path], trainable: tuple[str, ...] = ()):
+    def __init__(
+        self, base: PreTrainedModel, adapters: dict[str, Path], trainable: tuple[str, ...] = (), lean: bool = False
+    ):
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings of its own
         self.base = base
+        self.logit_scale = logit_scale(base.config)
+        self.trunk = Trunk(base) if lean else None
         self.trainable = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
@@ -140,22 +148,26 @@ class SharedBase:
     def role(self, name: str) -> Iterator[None]:
         """Make a role the active one inside a block; the role that was active before is restored after it.
 
-        A backward pass belongs into the block of its forward pass. Raises ValueError when there is no such role.
+        A backward pass belongs into the block of its forward pass, and the role's weights must not change in the block:
+        the lean trunk merges them once. Raises ValueError when there is no such role.
         """
         before = self._active
         self.activate(name)
-        try:
-            yield
-        finally:
+        with ExitStack() as stack:
             if before is not None:
-                self.activate(before)
+                stack.callback(self.activate, before)
+            if self.trunk is not None:
+                stack.enter_context(self.trunk.merging(name))
+            yield
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return final-norm hidden states (B, T, H) of the active role.
 
-        Right padding needs no mask under causal attention. The backward pass of the states raises RuntimeError when
-        another role is active by then.
+        Right padding needs no mask under causal attention. The backward pass of the library's states raises
+        RuntimeError when another role is active by then.
         """
+        if self.trunk is not None:
+            return self._lean(ids)
         with mixed_precision(self.base):
             states: Tensor = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         if states.requires_grad:
@@ -164,13 +176,11 @@ class SharedBase:
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
-        hidden = self.hidden(rollout.ids)
-        index = rollout.predictors[..., None].expand(-1, -1, hidden.shape[-1])
-        return hidden.gather(1, index)
+        return self._hidden_at(rollout.ids, rollout.predictors, rollout.lower)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.base.get_output_embeddings()(hidden)
-        return logits
+        return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
     def logprobs(
         self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: str = "none"
@@ -186,7 +196,7 @@ class SharedBase:
             raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
         chunk = max(1, LOGITS // len(head.weight))
         logp, entropies = linear_token_logprobs(
-            hidden[mask], head.weight, rollout.tokens[mask], temperature, chunk, entropy
+            hidden[mask], head.weight, rollout.tokens[mask], temperature / self.logit_scale, chunk, entropy
         )
 
         def to_slots(x: Tensor) -> Tensor:
@@ -203,17 +213,30 @@ class SharedBase:
 
     def scores(self, rollout: Rollout) -> Tensor:
         """Return the reward model's raw scores (B,) float32 of prompts with their responses."""
-        return self.score(rollout.ids, rollout.last)
+        return self.score(rollout.ids, rollout.last, rollout.lower)
 
     @torch.no_grad()
-    def score(self, ids: Tensor, last: Tensor) -> Tensor:
-        """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T)."""
+    def score(self, ids: Tensor, last: Tensor, lower: Tensor | None = None) -> Tensor:
+        """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T).
+
+        lower: as in `Rollout`.
+        """
         assert self.score_head is not None
         self.activate("reward")
-        hidden = self.hidden(ids.to(self.device))
-        at_end = hidden[torch.arange(len(hidden), device=hidden.device), last.to(hidden.device)]
+        at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower).squeeze(1)
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
+
+    def _hidden_at(self, ids: Tensor, at: Tensor, lower: Tensor | None) -> Tensor:
+        """Return the hidden states (B, R, H) of the active role at some positions (B, R)."""
+        if self.trunk is not None:
+            return self._lean(ids, at, lower)
+        hidden = self.hidden(ids)
+        return hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
+
+    def _lean(self, ids: Tensor, at: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
+        assert self.trunk is not None and self._active is not None
+        return self.trunk.hidden(self._active, ids, at, lower)
 
     def _add(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""

@@ -21,6 +21,8 @@ from rich.text import Text
 
 from rlhf.recipe import POLICIES, Recipe, published
 from rlhf.recipe.published import Figure, Verdict
+from rlhf.run.finished import totals
+from rlhf.run.records import Comparison, Summary
 from rlhf.terminal import harmless as harmless
 
 WIDTH = 140  # of tables without a terminal
@@ -148,38 +150,37 @@ def verdict(outcome: Verdict) -> str:
     return f"[{colour}]{escape(str(outcome))}[/]" if colour else escape(str(outcome))
 
 
-def summary_table(summary: Mapping[str, Any], where: Any) -> None:
+def summary_table(summary: Summary, where: Any) -> None:
     """Print the table of a finished stage: figures and targets first, then all other metrics and costs."""
-    title = f"{summary['recipe']} {summary['version']}: {summary['stage']}, seed {summary['seed']}"
-    table = Table(title=title + (", modified recipe" if summary["modified"] else ""), title_justify="left")
+    title = f"{summary.recipe} {summary.version}: {summary.stage}, seed {summary.seed}"
+    table = Table(title=title + (", modified recipe" if summary.modified else ""), title_justify="left")
     columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("metric", "left"),
-        (_figures_heading(summary["targets"]), "left"),
+        (_figures_heading(summary.targets), "left"),
         ("measured", "right"),
         ("verdict", "left"),
     )
     for column, side in columns:
         table.add_column(column, justify=side)
-    for entry in summary["targets"]:
-        figure = published.recorded(entry)
-        outcome = verdict(published.verdict_of(entry))
-        table.add_row(escape(figure.title), figure_text(figure, in_full=True), number(entry["measured"]), outcome)
-    shown = {key for entry in summary["targets"] for key in (entry["name"], entry.get("metric"))}
-    compared = summary["stage"] == "evaluate"  # policies and reward model have tables of their own
-    for name, value in summary["metrics"].items():
+    for target in summary.targets:
+        figure, outcome = target.figure, verdict(target.outcome)
+        table.add_row(escape(figure.title), figure_text(figure, in_full=True), number(target.measured), outcome)
+    shown = {key for target in summary.targets for key in (target.name, target.metric)}
+    compared = summary.stage == "evaluate"  # policies and reward model have tables of their own
+    for name, value in summary.metrics.items():
         if name not in shown and not compared:
             table.add_row(escape(name.replace("_", " ")), "", number(value), _better(name))
-    speed = summary["tokens_per_second"]
-    table.add_row("wall time", "", f"{summary['wall_seconds']:.0f} s", "")
+    speed = summary.tokens_per_second
+    table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
-    if summary["peak_vram_bytes"]:
-        table.add_row("peak VRAM", "", f"{summary['peak_vram_bytes'] / 1e9:.2f} GB", "")
-    table.add_row("peak memory of the process", "", f"{summary['peak_rss_bytes'] / 1e9:.2f} GB", "")
+    if summary.peak_vram_bytes:
+        table.add_row("peak VRAM", "", f"{summary.peak_vram_bytes / 1e9:.2f} GB", "")
+    table.add_row("peak memory of the process", "", f"{summary.peak_rss_bytes / 1e9:.2f} GB", "")
     OUT.print(table)
     if compared:
-        _side_by_side(summary["metrics"])
-    if summary.get("findings"):
-        OUT.print(f"looked wrong: {', '.join(summary['findings'])} (findings.jsonl has what to try)", markup=False)
+        _side_by_side(summary.metrics)
+    if summary.findings:
+        OUT.print(f"looked wrong: {', '.join(summary.findings)} (findings.jsonl has what to try)", markup=False)
     OUT.print(f"written to {where}", style="dim", markup=False)
 
 
@@ -210,7 +211,7 @@ def _better(metric: str) -> str:
     return "[dim]more is better[/]" if metric in published.MORE else ""
 
 
-def _side_by_side(metrics: Mapping[str, Any]) -> None:
+def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     """Print metrics named `<policy>/<metric>`: a column for each policy and a row for each metric.
 
     Those of the reward model get a table of their own.
@@ -228,30 +229,34 @@ def _side_by_side(metrics: Mapping[str, Any]) -> None:
     )
 
 
-def _figures_heading(entries: Iterable[Mapping[str, Any]]) -> str:
+def _figures_heading(targets: Iterable[Comparison]) -> str:
     """Return the heading of the column of figures: published, or target."""
-    return "published" if any(entry.get("guide") for entry in entries) else "target"
+    return "published" if any(target.guide for target in targets) else "target"
 
 
-def targets_table(summaries: Sequence[Mapping[str, Any]], price: float | None = None) -> None:
+def targets_table(summaries: Sequence[Summary], price: float | None = None) -> None:
     """Print a line for each figure of a recipe's finished stages, then the figures of all stages together.
 
     `price` is in dollars per hour of one card.
     """
-    of_all = published.totals({summary["stage"]: summary for summary in summaries}, price)
-    entries = [entry for summary in summaries for entry in summary["targets"]]
-    heading = "published" if of_all else _figures_heading(entries)
+    of_all = totals({summary.stage: summary for summary in summaries}, price)
+    targets = [target for summary in summaries for target in summary.targets]
+    heading = "published" if of_all else _figures_heading(targets)
     table = Table(title="the chain so far", title_justify="left")
     for column in ("stage", "metric", heading, "measured", "verdict", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
     for summary in summaries:
         cells = [
-            (escape(figure.title), figure_text(figure), number(entry["measured"]), verdict(published.verdict_of(entry)))
-            for entry in summary["targets"]
-            for figure in [published.recorded(entry)]
+            (
+                escape(target.figure.title),
+                figure_text(target.figure),
+                number(target.measured),
+                verdict(target.outcome),
+            )
+            for target in summary.targets
         ]
         for index, row in enumerate(cells or [("", "", "", "")]):
-            table.add_row("" if index else summary["stage"], *row, "" if index else f"{summary['wall_seconds']:.0f} s")
+            table.add_row("" if index else summary.stage, *row, "" if index else f"{summary.wall_seconds:.0f} s")
     for index, (figure, value, outcome) in enumerate(of_all):
         table.add_row(
             "" if index else "all", escape(figure.title), figure_text(figure), number(value), verdict(outcome), ""

@@ -389,8 +389,9 @@ class Watch:
     def __init__(self, run: Run, stop_on: Iterable[str] = ()):
         self.run, self.stop_on = run, set(NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
-        self.history.rows += read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that is resumed
-        self.reported = {row["check"] for row in read_lines(run.path / "findings.jsonl", FindingLine)}
+        earlier = read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that is resumed
+        self.history.rows += [line.values for line in earlier]
+        self.reported = {line.check for line in read_lines(run.path / "findings.jsonl", FindingLine)}
 
     def see(self, step: int, values: Mapping[str, float]) -> None:
         """Check a logged row. Raises UserError for a finding on which the run shall stop."""

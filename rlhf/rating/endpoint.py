@@ -1,8 +1,8 @@
 """A model behind an OpenAI-compatible endpoint, asked with openai's client.
 
-The client retries while the endpoint is busy, broken or away, waits as long as it is told to, and goes through the
-proxies that the environment names. What it does not do is bound an answer: it reads whatever arrives, and inflates it.
-`_bound` sees to that. It also follows redirects, which is turned off: the key goes to the address that was given.
+The client retries while the endpoint is busy, broken or away, waits as long as the endpoint asks, and uses the proxies
+that the environment names. It does not limit the size of an answer, so `_bound` does. Redirects are turned off: the key
+is sent to the given address only.
 """
 
 import json
@@ -19,23 +19,23 @@ from rlhf.observe.console import harmless
 
 TIMEOUT = 300.0  # seconds for one answer
 RETRIES = 10  # about 45 seconds of waiting, as limits on requests are for a minute
-TOKENS = 1024  # of a reply; one is asked for, models that think aloud first need more
+TOKENS = 1024  # of a reply; one letter is asked for, but models that reason first need more
 LONGEST = 2**22  # bytes of an answer
 
 
 class Refused(UserError):
-    """The endpoint works, but not for this question."""
+    """The endpoint works, but refuses this question."""
 
 
 class Unavailable(UserError):
-    """The endpoint is busy or broken, and was so each time that it was asked."""
+    """The endpoint was busy or broken at every attempt."""
 
 
 class Endpoint:
-    """A model that is asked at `url`, which ends in /v1."""
+    """A model behind the address `url`, which ends in /v1."""
 
     def __init__(self, url: str, model: str, key: str, easy: str):
-        """Ask an easy question first. Raises UserError where the address, the key or the model is wrong."""
+        """Ask the question `easy` first. Raises UserError if the address, the key or the model is wrong."""
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
         if key and not re.fullmatch(r"[!-~]+", key):
@@ -48,7 +48,7 @@ class Endpoint:
                 headers={"Accept-Encoding": "identity"},
                 event_hooks={"response": [_bound]},
             )
-            # The client wants a key. Without one no header is sent, so that any word will do.
+            # The client requires a key. Without a key no header is sent, so any word will do.
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:  # the address, a proxy or a certificate
             raise UserError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
@@ -58,7 +58,7 @@ class Endpoint:
         self._begin(easy)
 
     def _begin(self, easy: str) -> None:
-        """Ask the easy question until it is known how this endpoint wants to be asked."""
+        """Ask the easy question, with and without limits, until the endpoint answers."""
         try:
             self.ask(easy)
         except Unavailable:
@@ -66,7 +66,7 @@ class Endpoint:
                 raise
             self._retries = RETRIES
             self._begin(easy)
-        except Refused:  # some reasoning models take neither of the two limits
+        except Refused:  # some reasoning models accept neither of the two limits
             if not self._limits:
                 raise
             self._limits = {}
@@ -76,8 +76,8 @@ class Endpoint:
     def ask(self, question: str) -> str:
         """Return the model's reply.
 
-        Raises Refused where the endpoint does not take this question, Unavailable where it does not recover, and
-        UserError where the key, the model or the address is wrong.
+        Raises Refused if the endpoint does not accept this question, Unavailable if it does not recover, and UserError
+        if the key, the model or the address is wrong.
         """
         client = self._client.with_options(max_retries=self._retries).chat.completions.with_raw_response
         messages: Any = [{"role": "user", "content": question}]
@@ -93,12 +93,13 @@ class Endpoint:
         except httpx2.InvalidURL as error:
             raise UserError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
         try:
-            said = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
-            return "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
+            reply = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
+            return "".join(part.get("text", "") for part in reply) if isinstance(reply, list) else str(reply)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             raise UserError(f"{self.url} does not answer as a chat completion: {excerpt(answer.text)}") from None
 
     def _refusal(self, status: int, text: str) -> UserError:
+        """Return the error for an HTTP status other than success."""
         problem = f"{status}: {text}"
         if status in (408, 409, 429) or status >= 500:
             return self._failure(problem)
@@ -115,14 +116,14 @@ class Endpoint:
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of a text as one line of what prints."""
+    """Return the beginning of a text as one line of printable characters."""
     return " ".join(harmless(text).split())[:300]
 
 
 def _bound(response: httpx2.Response) -> None:
-    """Make the response be read as UTF-8, as it was sent, for at most LONGEST bytes and TIMEOUT seconds.
+    """Limit a response to LONGEST bytes and TIMEOUT seconds, and read it as UTF-8.
 
-    An encoding named in its headers could turn a short answer into gigabytes; none was asked for.
+    A content encoding in its headers could turn a short answer into gigabytes, so those headers are ignored.
     """
     for name in ("Content-Encoding", "Content-Type"):
         response.headers.pop(name, None)
@@ -130,7 +131,7 @@ def _bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """Another stream, up to LONGEST bytes and TIMEOUT seconds."""
+    """A stream that is limited to LONGEST bytes and TIMEOUT seconds."""
 
     def __init__(self, stream: Any):
         self._stream = stream

@@ -1,6 +1,6 @@
 """A model behind an OpenAI-compatible endpoint as one more rater of the pairs that people rate with `rlhf ab`.
 
-Each pair is asked about twice, in both orders: a verdict counts only where the order does not decide it.
+It judges each pair twice, in both orders. A verdict counts only if both orders agree.
 """
 
 import queue
@@ -36,38 +36,43 @@ class Judge:
     """A model that compares the answers of a pair."""
 
     def __init__(self, url: str, model: str, key: str):
-        """Ask an easy question first. Raises UserError where the address, the key or the model is wrong."""
+        """Ask an easy question first. Raises UserError if the address, the key or the model is wrong."""
         easy = Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
         self.model = model
         self._endpoint = Endpoint(url, model, key, _question(easy, "ab"))
 
     def reply(self, pair: Pair, order: str) -> str:
-        """Return what the model says of a pair in this order. Raises what Endpoint.ask does."""
+        """Return the model's reply about a pair in this order. Raises the errors of Endpoint.ask."""
         return self._endpoint.ask(_question(pair, order))
 
 
 def _question(pair: Pair, order: str) -> str:
+    """Return the question about a pair, its answers in this order."""
     first, second = (getattr(pair, name) for name in order)
     return QUESTION.format(mark=pair.digest, prompt=pair.prompt, first=first, second=second)
 
 
 def letter(reply: str) -> str | None:
-    """A, B or C as a model says it: before a reason, alone on a line or at the end of one after words such as `answer
-    is`; None where that is not just one letter. A letter within a sentence says nothing: `answer B is too long`."""
-    text = reply.rpartition("</think>")[2].strip()  # what was thought aloud before is no verdict
+    """Return the verdict of a reply, A, B or C, or None if it names none or several.
+
+    A letter counts before a reason, alone on a line, or at the end of a line after words such as `answer is`. A letter
+    within a sentence does not: `answer B is too long`.
+    """
+    text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the verdict
     if "<think>" in text:
-        return None  # it was cut off before it came to one
-    found = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*]", text, re.I))
+        return None  # the reply was cut off before its verdict
+    last_word = r"(.*\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?)?[\W_]*([ABC]|tie)[\W_]*"
+    letters = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*]", text, re.I))
     for line in text.splitlines():
-        said = re.fullmatch(r"(.*\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?)?[\W_]*([ABC]|tie)[\W_]*", line, re.I)
-        if said and not re.search(r"\b[ABC]\b", said[1] or ""):
-            found.add(said[2])
-    letters = {one.upper().replace("TIE", "C") for one in found}
+        match = re.fullmatch(last_word, line, re.I)
+        if match and not re.search(r"\b[ABC]\b", match[1] or ""):
+            letters.add(match[2])
+    letters = {name.upper().replace("TIE", "C") for name in letters}
     return letters.pop() if len(letters) == 1 else None
 
 
 def judged(judge: Judge, pair: Pair) -> dict[str, Any]:
-    """The line for the file: what was said in each order, and the verdict that follows."""
+    """Return the rating of a pair, with the judge's verdict and the reply in each order."""
     replies = {order: judge.reply(pair, order) for order in ("ab", "ba")}
     said = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
     first, second = said.values()
@@ -76,48 +81,63 @@ def judged(judge: Judge, pair: Pair) -> dict[str, Any]:
     return store.rating(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=said, replies=kept)
 
 
-def run(judge: Judge, found: Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
-    """Judge the pairs that this model has not judged; each is written as soon as it is known. Pairs that the endpoint
-    refuses are named at the end, and asked about again another time."""
+def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
+    """Judge the first `limit` pairs that this model has not judged, `at_once` at a time.
+
+    Each rating is written as soon as it is known. The number of pairs that the endpoint refuses is printed at the end;
+    the next run asks about them again.
+    """
     name = f"{store.JUDGE}{judge.model}"
-    done = {(row["item"], row["sha256"]) for row in store.standing(found.file) if row["rater"] == name}
-    todo = [pair for pair in found.pairs[:limit] if (pair.item, pair.digest) not in done]
+    done = {rating.pair for rating in store.standing(comparison.file) if rating.rater == name}
+    todo = [pair for pair in comparison.pairs[:limit] if (pair.item, pair.digest) not in done]
 
     waiting: queue.SimpleQueue[Pair] = queue.SimpleQueue()
     for pair in todo:
         waiting.put(pair)
-    answers: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
-    refused: list[str] = []
-    unread: list[str] = []  # replies that name no letter
-
-    def ask() -> None:
-        while not waiting.empty():
-            try:
-                pair = waiting.get_nowait()
-                row = judged(judge, pair)
-                store.append(found.file, row)
-                unread.extend(reply for order, reply in row["replies"].items() if row["said"][order] is None)
-                answers.put(row["verdict"])
-            except Refused as error:
-                refused.append(str(error))
-                answers.put("refused")
-            except queue.Empty:  # another thread was quicker
-                return
-            except Exception as error:
-                answers.put(error)
-                return
-
+    results: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
     # Daemon threads end with the program; those of a ThreadPoolExecutor would let Ctrl-C wait for the endpoint.
     for _ in range(min(at_once, len(todo))):
-        threading.Thread(target=ask, daemon=True).start()
+        threading.Thread(target=_judge_waiting, args=(judge, waiting, comparison, results), daemon=True).start()
+    refused: list[str] = []
+    unread: list[str] = []  # replies that name no letter
     with console.Bar("judge", len(todo)) as bar:
         for number in range(1, len(todo) + 1):
-            answer = answers.get()
-            if isinstance(answer, Exception):
-                raise answer
-            bar.update(number, answer)
+            result = results.get()
+            if isinstance(result, Refused):
+                refused.append(str(result))
+            elif isinstance(result, Exception):
+                raise result
+            else:
+                unread += [reply for order, reply in result["replies"].items() if result["said"][order] is None]
+            bar.update(number, "refused" if isinstance(result, Exception) else result["verdict"])
     if refused:
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unread:
         reply = excerpt(unread[0]) or "an empty one"
         say(f"judge: {len(unread)} replies name no letter, the first: {reply}")
+
+
+def _judge_waiting(
+    judge: Judge,
+    waiting: queue.SimpleQueue[Pair],
+    comparison: Comparison,
+    results: queue.SimpleQueue[dict[str, Any] | Exception],
+) -> None:
+    """Judge pairs until none is waiting or an error other than a refusal occurs.
+
+    Ratings and errors are put in `results`.
+    """
+    while True:
+        try:
+            pair = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            rating = judged(judge, pair)
+            store.append(comparison.file, rating)
+            results.put(rating)
+        except Refused as error:
+            results.put(error)
+        except Exception as error:
+            results.put(error)
+            return

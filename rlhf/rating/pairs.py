@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +11,18 @@ from rlhf.errors import UserError
 from rlhf.observe.console import harmless
 from rlhf.recipe import POLICIES
 from rlhf.run.finished import verified
+from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
-from rlhf.run.records import SampleLine
 
 LONGEST = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
 
 
 class Pair(NamedTuple):
-    """Two answers to the prompt of row `item`, as they are shown; `worth` holds what is known of both, by name."""
+    """Two answers to the prompt of row `item`, as they are shown.
+
+    `worth`: score and true_reward of a and b, if both are known.
+    """
 
     item: int
     digest: str
@@ -27,11 +30,11 @@ class Pair(NamedTuple):
     a: str
     b: str
     worth: dict[str, tuple[float, float]]
-    turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: who speaks, and what
+    turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: speaker and text
 
 
 class Comparison(NamedTuple):
-    """The pairs of two policies whose answers differ, how many do not, and the file of their ratings."""
+    """Pairs of two policies' answers that differ, the number of `equal` ones, and the file of ratings."""
 
     a: str
     b: str
@@ -41,68 +44,73 @@ class Comparison(NamedTuple):
 
 
 def compare(root: Path, a: str | None = None, b: str | None = None) -> Comparison:
-    """Pair two policies' answers of the evaluation below `<out>/<recipe>/<version>`; sft and ppo, or dpo, unless named.
+    """Pair two policies' answers of the evaluation in the run directory `<out>/<recipe>/<version>`.
 
-    Raises UserError without a finished evaluation, without such policies, and where all answers are equal.
+    The policies are sft and ppo (or dpo) by default. Raises UserError without a finished evaluation, without such
+    policies, and if all answers are equal.
     """
-    if not (root / "evaluate" / "summary.json").is_file():
-        raise UserError(f"{root / 'evaluate'}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+    folder = root / "evaluate"
+    if not (folder / "summary.json").is_file():
+        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
     verified(root, "evaluate")
-    rows = read_lines(root / "evaluate" / "samples.jsonl", SampleLine)
+    rows = read_lines(folder / "samples.jsonl", SampleLine)
     if not rows:
-        raise UserError(f"{root / 'evaluate' / 'samples.jsonl'}: no samples there")
-    names = [name for name in rows[0] if all(_answered(row.get(name)) for row in rows)]
-    a = a or "sft"
-    policies = [name for name in POLICIES if name in names and name != a]
-    if b is None and not policies:
-        raise UserError(
-            f"{root / 'evaluate'}: no trained policy to compare with {a}; it has answers of {', '.join(names)}"
-        )
-    b = b or policies[0]
-    for name in (a, b):
-        if name not in names:
-            raise UserError(f"{root / 'evaluate'}: no answers of {name!r}; it has those of {', '.join(names)}")
-    if a == b:
-        raise UserError(f"{a} against itself: choose another --a or --b")
-    # Where each policy gave several answers to a prompt, the first ones are rated: a prompt counts once.
-    pairs = [_pair(index, row, a, b) for index, row in enumerate(rows) if row.get("sample", 0) == 0]
+        raise UserError(f"{folder / 'samples.jsonl'}: no samples there")
+    names = [name for name in rows[0].answers if all(name in row.answers for row in rows)]
+    a, b = _chosen(folder, names, a, b)
+    # If each policy gave several answers to a prompt, the first ones are rated: a prompt counts once.
+    pairs = [_pair(index, row, a, b) for index, row in enumerate(rows) if row.sample == 0]
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
         raise UserError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
     return Comparison(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
 
 
-def _answered(found: Any) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("response"), str)
+def _chosen(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
+    """Return the two policies to compare, of those that have answers. Raises UserError."""
+    a = a or "sft"
+    policies = [name for name in POLICIES if name in names and name != a]
+    if b is None and not policies:
+        raise UserError(f"{folder}: no trained policy to compare with {a}; it has answers of {', '.join(names)}")
+    b = b or policies[0]
+    for name in (a, b):
+        if name not in names:
+            raise UserError(f"{folder}: no answers of {name!r}; it has those of {', '.join(names)}")
+    if a == b:
+        raise UserError(f"{a} against itself: choose another --a or --b")
+    return a, b
 
 
-def _pair(index: int, row: Mapping[str, Any], a: str, b: str) -> Pair:
-    said = (row["prompt"], row[a]["response"], row[b]["response"])
-    known = [key for key in ("score", "true_reward") if all(row[name].get(key) is not None for name in (a, b))]
-    digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
-    prompt, first, second = map(_shown, said)
-    worth = {key: (row[a][key], row[b][key]) for key in known}
-    return Pair(index, digest, prompt, first, second, worth, turns(row))
+def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
+    """Return the answers of policies `a` and `b` in row `index` as a pair."""
+    first, second = row.answers[a], row.answers[b]
+    texts = (row.prompt, first.response, second.response)
+    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+    values = {"score": (first.score, second.score), "true_reward": (first.true_reward, second.true_reward)}
+    worth = {key: (x, y) for key, (x, y) in values.items() if x is not None and y is not None}
+    prompt, answer_a, answer_b = map(_shown, texts)
+    return Pair(index, digest, prompt, answer_a, answer_b, worth, turns(row.prompt, row.messages))
 
 
-def turns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The prompt of a sample as a dialogue: who speaks, and what, safe to be shown.
+def turns(prompt: str, messages: Sequence[Any] = ()) -> list[tuple[str, str]]:
+    """Return a prompt as a dialogue, (speaker, text) for each turn, safe to be shown.
 
-    From `messages` where the row has them, otherwise from a transcript; any other text is one turn of a "Prompt".
+    `messages` are used if there are any. Otherwise the prompt is read as a transcript; any other text is one turn of
+    the speaker "Prompt".
     """
-    messages = row.get("messages")
-    if isinstance(messages, list) and all(isinstance(m, dict) for m in messages):
-        said = [(SPEAKERS.get(str(m.get("role")), "Prompt"), str(m.get("content", ""))) for m in messages]
+    if messages and all(isinstance(message, dict) for message in messages):
+        dialogue = [(SPEAKERS.get(str(m.get("role")), "Prompt"), str(m.get("content", ""))) for m in messages]
     else:
-        text = str(row.get("prompt", ""))
-        said = [(SPEAKERS[message.role], message.content) for message in parse_hh(text) if message.content.strip()]
-        if not any(who == SPEAKERS["user"] for who, _ in said):
-            said = [("Prompt", text)]
-    return [(who, _shown(text)) for who, text in said]
+        dialogue = [
+            (SPEAKERS[message.role], message.content) for message in parse_hh(prompt) if message.content.strip()
+        ]
+        if not any(speaker == SPEAKERS["user"] for speaker, _ in dialogue):
+            dialogue = [("Prompt", prompt)]
+    return [(speaker, _shown(text)) for speaker, text in dialogue]
 
 
 def _shown(text: str) -> str:
-    """Without what could take over a page or a terminal, cut where it is very long."""
+    """Return a text without characters that could take over a page or a terminal, cut if it is very long."""
     kept = harmless(text).strip()
-    more = len(kept) - LONGEST
-    return f"{kept[:LONGEST]}… ({more:,} more characters)" if more > 0 else kept
+    cut = len(kept) - LONGEST
+    return f"{kept[:LONGEST]}… ({cut:,} more characters)" if cut > 0 else kept

@@ -1,8 +1,8 @@
 """A local page on which people rate pairs blind, and the server of that page and its ratings.
 
-The standard library's server is enough, and nothing has to be installed for it: four requests with bodies below 4 KiB,
-from this machine alone. What a web framework would leave to us all the same is most of the file: which Host, Origin
-and token a request must bring, the page's content security policy, and what a damaged request is answered with.
+The standard library's server is enough for four kinds of requests with bodies below 4 KiB from this machine. A web
+framework would not shorten this file much: most of it checks Host, Origin and token, sets the page's content security
+policy and answers damaged requests.
 """
 
 import errno
@@ -25,24 +25,24 @@ from rlhf.rating.store import append, rating, standing
 PAGE = Path(__file__).with_name("page.html")
 PORT = 8808
 BODY = 4096  # bytes of a request, at most
-RATER = re.compile(r"[A-Za-z0-9._-]{1,40}")  # no colon: nobody passes for a judge
+RATER = re.compile(r"[A-Za-z0-9._-]{1,40}")  # no colon, so that no person can pass for a judge
 CHOICES = ("first", "second", "tie", "skip")
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page to this machine alone. What it knows of ratings is in the file, which others may write to too."""
+    """Server of the page for this machine alone. All ratings are in the file, which other processes may extend too."""
 
     daemon_threads = True
 
-    def __init__(self, found: Comparison, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None):
-        self.pairs = {pair.item: pair for pair in found.pairs[:limit]}
-        self.file, self.rater, self.seed = found.file, rater, seed
-        self.token = secrets.token_urlsafe(32)  # of this process: a page of an earlier one may show other answers
-        standing(self.file)  # a damaged file is reported now
+    def __init__(self, comparison: Comparison, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None):
+        self.pairs = {pair.item: pair for pair in comparison.pairs[:limit]}
+        self.file, self.rater, self.seed = comparison.file, rater, seed
+        self.token = secrets.token_urlsafe(32)  # valid for this process: an older page may show other answers
+        standing(self.file)  # report a damaged file now
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             raise UserError(f"port {port} {why}: choose another --port") from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
@@ -51,20 +51,21 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a browser may leave before it has read the answer
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a browser may close before it has read the answer
             super().handle_error(request, client_address)
 
     def order(self, rater: str, pair: Pair) -> str:
+        """Return the order in which a rater sees a pair: "ab" or "ba", a function of the seed."""
         drawn = hashlib.sha256(f"{self.seed} {rater} {pair.item} {pair.digest}".encode()).digest()[0]
         return "ba" if drawn % 2 else "ab"
 
     def rated(self, rater: str) -> list[int]:
-        """Which pairs a rater is done with, oldest first."""
-        rows = [row for row in standing(self.file) if row["rater"] == rater and row["item"] in self.pairs]
-        return [row["item"] for row in rows if row["sha256"] == self.pairs[row["item"]].digest]
+        """Return the items of the pairs that a rater has rated, oldest first."""
+        ratings = [rating for rating in standing(self.file) if rating.rater == rater and rating.item in self.pairs]
+        return [rating.item for rating in ratings if rating.sha256 == self.pairs[rating.item].digest]
 
     def next(self, rater: str) -> dict[str, Any]:
-        """What the page shows: the first pair that the rater has not rated; nothing says whose answer is whose."""
+        """Return the content of the page: the first pair that the rater has not rated, without the policies' names."""
         done = self.rated(rater)
         progress = {"done": len(done), "total": len(self.pairs)}
         left = self.pairs.keys() - set(done)
@@ -75,25 +76,30 @@ class Server(ThreadingHTTPServer):
         return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
 
     def rate(self, rater: str, pair: Pair, choice: str) -> None:
+        """Store a rater's choice, one of CHOICES."""
         order = self.order(rater, pair)
         verdict = {"first": order[0], "second": order[1]}.get(choice, choice)
         append(self.file, rating(pair, rater, verdict, order))
 
     def undo(self, rater: str) -> None:
+        """Take back the rater's last rating."""
         if done := self.rated(rater):
             pair = self.pairs[done[-1]]
             append(self.file, rating(pair, rater, "undo", self.order(rater, pair)))
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET / is the page; POST /next, /rate and /undo answer with what it shows then. No request names a file."""
+    """GET / returns the page; POST /next, /rate and /undo return the content that it shows next.
+
+    No request names a file.
+    """
 
     server: Server
     timeout = 30  # seconds for a request to arrive
 
     def do_GET(self) -> None:
         if self.headers["Host"] not in self.server.hosts:
-            self._refuse(403, "another host's name")  # a page elsewhere whose name was pointed at this machine
+            self._refuse(403, "another host's name")  # a foreign page whose name resolves to this machine
         elif self.path != "/":
             self._refuse(404, "no such page")
         else:
@@ -123,25 +129,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes) -> None:
         try:
-            asked = json.loads(body)
-            rater = asked["rater"]
+            request = json.loads(body)
+            rater = request["rater"]
             if not RATER.fullmatch(rater):
                 return self._refuse(400, "a name has up to 40 letters, digits, dots, dashes and underscores")
             if self.path == "/rate":
-                pair, choice = self.server.pairs[asked["item"]], CHOICES[CHOICES.index(asked["choice"])]
+                pair, choice = self.server.pairs[request["item"]], CHOICES[CHOICES.index(request["choice"])]
                 self.server.rate(rater, pair, choice)
             elif self.path == "/undo":
                 self.server.undo(rater)
             elif self.path != "/next":
                 return self._refuse(404, "no such page")
-            found = self.server.next(rater)
+            content = self.server.next(rater)
         except UserError as error:
             return self._refuse(500, str(error))
         except OSError as error:
             return self._refuse(500, f"{self.server.file}: {error.strerror}")
         except (ValueError, TypeError, KeyError, RecursionError):
             return self._refuse(400, "no rating of a pair that is here")
-        self._send(200, "application/json", json.dumps(found).encode())
+        self._send(200, "application/json", json.dumps(content).encode())
 
     def _refuse(self, status: int, why: str) -> None:
         self._send(status, "application/json", json.dumps({"error": why}).encode())
@@ -164,11 +170,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing on the terminal for each request."""
+        """Print nothing for a request."""
 
 
 def serve(server: Server) -> None:
-    """Until Ctrl-C, which loses nothing."""
+    """Serve the page until Ctrl-C. Every rating is on disk by then."""
     console.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})", markup=False)
     try:
         server.serve_forever()

@@ -1,110 +1,167 @@
-"""What ratings say: wins and losses of a policy, rates with intervals, agreement of raters."""
+"""Statistics of ratings: wins and losses of a policy, win rates with intervals, agreement of raters."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf import stats
 from rlhf.observe import console
 from rlhf.observe.console import harmless
 from rlhf.rating.pairs import Comparison, Pair
-from rlhf.rating.store import JUDGE, WORTH, standing
+from rlhf.rating.store import JUDGE, WORTH, Rating, standing
+
+Vote = tuple[Rating, Pair]
 
 
-def summarize(found: Comparison) -> dict[str, Any]:
-    """Wins, losses and rates of b by rater and for several raters together, agreement, what did not count."""
-    pairs = {(pair.item, pair.digest): pair for pair in found.pairs}
-    rows = standing(found.file)
-    votes = [(row, pairs[row["item"], row["sha256"]]) for row in rows if (row["item"], row["sha256"]) in pairs]
-    raters = sorted({row["rater"] for row, _ in votes}, key=lambda name: (name.startswith(JUDGE), name))
+class Agreement(NamedTuple):
+    """The share of `of` decided pairs whose preferred answer also has the higher value."""
+
+    share: float
+    of: int
+
+
+class Figures(NamedTuple):
+    """Statistics of one rater, or of several who have one vote on each pair: the mean of theirs.
+
+    Wins are those of policy b. `order_decided` is the share of pairs on which the order of the answers changed a
+    judge's verdict.
+    """
+
+    wins: int
+    losses: int
+    ties: int
+    skips: int
+    pairs: int
+    win_rate: stats.Estimate | None
+    length_controlled_win_rate: stats.Estimate | None
+    agrees_with_score: Agreement | None
+    agrees_with_true_reward: Agreement | None
+    alpha: float | None
+    order_decided: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the statistics as plain JSON values."""
+        return {key: value._asdict() if hasattr(value, "_asdict") else value for key, value in self._asdict().items()}
+
+
+class Summary(NamedTuple):
+    """Statistics of the ratings of two policies' answers, for each rater and for groups of raters.
+
+    `equal`: pairs with equal answers, which are not rated. `of_other_answers`: ratings of answers that are gone.
+    """
+
+    a: str
+    b: str
+    pairs: int
+    equal: int
+    of_other_answers: int
+    raters: dict[str, Figures]
+    groups: dict[str, Figures]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as plain JSON values."""
+        figures = {key: {name: f.as_json() for name, f in getattr(self, key).items()} for key in ("raters", "groups")}
+        return self._asdict() | figures
+
+
+def summarize(comparison: Comparison) -> Summary:
+    """Return the statistics of all ratings of a comparison."""
+    pairs = {(pair.item, pair.digest): pair for pair in comparison.pairs}
+    ratings = standing(comparison.file)
+    votes = [(rating, pairs[rating.pair]) for rating in ratings if rating.pair in pairs]
+    raters = sorted({rating.rater for rating, _ in votes}, key=lambda name: (name.startswith(JUDGE), name))
     people = [name for name in raters if not name.startswith(JUDGE)]
     groups = {"people": people, "all": raters} if len(people) < len(raters) else {"all": raters}
-    of = {name: [(row, pair) for row, pair in votes if row["rater"] == name] for name in raters}
-    return {
-        "a": found.a,
-        "b": found.b,
-        "pairs": len(found.pairs),
-        "equal": found.equal,
-        "of_other_answers": len(rows) - len(votes),
-        "raters": {name: _figures(of[name]) for name in raters},
-        "groups": {
-            group: _figures([vote for name in names for vote in of[name]])
+    by_rater = {name: [(rating, pair) for rating, pair in votes if rating.rater == name] for name in raters}
+    return Summary(
+        a=comparison.a,
+        b=comparison.b,
+        pairs=len(comparison.pairs),
+        equal=comparison.equal,
+        of_other_answers=len(ratings) - len(votes),
+        raters={name: _figures(by_rater[name]) for name in raters},
+        groups={
+            group: _figures([vote for name in names for vote in by_rater[name]])
             for group, names in groups.items()
             if len(names) > 1
         },
-    }
+    )
 
 
-def _figures(votes: Sequence[tuple[Mapping[str, Any], Pair]]) -> dict[str, Any]:
-    """Of one rater, or of several, who then have one vote together on each pair: their mean."""
-    counts = Counter(row["verdict"] for row, _ in votes)
+def _figures(votes: Sequence[Vote]) -> Figures:
+    """Return the statistics of votes. The outcome of a pair is the mean of its votes."""
+    counts = Counter(rating.verdict for rating, _ in votes)
     verdicts = defaultdict(list)
-    for row, pair in votes:
-        if row["verdict"] in WORTH:
-            verdicts[pair.item].append(row["verdict"])
-    of = {pair.item: pair for _, pair in votes}
-    outcomes = [fmean(WORTH[verdict] for verdict in given) for given in verdicts.values()]
-    longer = [float(len(of[i].b.split()) - len(of[i].a.split())) for i in verdicts]
-    asked = [row["said"] for row, _ in votes if "said" in row and None not in row["said"].values()]
-    controlled = stats.length_controlled_win_rate(outcomes, longer)
-    return {
-        "wins": counts["b"],
-        "losses": counts["a"],
-        "ties": counts["tie"],
-        "skips": counts["skip"],
-        "pairs": len(outcomes),
-        "win_rate": stats.wilson(sum(outcomes), len(outcomes))._asdict() if outcomes else None,
-        "length_controlled_win_rate": controlled._asdict() if controlled else None,
-        "agrees_with_score": _agreement(votes, "score"),
-        "agrees_with_true_reward": _agreement(votes, "true_reward"),
-        "alpha": stats.krippendorff_alpha(list(verdicts.values())),
-        "order_decided": fmean(said["ab"] != said["ba"] for said in asked) if asked else None,
-    }
+    for rating, pair in votes:
+        if rating.verdict in WORTH:
+            verdicts[pair.item].append(rating.verdict)
+    pairs = {pair.item: pair for _, pair in votes}
+    outcomes = [fmean(WORTH[verdict] for verdict in of_pair) for of_pair in verdicts.values()]
+    longer = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in verdicts]  # words
+    in_both_orders = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
+    return Figures(
+        wins=counts["b"],
+        losses=counts["a"],
+        ties=counts["tie"],
+        skips=counts["skip"],
+        pairs=len(outcomes),
+        win_rate=stats.wilson(sum(outcomes), len(outcomes)) if outcomes else None,
+        length_controlled_win_rate=stats.length_controlled_win_rate(outcomes, longer),
+        agrees_with_score=_agreement(votes, "score"),
+        agrees_with_true_reward=_agreement(votes, "true_reward"),
+        alpha=stats.krippendorff_alpha(list(verdicts.values())),
+        order_decided=fmean(said["ab"] != said["ba"] for said in in_both_orders) if in_both_orders else None,
+    )
 
 
-def _agreement(votes: Sequence[tuple[Mapping[str, Any], Pair]], key: str) -> dict[str, float] | None:
-    """How often the answer that was preferred is also the one of the higher worth."""
-    higher = []
-    for row, pair in votes:
+def _agreement(votes: Sequence[Vote], key: str) -> Agreement | None:
+    """Return how often the preferred answer is also the one with the higher value of `key`."""
+    agree = []
+    for rating, pair in votes:
         a, b = pair.worth.get(key, (0.0, 0.0))
-        if row["verdict"] in ("a", "b") and a != b:
-            higher.append((b > a) == (row["verdict"] == "b"))
-    return {"share": fmean(higher), "of": len(higher)} if higher else None
+        if rating.verdict in ("a", "b") and a != b:
+            agree.append((b > a) == (rating.verdict == "b"))
+    return Agreement(fmean(agree), len(agree)) if agree else None
 
 
-def show(found: Mapping[str, Any], file: Path) -> None:
-    """The summary as a table; columns without anything in them are left out."""
-    if not found["raters"]:
-        console.OUT.print(f"{found['b']} against {found['a']}: nothing of {found['pairs']} rated yet")
+COLUMNS: Mapping[str, Callable[[Figures], str]] = {
+    "won": lambda figures: str(figures.wins),
+    "lost": lambda figures: str(figures.losses),
+    "tied": lambda figures: str(figures.ties),
+    "skipped": lambda figures: str(figures.skips),
+    "win rate": lambda figures: _interval(figures.win_rate),
+    "at equal length": lambda figures: _interval(figures.length_controlled_win_rate),
+    "agrees with score": lambda figures: _percent(figures.agrees_with_score and figures.agrees_with_score.share),
+    "with true reward": lambda figures: _percent(
+        figures.agrees_with_true_reward and figures.agrees_with_true_reward.share
+    ),
+    "order decided": lambda figures: _percent(figures.order_decided),
+    "alpha": lambda figures: "" if figures.alpha is None else f"{figures.alpha:.2f}",
+}
+
+
+def show(summary: Summary, file: Path) -> None:
+    """Print the summary as a table without empty columns. `file` holds the ratings."""
+    if not summary.raters:
+        console.OUT.print(f"{summary.b} against {summary.a}: nothing of {summary.pairs} rated yet")
         return
-    columns: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
-        "rater": lambda name, row: harmless(name),
-        "won": lambda name, row: str(row["wins"]),
-        "lost": lambda name, row: str(row["losses"]),
-        "tied": lambda name, row: str(row["ties"]),
-        "skipped": lambda name, row: str(row["skips"]),
-        "win rate": lambda name, row: _interval(row["win_rate"]),
-        "at equal length": lambda name, row: _interval(row["length_controlled_win_rate"]),
-        "agrees with score": lambda name, row: _percent((row["agrees_with_score"] or {}).get("share")),
-        "with true reward": lambda name, row: _percent((row["agrees_with_true_reward"] or {}).get("share")),
-        "order decided": lambda name, row: _percent(row["order_decided"]),
-        "alpha": lambda name, row: f"{row['alpha']:.2f}" if row["alpha"] is not None else "",
-    }
-    of = [*found["raters"].items(), *found["groups"].items()]
-    rows = [[cell(name, row) for cell in columns.values()] for name, row in of]
+    named = [*summary.raters.items(), *summary.groups.items()]
+    columns = ["rater", *COLUMNS]
+    rows = [[harmless(name), *(cell(figures) for cell in COLUMNS.values())] for name, figures in named]
     used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    equal = f", {found['equal']} more with equal answers left out" if found["equal"] else ""
-    title = f"{found['b']} against {found['a']}: {found['pairs']} pairs{equal}"
-    console.rows_table(title, [list(columns)[i] for i in used], [[row[i] for i in used] for row in rows])
-    if found["of_other_answers"]:
-        console.OUT.print(f"{found['of_other_answers']} ratings are of answers that are not there any more")
+    equal = f", {summary.equal} more with equal answers left out" if summary.equal else ""
+    title = f"{summary.b} against {summary.a}: {summary.pairs} pairs{equal}"
+    console.rows_table(title, [columns[i] for i in used], [[row[i] for i in used] for row in rows])
+    if summary.of_other_answers:
+        console.OUT.print(f"{summary.of_other_answers} ratings are of answers that are not there any more")
     console.OUT.print(f"ratings in {file}", style="dim", markup=False)
 
 
-def _interval(found: Mapping[str, float] | None) -> str:
-    return f"{found['value']:.0%} ({100 * found['low']:.0f}–{100 * found['high']:.0f})" if found else ""
+def _interval(rate: stats.Estimate | None) -> str:
+    """Return a rate and its interval in percent."""
+    return f"{rate.value:.0%} ({100 * rate.low:.0f}–{100 * rate.high:.0f})" if rate else ""
 
 
 def _percent(share: float | None) -> str:

@@ -235,8 +235,15 @@ def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
     relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
     if "evaluate" in relevant and (stage == "dpo" or recipe.evaluate.num_samples == 1):
         relevant["evaluate"].pop("num_samples")  # DPO always samples one answer; older runs did too and lack this key
-    for key in ("count", "engine", "deterministic"):  # they affect only rounding: a run may continue with others
+    for key in (
+        "count",
+        "engine",
+        "deterministic",
+        "trunk",
+    ):  # they affect only rounding: a run may continue with others
         relevant["hardware"].pop(key)
+    if relevant.get("lora", {}).get("layers") == "all":
+        relevant["lora"].pop("layers")  # runs from before this key lack it
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
     return relevant

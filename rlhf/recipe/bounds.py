@@ -19,6 +19,7 @@ Tokens = Annotated[int, Field(gt=0, le=1_048_576)]  # of a sequence
 Vocabulary = Annotated[int, Field(gt=0, le=1_048_576)]
 Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
 Layers = Annotated[int, Field(gt=0, le=1_024)]
+LayerNumber = Annotated[int, Field(ge=0, le=1_024)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
 
 NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds it

@@ -281,24 +281,11 @@ def recorded(entry: Mapping[str, Any]) -> Figure:
     )
 
 
-def verdict_of(entry: Mapping[str, Any]) -> Verdict:
-    """Return the verdict of a record, computed from its figure and its measured value."""
-    return compare(recorded(entry), entry["measured"])
-
-
-def spent(summary: Mapping[str, Any]) -> Spent:
-    """Return the cost of a finished stage from its summary.json."""
-    peak = summary.get("peak_vram_bytes")
-    return Spent(peak / GB if peak else None, summary["wall_seconds"] / 3600, summary.get("processes", 1))
-
-
 def totals(
-    summaries: Mapping[str, Mapping[str, Any]], price: float | None = None
+    figures: Iterable[Figure], stages: Mapping[str, Spent], price: float | None = None
 ) -> list[tuple[Figure, float | None, Verdict]]:
-    """Compare the figures of all stages together with one run's finished stages (stage -> summary.json)."""
-    figures: list[Any] = next((s["all_stages"] for s in reversed(list(summaries.values())) if s.get("all_stages")), [])
-    costs = {stage: spent(summary) for stage, summary in summaries.items()}
-    return [(figure, *compare_total(figure, costs, price)) for figure in map(Figure.model_validate, figures)]
+    """Compare the figures of all stages together with the costs of one run's finished stages."""
+    return [(figure, *compare_total(figure, stages, price)) for figure in figures]
 
 
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:

@@ -10,9 +10,9 @@ would otherwise hang, fill the memory or crash a library. docs/recipes.md lists 
 
 import math
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from rlhf.recipe.bounds import (
     BatchRows,
@@ -20,6 +20,7 @@ from rlhf.recipe.bounds import (
     Devices,
     Epochs,
     Fraction,
+    LayerNumber,
     Layers,
     MadeRows,
     MadeRowsOrNone,
@@ -43,6 +44,9 @@ SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages that `hardware.count` processes
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]  # of a chat template
+
+
 class Hardware(Section):
     """The device that the recipe is made for, and the processes that train together."""
 
@@ -53,16 +57,20 @@ class Hardware(Section):
     count: Devices = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
+    trunk: Literal["library", "lean"] = "library"  # passes of PPO, RLOO and GRPO; lean: rlhf/models/trunk.py
 
 
 class Architecture(Section):
-    """The shape of a Llama or Mistral model; the keys are named as in `transformers.LlamaConfig`.
+    """The shape of the model, in the keys of transformers' configuration of its type (`transformers.LlamaConfig` …).
 
-    A base that is built here gets this shape. One that is loaded must have it, so that memory can be predicted before
-    anything is downloaded.
+    These keys every architecture has; any other key of that configuration may stand beside them (head_dim,
+    rope_parameters, …) and is checked against it when the model is built. A base that is built here gets this shape.
+    One that is loaded must have it, so that memory can be predicted before anything is downloaded.
     """
 
-    model_type: Literal["llama", "mistral"] = "llama"
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
+
+    model_type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")] = "llama"
     vocab_size: Vocabulary | None = None  # null: the tokenizer's
     sliding_window: Tokens | None = None
     hidden_size: Width
@@ -75,9 +83,36 @@ class Architecture(Section):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.hidden_size % self.num_attention_heads or self.num_attention_heads % self.num_key_value_heads:
+        own = self.others().get("head_dim") is not None  # heads may be as wide as they like then
+        if (self.hidden_size % self.num_attention_heads and not own) or (
+            self.num_attention_heads % self.num_key_value_heads
+        ):
             raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
         return self
+
+    @classmethod
+    def required_keys(cls) -> tuple[str, ...]:
+        """Return the keys that every architecture has."""
+        return tuple(key for key in cls.model_fields if key != "sliding_window")
+
+    def others(self) -> dict[str, Any]:
+        """Return the keys of transformers' configuration beside those that every architecture has."""
+        return dict(self.model_extra or {})
+
+    def config_keys(self) -> dict[str, Any]:
+        """Return the keys for transformers' configuration, model_type among them.
+
+        `sliding_window` is left out where it is not written and where Llama, which has none, would be given one. For
+        Mistral null is a value: transformers' own default is a window of 4,096 tokens.
+        """
+        keys = self.model_dump()
+        if self.model_type == "llama" or (
+            self.model_type != "mistral" and "sliding_window" not in self.model_fields_set
+        ):
+            keys.pop("sliding_window")
+        if keys["vocab_size"] is None:
+            keys.pop("vocab_size")
+        return keys
 
 
 class Model(Section):
@@ -112,8 +147,11 @@ class Tokenizer(Section):
     revision: Name | None = None
     vocab_size: Vocabulary | None = None  # of a trained tokenizer or a stand-in
     pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
+    eos_token: Name | None = None  # the token that ends an answer; null: the tokenizer's own
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
+    system_prompt: Annotated[str, Field(max_length=10_000)] | None = None  # of conversations that have none
+    chat_template_kwargs: dict[VariableName, bool | int | float | str] | None = None  # enable_thinking: false
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -128,8 +166,12 @@ class Tokenizer(Section):
             raise ValueError(f"vocab_size: {self.vocab_size} is too small for {content}; {smallest} or more")
         if made_here and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
-        if made_here and self.pad_token is not None:
-            raise ValueError("a tokenizer that is made here has a padding token of its own; leave out pad_token")
+        for key in ("pad_token", "eos_token"):
+            if made_here and getattr(self, key) is not None:
+                raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
+        for key in ("system_prompt", "chat_template_kwargs"):
+            if self.template != "chat" and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to template: chat, but template is {self.template}")
         if not made_here and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -190,6 +232,7 @@ class Data(Section):
     name: Name | None = None
     revision: Name | None = None
     data_dir: Name | None = None
+    split: Name | None = None  # of the hub's set; null: train
     format: Literal[
         "auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"
     ] = "auto"
@@ -218,6 +261,8 @@ class Data(Section):
             raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
+            raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
             raise ValueError(
                 f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
@@ -233,6 +278,23 @@ class Lora(Section):
     lora_alpha: Width
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
+    # layers with adapters; [8, 16]: from number 8, counted from 0, up to but without number 16
+    layers: Literal["all", "upper_half", "upper_third"] | Annotated[tuple[LayerNumber, LayerNumber], AsTuple] = "all"
+
+    def layer_numbers(self, count: int) -> list[int] | None:
+        """Return the numbers of the layers that have adapters, of a model with `count` layers; None for all.
+
+        A half or a third is rounded up. Raises ValueError for a range that the model does not have.
+        """
+        if self.layers == "all":
+            return None
+        if isinstance(self.layers, str):
+            parts = {"upper_half": 2, "upper_third": 3}[self.layers]
+            return list(range(count - math.ceil(count / parts), count))
+        first, end = self.layers
+        if not first < end <= count:
+            raise ValueError(f"lora.layers: [{first}, {end}] is no range of layers of a model with {count}")
+        return list(range(first, end))
 
     @model_validator(mode="after")
     def _inside(self) -> Self:
@@ -419,6 +481,8 @@ class Recipe(Section):
                 raise ValueError("model.attention: flash_attention_2 has kernels for CUDA only: use auto")
             if self.model.dtype != "bfloat16":
                 raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
+        if shape:
+            self.lora.layer_numbers(shape.num_hidden_layers)
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
 
@@ -435,6 +499,11 @@ class Recipe(Section):
                 )
 
     def _check_online(self) -> None:
+        if self.hardware.trunk == "lean":
+            if self.model.quantization != "none":
+                raise ValueError("hardware.trunk: lean needs model.quantization: none")
+            if self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
         for stage, options in self.online().items():
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
@@ -448,6 +517,8 @@ class Recipe(Section):
                 )
             if options.rollout_4bit != "library" and self.model.quantization == "none":
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
+            if self.hardware.trunk == "lean" and options.gradient_checkpointing:
+                raise ValueError(f"hardware.trunk: lean needs {stage}.gradient_checkpointing: false")
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
 

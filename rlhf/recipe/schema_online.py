@@ -75,6 +75,11 @@ class OnPolicy(Section):
     adapter: Literal["last", "best"] = "last"  # the weights that are kept
 
     @property
+    def score_rows(self) -> int:
+        """Return the number of rollouts that are scored together."""
+        return self.score_batch_size or self.per_device_train_batch_size
+
+    @property
     def model_scores(self) -> bool:
         """Return whether the reward model scores the responses."""
         return True

@@ -8,16 +8,14 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.recipe import Architecture, Model, PinnedRecipe
 
-PREDICTABLE = ("llama", "mistral")  # values of model_type that model.architecture can describe
-
 
 def differences(architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a config.json that differ from `architecture`; keys it lacks do not count."""
-    expected = architecture.model_dump()
-    if architecture.model_type == "llama":
-        expected.pop("sliding_window")  # Llama has none
-    if expected["vocab_size"] is None:
-        expected.pop("vocab_size")
+    """Return the values of a config.json that differ from `architecture`.
+
+    Keys that it lacks do not count, nor do nested ones, which files of older versions write in another way: the loaded
+    model is compared again.
+    """
+    expected = {key: value for key, value in architecture.config_keys().items() if not isinstance(value, dict | list)}
     return {key: config[key] for key, value in expected.items() if key in config and config[key] != value}
 
 
@@ -33,8 +31,8 @@ def check(loaded: PinnedRecipe) -> str | None:
     config = _config(model)
     if config is not None:
         differing = differences(model.architecture, config)
-        if differing.get("model_type", "llama") not in PREDICTABLE:
-            raise UserError(f"{model.name} is a {differing['model_type']} model: {way_without_architecture()}")
+        if "model_type" in differing:
+            raise UserError(f"{model.name} is a {differing['model_type']} model: {way_out()}")
         if differing:
             settings = (f"model.architecture.{key}={json.dumps(value)}" for key, value in differing.items())
             changes = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)  # the file may be hostile
@@ -49,11 +47,11 @@ def check(loaded: PinnedRecipe) -> str | None:
     return None
 
 
-def way_without_architecture() -> str:
-    """Return advice for a model that model.architecture cannot describe."""
+def way_out() -> str:
+    """Return advice for a model of another type than model.architecture has."""
     return (
-        f"memory is predicted for {' and '.join(PREDICTABLE)} alone; `--set model.architecture=null` trains it without "
-        "a prediction (docs/own-model.md)"
+        "make a recipe for it with `rlhf new`, or train it without a prediction of memory: "
+        "`--set model.architecture=null` (docs/own-model.md)"
     )
 
 

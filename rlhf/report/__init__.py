@@ -1,9 +1,10 @@
-"""Finished and unfinished runs as one page that can be read without network: figures, curves, samples, provenance.
+"""A report: one page about finished and unfinished runs, readable without network.
 
-`page` puts the page together. Each section has a function that prepares its rows and charts, and a template.
+It shows figures, curves, samples and provenance. `page` assembles it. Each section has a function that prepares its
+rows and charts, and a template.
 """
 
-from rlhf.report.page import page, write
+from rlhf.report.page import data_files, page, write
 from rlhf.report.runs import RunRecords, load
 
-__all__ = ["RunRecords", "load", "page", "write"]
+__all__ = ["RunRecords", "data_files", "load", "page", "write"]

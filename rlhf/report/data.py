@@ -1,23 +1,26 @@
-"""The section about the data: signs of bad data in what the runs were trained on, and how long its texts are."""
+"""The section about the data: signs of bad data, and the lengths of the texts."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 from rlhf.data import formats
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
+from rlhf.data.rows import Format
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe import console
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix
-from rlhf.run import reader, records
+from rlhf.run import reader
 from rlhf.run.finished import data_file
+from rlhf.run.outcomes import Quality
 from rlhf.run.provenance import code_version
+from rlhf.run.records import DataSettings
 
 
 class Checked(NamedTuple):
-    """What a check of a run's data says, or why there is none."""
+    """The result of a check of a run's data, or the reason why there is none."""
 
     signs: Table | None
     dropped: str
@@ -26,70 +29,81 @@ class Checked(NamedTuple):
 
 
 def data(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """What a check of each run's data says."""
+    """Return the result of the check of each run's data."""
     shown = []
     for run in runs:
-        found = checked(run)
-        if isinstance(found, str):
-            shown.append(Checked(None, "", [], f"{run.name}: {found}"))
-        elif found is not None:
-            shown.append(_checked(run, found, runs, charts))
+        quality = checked(run)
+        if isinstance(quality, str):
+            shown.append(Checked(None, "", [], f"{run.name}: {quality}"))
+        elif quality is not None:
+            shown.append(_checked(run, quality, runs, charts))
     return [Section("Data quality", "data.html", shown)] if shown else []
 
 
-def _checked(run: RunRecords, found: Mapping[str, Any], runs: Sequence[RunRecords], charts: Charts) -> Checked:
+def _checked(run: RunRecords, quality: Quality, runs: Sequence[RunRecords], charts: Charts) -> Checked:
+    """Return the table of signs, the numbers of dropped rows and the charts of lengths."""
     marks = {"error": "bad", "warning": "warn"}
     rows = [
-        (run.name, line["name"], line["value"], Cell(line["hint"], marks.get(line["severity"], "")))
-        for line in found["table"]
-        if line["value"] != "0"
+        (run.name, line.name, line.value, Cell(line.hint, marks.get(line.severity, "")))
+        for line in quality.table
+        if line.value != "0"
     ]
     signs = table(("run", "sign", "found", "hint"), rows, len(runs) > 1)
-    dropped = (next(iter(run.manifests.values())).get("data") or {}).get("dropped") or {}
-    left = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
+    facts = next(iter(run.manifests.values())).data
+    dropped = facts.dropped if facts else {}
+    dropped_text = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
     drawn = []
-    for part, lengths in found["lengths"].items():
-        bars = {"type": "bar", "x": [f"≤ {end:,}" for end in lengths["upto"]], "y": lengths["counts"]}
-        title = f"{found['unit']} per {part}{suffix(run, runs)}"
+    for part, lengths in quality.lengths.items():
+        bars = {"type": "bar", "x": [f"≤ {end:,}" for end in lengths.upto], "y": lengths.counts}
+        title = f"{quality.unit} per {part}{suffix(run, runs)}"
         drawn.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05))
-    return Checked(signs, left, drawn)
+    return Checked(signs, dropped_text, drawn)
 
 
-def checked(run: RunRecords) -> dict[str, Any] | str | None:
-    """What a check of the run's data says, made once and kept beside it, or why there is none; None for stand-ins.
+def checked(run: RunRecords) -> Quality | str | None:
+    """Check a run's data once and keep the result beside the run.
 
-    Lengths are in tokens where the run has a tokenizer of its own, otherwise in words.
+    Returns the result, or the reason why there is none, or None for stand-in data. Lengths are in tokens if the run has
+    a tokenizer of its own, otherwise in words.
     """
-    manifest = next((m for m in run.manifests.values() if m.get("data") and m["settings"].get("data")), None)
-    if manifest is None or manifest["settings"]["data"]["source"] == "lengths":
+    manifest = next((m for m in run.manifests.values() if m.data and m.settings.data), None)
+    if manifest is None or manifest.data is None or manifest.settings.data is None:
         return None
-    file, facts, settings = run.path / "data" / "quality.json", manifest["data"], manifest["settings"]
+    settings, facts = manifest.settings.data, manifest.data
+    if settings.source == "lengths":
+        return None
+    file = run.path / "data" / "quality.json"
     tokenizer = run.path / "pretrain" / "model"
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
-    split = {"seed": manifest["seed"], "fraction": settings["data"]["heldout_fraction"]}
-    made_from = {"data": facts["sha256"], "unit": unit, "code": code_version()["commit"], **split}
-    known = reader.read(file, records.Quality)
-    if known and known["made_from"] == made_from:
+    split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
+    made_from = {"data": facts.sha256, "unit": unit, "code": code_version()["commit"], **split}
+    known = reader.read(file, Quality)
+    if known and known.made_from == made_from:
         return known
     with console.working(f"{run.name}: checking its data"):
         try:
-            rows = _rows(settings["data"], [str(data_file(run.path, entry["name"])) for entry in facts["files"]])
+            rows = _rows(settings, [str(data_file(run.path, entry.name)) for entry in facts.files])
         except (UserError, OSError) as error:
             return f"its data cannot be checked any more: {error}"
-        if [entry.sha256 for entry in rows.report.files] != [entry["sha256"] for entry in facts["files"]]:
+        if [entry.sha256 for entry in rows.report.files] != [entry.sha256 for entry in facts.files]:
             return "its data has changed since; what it was trained on cannot be checked any more"
-        found = quality.check(rows, **split, count=count, unit=unit).to_dict() | {"made_from": made_from}
+        report = quality.check(
+            rows, seed=manifest.seed, fraction=settings.heldout_fraction, count=count, unit=unit
+        ).to_dict() | {"made_from": made_from}
     try:
         file.parent.mkdir(exist_ok=True)
-        write_json(file, found)
+        write_json(file, report)
     except OSError:
-        pass  # a page about a run that cannot be written to is checked anew each time
-    return found
+        pass  # the directory cannot be written: the data is checked again each time
+    return reader.check(report, Quality, str(file))
 
 
-def _rows(data: Mapping[str, Any], files: list[str]) -> formats.Rows:
-    """What a run read, read again."""
-    if data["source"] == "hub":
-        where = {"data_dir": data.get("data_dir"), "format": data.get("format", "auto")}
-        return formats.read_hub(data["name"], data["revision"], on_bad_row="skip", **where)
-    return formats.read(files, on_bad_row="skip", format=data.get("format", "auto"))
+def _rows(settings: DataSettings, files: list[str]) -> formats.Rows:
+    """Read the rows of a run again."""
+    format = cast(Format, settings.format)
+    if settings.source == "hub":
+        assert settings.name and settings.revision  # required by the recipe
+        return formats.read_hub(
+            settings.name, settings.revision, on_bad_row="skip", data_dir=settings.data_dir, format=format
+        )
+    return formats.read(files, on_bad_row="skip", format=format)

@@ -1,6 +1,6 @@
 """Sections about the evaluation: the policies, ratings of their answers, the reward model, samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
@@ -9,126 +9,130 @@ from rlhf.rating.summary import summarize
 from rlhf.recipe import ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Turn, dialogue, line, middles, table
 from rlhf.report.runs import RunRecords, details, suffix, with_interval
-from rlhf.run import reader, records
+from rlhf.run import reader
+from rlhf.run.outcomes import RewardModelFigures, SampleLine
 
-SAMPLES = 200  # shown at most
-OPEN = 12  # of them at once, the others when they are asked for
+SAMPLES = 200  # dialogues on the page, at most
+OPEN = 12  # dialogues that are shown at once; the others are folded
 
 
 class Policies(NamedTuple):
-    """The metrics of a run's policies side by side, and where the scores of their answers lie."""
+    """The metrics of a run's policies side by side, and the distributions of their scores."""
 
     metrics: Table | None
     scores: Chart | None
 
 
 def policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Every policy on the same held-out prompts."""
+    """Return the metrics of every policy on the same held-out prompts."""
     shown = []
     for run in runs:
-        metrics = run.summaries.get("evaluate", {}).get("metrics", {})
+        metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
         names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
         if not names:
             continue
-        whose = list(dict.fromkeys(policy for policy, _ in names))
+        policies = list(dict.fromkeys(policy for policy, _ in names))
         keys = list(dict.fromkeys(metric for _, metric in names))
         rows = [
-            (run.name, key.replace("_", " "), *(with_interval(metrics, policy, key) for policy in whose))
+            (run.name, key.replace("_", " "), *(with_interval(metrics, policy, key) for policy in policies))
             for key in keys
             if key.removesuffix("_low").removesuffix("_high") == key or key.rpartition("_")[0] not in keys
         ]
-        columns = ("run", "metric", *whose)
+        columns = ("run", "metric", *policies)
         side_by_side = table(columns, rows, len(runs) > 1, numbers=tuple(range(2, len(columns))))
         shown.append(Policies(side_by_side, _scores(run, runs, charts)))
     return [Section("The policies on held-out prompts", "policies.html", shown)] if shown else []
 
 
 def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Chart | None:
-    """Draw how the reward model's scores of each policy's answers are distributed."""
-    scores = details(run).get("scores")
+    """Draw the distribution of the reward model's scores of each policy's answers."""
+    scores = details(run).scores
     if not scores:
         return None
-    centres = middles(scores["edges"])
+    centres = middles(scores.edges)
     lines = [
         line(policy, centres, counts, number, 2) | {"line": {"shape": "hvh", "color": COLOURS[number % len(COLOURS)]}}
-        for number, (policy, counts) in enumerate(scores["counts"].items())
+        for number, (policy, counts) in enumerate(scores.counts.items())
     ]
     axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
     return charts.add(f"scores of every policy's answers{suffix(run, runs)}", lines, tall=True, **axes)
 
 
 def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """What people and models said of two policies' answers, blind."""
+    """Return the statistics of blind ratings of two policies' answers."""
     rows: list[tuple[object, ...]] = []
     for run in runs:
         for file in sorted((run.path / "ab").glob("*-vs-*.jsonl")):
             a, _, b = file.stem.partition("-vs-")
             try:
-                found = summarize(compare(run.path, a, b))
+                summary = summarize(compare(run.path, a, b))
             except UserError as error:
                 rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
                 continue
-            for rater, figures in [*found["raters"].items(), *found["groups"].items()]:
-                rates = [figures["win_rate"], figures["length_controlled_win_rate"]]
-                shown = [f"{r['value']:.0%} ({r['low']:.0%} to {r['high']:.0%})" if r else "" for r in rates]
-                alpha = "" if figures["alpha"] is None else f"{figures['alpha']:.2f}"
-                rows.append((run.name, f"{b} against {a}", rater, figures["pairs"], *shown, alpha))
+            for rater, figures in [*summary.raters.items(), *summary.groups.items()]:
+                rates = [figures.win_rate, figures.length_controlled_win_rate]
+                shown = [f"{r.value:.0%} ({r.low:.0%} to {r.high:.0%})" if r else "" for r in rates]
+                alpha = "" if figures.alpha is None else f"{figures.alpha:.2f}"
+                rows.append((run.name, f"{b} against {a}", rater, figures.pairs, *shown, alpha))
     columns = ("run", "", "rater", "pairs", "win rate", "at equal length", "agreement (alpha)")
     rated = table(columns, rows, len(runs) > 1, numbers=(3, 4, 5, 6))
     return [Section("Rated blind", "table.html", rated)] if rated else []
 
 
 class Contradicted(NamedTuple):
-    """A held-out pair that the reward model orders the other way round."""
+    """A held-out pair on which the reward model contradicts the label."""
 
     turns: list[Turn]
     margin: str
 
 
 class RewardModel(NamedTuple):
+    """The charts of a reward model, and the pairs on which it contradicts the labels most."""
+
     charts: list[Chart]
     contradicted: list[Contradicted]
 
 
 def reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Whether the reward model can be believed: how sure it is, how often it is right, and what it contradicts."""
+    """Return calibration, margins and scores of the reward model, and the pairs that it contradicts."""
     drawn: list[Chart] = []
     contradicted = []
     for run in runs:
-        known = details(run)
-        if not known.get("reward_model"):
+        record = details(run)
+        if record.reward_model is None:
             continue
-        drawn += _reward_model_charts(known["reward_model"], suffix(run, runs), charts)
-        for row in known.get("contradicted", []):
-            turns = [*dialogue(row), *(Turn(answer, row[answer]) for answer in ("chosen", "rejected"))]
-            contradicted.append(Contradicted(turns, f"{row['margin']:.2f}"))
+        drawn += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
+        for pair in record.contradicted:
+            turns = [*dialogue(pair.prompt), Turn("chosen", pair.chosen), Turn("rejected", pair.rejected)]
+            contradicted.append(Contradicted(turns, f"{pair.margin:.2f}"))
     if not drawn:
         return []
     return [Section("The reward model on held-out pairs", "reward_model.html", RewardModel(drawn, contradicted))]
 
 
-def _reward_model_charts(figures: Mapping[str, Any], suffix: str, charts: Charts) -> list[Chart]:
+def _reward_model_charts(figures: RewardModelFigures, suffix: str, charts: Charts) -> list[Chart]:
     """Draw calibration, margins and scores."""
-    bins = figures["calibration"]
+    bins = figures.calibration
     style: dict[str, Any] = {"mode": "lines", "showlegend": False}
     ideal = {"x": [0.5, 1], "y": [0.5, 1], "line": {"dash": "dot", "color": COLOURS[4]}} | style
     model = style | {
-        "x": [row["confidence"] for row in bins],
-        "y": [row["accuracy"] for row in bins],
-        "text": [f"{row['pairs']} pairs" for row in bins],
+        "x": [row.confidence for row in bins],
+        "y": [row.accuracy for row in bins],
+        "text": [f"{row.pairs} pairs" for row in bins],
         "mode": "lines+markers",
         "line": {"color": COLOURS[0]},
     }
     axes: dict[str, Any] = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
     drawn = [charts.add(f"calibration (dotted: perfect){suffix}", [ideal, model], **axes)]
-    for key, title in (("margins", "margin, chosen less rejected"), ("sigmoid_scores", "score after a sigmoid")):
-        bars = {"type": "bar", "x": middles(figures[key]["edges"]), "y": figures[key]["counts"], "showlegend": False}
+    histograms = ((figures.margins, "margin, chosen less rejected"), (figures.sigmoid_scores, "score after a sigmoid"))
+    for histogram, title in histograms:
+        bars = {"type": "bar", "x": middles(histogram.edges), "y": histogram.counts, "showlegend": False}
         drawn.append(charts.add(f"{title}{suffix}", [bars], bargap=0))
     return drawn
 
 
 class Samples(NamedTuple):
-    """Dialogues with every policy's answer; `total` are in the files."""
+    """Dialogues with every policy's answer: shown at once, shown on demand, and their `total` number in the files."""
 
     open: list[list[Turn]]
     folded: list[list[Turn]]
@@ -136,24 +140,21 @@ class Samples(NamedTuple):
 
 
 def samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Held-out prompts with every policy's answer, from the evaluation or, without one, a policy's last samples."""
+    """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples."""
     shown, total = [], 0
     for run in runs:
         files = [run.path / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
-        rows = next((rows for file in files if (rows := reader.read_lines(file, records.SampleLine))), [])
+        rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
-        shown += [[*dialogue(row), *_answers(row)] for row in rows[-SAMPLES:]]
+        shown += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-SAMPLES:]]
     return [Section("Samples", "samples.html", Samples(shown[:OPEN], shown[OPEN:], total))] if shown else []
 
 
-def _answers(row: Mapping[str, Any]) -> list[Turn]:
-    """Return each policy's answer in a line of samples, with its score and true reward where they are known."""
+def _answers(row: SampleLine) -> list[Turn]:
+    """Return each policy's answer in a line of samples, with its score and true reward if they are known."""
     turns = []
-    for policy, answer in row.items():
-        if policy in ("step", "prompt", "sample", "messages"):
-            continue
-        found = answer if isinstance(answer, Mapping) else {"response": answer}
-        known = (("score", "score"), ("true_reward", "true reward"))
-        worth = "".join(f", {name} {found[key]:.3f}" for key, name in known if found.get(key) is not None)
-        turns.append(Turn(policy + worth, str(found.get("response", ""))))
+    for policy, answer in row.answers.items():
+        values = (("score", answer.score), ("true reward", answer.true_reward))
+        scores = "".join(f", {name} {value:.3f}" for name, value in values if value is not None)
+        turns.append(Turn(policy + scores, answer.response))
     return turns

@@ -1,14 +1,16 @@
-"""The top of a report: the outcome in a sentence, what it was measured on, and the chain of stages as a picture."""
+"""The top of a report: the outcome in a sentence, device and time, and the chain of stages as a picture."""
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.observe import console
 from rlhf.recipe import ONLINE, POLICIES, STAGES, published
 from rlhf.recipe.published import Verdict
 from rlhf.report.parts import Charts, Section
 from rlhf.report.runs import RunRecords
+from rlhf.run.finished import totals
+from rlhf.run.records import Manifest, Summary
 
 NAMES = {
     "pretrain": "pretraining",
@@ -40,24 +42,24 @@ ARROWS = {
     "dpo": ("sft",),
     "evaluate": POLICIES,
 }
-BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW = 168, 52, 192, 88  # units of the picture, of which a phone shows 360
+BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW = 168, 52, 192, 88  # units of the picture; a phone shows 360
 
-Summaries = Mapping[str, Mapping[str, Any]]
-Manifests = Mapping[str, Mapping[str, Any]]
+Summaries = Mapping[str, Summary]
+Manifests = Mapping[str, Manifest]
 
 
 def verdicts_of(summaries: Summaries, price: float | None = None) -> list[tuple[str, str, Verdict]]:
-    """Stage, figure and verdict of everything that a run's finished stages were compared with."""
-    found = [
-        (stage, published.recorded(entry).title, published.verdict_of(entry))
+    """Return (stage, figure, verdict) for all figures of a run's finished stages and of all stages together."""
+    of_stages = [
+        (stage, target.figure.title, target.outcome)
         for stage, summary in summaries.items()
-        for entry in summary["targets"]
+        for target in summary.targets
     ]
-    return found + [("all", figure.title, verdict) for figure, _, verdict in published.totals(summaries, price)]
+    return of_stages + [("all", figure.title, verdict) for figure, _, verdict in totals(summaries, price)]
 
 
 def outcome(manifests: Manifests, summaries: Summaries, price: float | None = None) -> tuple[str, str]:
-    """The outcome in a sentence, and how it reads: good, bad or neither ("")."""
+    """Return the outcome in a sentence, and its kind: good, bad or neither ("")."""
     sentences = []
     compared = verdicts_of(summaries, price)
     kind = ""
@@ -78,15 +80,15 @@ def outcome(manifests: Manifests, summaries: Summaries, price: float | None = No
 
 
 def gains(summaries: Summaries) -> str:
-    """What each trained policy gained over SFT, in a sentence each."""
+    """Return a sentence for each trained policy: its gain over SFT."""
     return " ".join(sentence for stage in POLICIES if (sentence := _gain(stage, summaries.get(stage))))
 
 
-def _gain(stage: str, summary: Mapping[str, Any] | None) -> str:
-    """What a policy gained over SFT and at which divergence; empty where it was not measured."""
-    metrics = (summary or {}).get("metrics", {})
+def _gain(stage: str, summary: Summary | None) -> str:
+    """Return a policy's gain over SFT and its KL, as a sentence; "" if it was not measured."""
+    metrics = summary.metrics if summary else {}
     names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", "score of the reward model"))
-    gains = [f"{name} {metrics[key]:+.2f}" for key, name in names if metrics.get(key) is not None]
+    gains = [f"{name} {value:+.2f}" for key, name in names if (value := metrics.get(key)) is not None]
     if not gains:
         return ""
     kl = metrics.get("kl_per_token")
@@ -95,24 +97,24 @@ def _gain(stage: str, summary: Mapping[str, Any] | None) -> str:
 
 
 def facts(manifests: Manifests, summaries: Summaries, price: float | None = None) -> list[str]:
-    """When and on what a run was made, how long it took, and what it cost at `price` dollars an hour of one card."""
-    started = sorted({manifest["started"][:10] for manifest in manifests.values() if manifest.get("started")})
-    said = [" to ".join(dict.fromkeys((started[0], started[-1])))] if started else []
-    device = next(iter(manifests.values()))["device"]
-    threads = f", {device['threads']} thread(s)" if device.get("threads") else ""
-    said.append(f"{device.get('model') or device['name']}{threads}")
-    seconds = sum(summary["wall_seconds"] for summary in summaries.values() if "wall_seconds" in summary)
+    """Return the date, device, time and cost of a run. `price` is in dollars per hour of one card."""
+    started = sorted({manifest.started[:10] for manifest in manifests.values() if manifest.started})
+    texts = [" to ".join(dict.fromkeys((started[0], started[-1])))] if started else []
+    device = next(iter(manifests.values())).device
+    threads = f", {device.threads} thread(s)" if device.threads else ""
+    texts.append(f"{device.model or device.name}{threads}")
+    seconds = sum(summary.wall_seconds for summary in summaries.values())
     if seconds:
-        said.append(f"{datetime.timedelta(seconds=round(seconds))} in {len(summaries)} finished stages")
+        texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {len(summaries)} finished stages")
         if price is not None:
-            said.append(f"{seconds / 3600 * price:.2f} USD a card")
-    if any(manifest["overrides"] for manifest in manifests.values()):
-        said.append("modified recipe")
-    return said
+            texts.append(f"{seconds / 3600 * price:.2f} USD a card")
+    if any(manifest.overrides for manifest in manifests.values()):
+        texts.append("modified recipe")
+    return texts
 
 
 class Box(NamedTuple):
-    """A stage in the picture: its corner, how it went (good, bad, plain or open) and what is written in it."""
+    """A stage in the picture: its corner, its kind (good, bad, plain or open) and its text."""
 
     x: int
     y: int
@@ -122,7 +124,7 @@ class Box(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The stages that were begun as boxes, and an arrow to each from what it is made from, as paths of SVG."""
+    """The stages that were begun as boxes, and arrows from the inputs of each, as paths of SVG."""
 
     label: str
     width: int
@@ -134,7 +136,7 @@ class Picture(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The top of the page for one run; `name` is "" where there is only one."""
+    """The top of the page for one run; `name` is "" if there is only one."""
 
     name: str
     outcome: str
@@ -145,7 +147,7 @@ class Overview(NamedTuple):
 
 
 def overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """The outcome of each run in a sentence, what it was measured on, and its stages as a picture."""
+    """Return the outcome of each run in a sentence, its device and time, and its stages as a picture."""
     shown = []
     for run in runs:
         sentence, kind = outcome(run.manifests, run.summaries, run.price)
@@ -157,11 +159,12 @@ def overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
 
 
 def picture(manifests: Manifests, summaries: Summaries) -> Picture:
-    """Return the stages that were begun and what each is made from; coloured by verdict."""
+    """Return the picture of the stages that were begun, coloured by verdict."""
     begun = [stage for stage in STAGES if stage in manifests]
     rows = {row: at for at, row in enumerate(sorted({PLACES[stage][1] for stage in begun}))}
     corner = {stage: (2 + PLACES[stage][0] * COLUMN, 2 + rows[PLACES[stage][1]] * ROW) for stage in begun}
-    merged = manifests.get("merge", {}).get("settings", {}).get("merge", {}).get("stage", "ppo")
+    merge = manifests["merge"].settings.merge if "merge" in manifests else None
+    merged = merge.stage if merge else "ppo"
     sources = {**ARROWS, "merge": (merged,)}
     return Picture(
         label=", ".join(f"{NAMES[stage]}{'' if stage in summaries else ' (not finished)'}" for stage in begun),
@@ -181,12 +184,12 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     return f"M{x1 + BOX_WIDTH // 2 + shift} {y1 + BOX_HEIGHT}L{x2 + BOX_WIDTH // 2 - shift} {y2 - 3}"
 
 
-def _box(stage: str, x: int, y: int, summary: Mapping[str, Any] | None) -> Box:
-    """Return a stage's box: its name, how long it took and how many of its figures it reached."""
+def _box(stage: str, x: int, y: int, summary: Summary | None) -> Box:
+    """Return a stage's box: its name, its wall time and how many of its figures it reached."""
     if summary is None:
         return Box(x, y, "open", NAMES[stage], "not finished")
-    words = [verdict.word for *_, verdict in verdicts_of({stage: {**summary, "all_stages": []}})]
+    words = [target.outcome.word for target in summary.targets]
     good, bad = (sum(word in kinds for word in words) for kinds in (published.GOOD, published.BAD))
-    line = str(datetime.timedelta(seconds=round(summary.get("wall_seconds", 0))))
+    line = str(datetime.timedelta(seconds=round(summary.wall_seconds)))
     line += f" · {good} of {good + bad} {'✓' if not bad else '✗'}" if good + bad else ""
     return Box(x, y, "bad" if bad else "good" if good else "plain", NAMES[stage], line)

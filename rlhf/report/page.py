@@ -1,4 +1,4 @@
-"""The page itself: its sections in order, and the templates that they are written with."""
+"""The page of a report: its sections in order, and the templates that render them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +10,6 @@ from markupsafe import Markup
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe.console import harmless
-from rlhf.options import refuse_inputs
 from rlhf.report.data import data
 from rlhf.report.evaluation import policies, ratings, reward_model, samples
 from rlhf.report.overview import overview
@@ -30,20 +29,24 @@ SECTIONS: tuple[Builder, ...] = (
 
 
 def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
-    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises UserError where one holds no run.
+    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises UserError if one holds no run.
 
-    `price`: dollars for an hour of one card.
+    `price` is in dollars per hour of one card.
     """
     runs = [load(root)._replace(price=price) for root in roots]
     if len({run.name for run in runs}) < len(runs):
         runs = [run._replace(name=str(run.path)) for run in runs]
-    facts = [(run.path, manifest.get("data") or {}) for run in runs for manifest in run.manifests.values()]
-    refuse_inputs(file, [data_file(root, entry["name"]) for root, data in facts for entry in data.get("files", ())])
     write_output(file, page(runs))
 
 
+def data_files(roots: Sequence[Path]) -> list[Path]:
+    """Return the data files that the runs were trained on. Raises UserError if a directory holds no run."""
+    manifests = [(root, manifest) for root in roots for manifest in load(root).manifests.values()]
+    return [data_file(root, file.name) for root, manifest in manifests if manifest.data for file in manifest.data.files]
+
+
 def page(runs: Sequence[RunRecords]) -> str:
-    """Return the whole page; several runs share its charts."""
+    """Return the page as HTML. Several runs share its charts."""
     charts = Charts()
     top = _sections(overview, runs, charts)
     sections = [section for build in SECTIONS for section in _sections(build, runs, charts)]
@@ -52,7 +55,7 @@ def page(runs: Sequence[RunRecords]) -> str:
 
     return render(
         "page.html",
-        title=f"{first['recipe']} {first['version']}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
+        title=f"{first.recipe} {first.version}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
         top=top,
         problems=[problem for run in runs for problem in run.problems],
         sections=sections,
@@ -63,10 +66,10 @@ def page(runs: Sequence[RunRecords]) -> str:
 
 
 def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the sections that a builder makes, or one that says why it is missing.
+    """Return the sections that a builder makes, or one that says why they are missing.
 
-    A damaged file takes the part of the page that reads it, with its charts, and no other. Only UserError says that a
-    file is damaged: every other exception is a bug of ours, and is raised.
+    A damaged file costs only the sections that read it. UserError alone means a damaged file; any other exception is a
+    bug of ours and is raised.
     """
     before = len(charts.all)
     try:
@@ -77,12 +80,12 @@ def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> lis
 
 
 def render(template: str, **content: Any) -> str:
-    """Return a template of this package filled with the content."""
+    """Return a template of this package, filled with the content."""
     return _ENVIRONMENT.get_template(template).render(content)
 
 
 def _shown(value: Any) -> Any:
-    """Make every text that a template prints one that cannot take over the page, and cut it where it is very long.
+    """Return a text without control characters, cut if it is very long; other values unchanged.
 
     Jinja escapes it afterwards.
     """

@@ -1,8 +1,8 @@
-"""What sections of a report consist of: tables, charts, dialogues. Python prepares them, templates write the HTML."""
+"""Parts of a report's sections: tables, charts and dialogues. Templates render them as HTML."""
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlhf.rating.pairs import turns
@@ -11,7 +11,7 @@ COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#1
 
 
 class Section(NamedTuple):
-    """A part of the page: a template and what it shows, or the reason why it is missing."""
+    """A section of the page: a template and its data, or the reason why the section is missing."""
 
     title: str
     template: str
@@ -20,11 +20,12 @@ class Section(NamedTuple):
 
     @property
     def anchor(self) -> str:
+        """Return the name that links to the section use."""
         return re.sub(r"[^a-z]+", "-", self.title.lower()).strip("-")
 
 
 class Cell(NamedTuple):
-    """A cell of a table. With a `kind` it is marked: good, bad, warn or, as "", not at all."""
+    """A cell of a table. `kind` marks it: good, bad or warn; "" is a mark without colour."""
 
     text: str
     kind: str | None = None
@@ -39,10 +40,10 @@ class Table(NamedTuple):
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], several: bool, numbers: Sequence[int] = ()
 ) -> Table | None:
-    """Return a table of the columns with something in them, None without rows.
+    """Return a table of the columns that are not empty, or None without rows.
 
-    The first column names the run and is shown only where there are `several`. A cell is a Cell or a plain value;
-    `numbers` are the columns that are aligned as such.
+    The first column names the run and is shown only if there are `several`. A cell is a Cell or a plain value.
+    `numbers` are the columns that are aligned at the right.
     """
     if not rows:
         return None
@@ -61,7 +62,7 @@ class Chart(NamedTuple):
 
 
 class Charts:
-    """What the page's script draws. Each chart gets a place of its own."""
+    """The charts that the page's script draws. Each has a place of its own."""
 
     def __init__(self) -> None:
         self.all: list[dict[str, Any]] = []
@@ -75,7 +76,7 @@ class Charts:
 
 
 def line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dict[str, Any]:
-    """Return a line of a chart, in the colour of its number; named in the legend where there are several."""
+    """Return line `number` of a chart with `count` lines; several lines are named in the legend."""
     colour = COLOURS[number % len(COLOURS)]
     return {"x": x, "y": y, "name": name, "mode": "lines", "line": {"color": colour}, "showlegend": count > 1}
 
@@ -92,13 +93,13 @@ def middles(edges: Sequence[float]) -> list[float]:
 
 
 class Turn(NamedTuple):
-    """Who speaks, and what. `shade` is a class of the page's style: "said prompt" is dimmer than "said"."""
+    """A turn of a dialogue: speaker and text. `shade` is a CSS class: "said prompt" is dimmer than "said"."""
 
     who: str
     text: str
     shade: str = "said"
 
 
-def dialogue(row: Mapping[str, Any]) -> list[Turn]:
-    """Return the prompt of a sample, turn by turn."""
-    return [Turn(who, text, "said prompt") for who, text in turns(row)]
+def dialogue(prompt: str, messages: Sequence[Any] = ()) -> list[Turn]:
+    """Return a prompt turn by turn, from its messages if there are any."""
+    return [Turn(speaker, text, "said prompt") for speaker, text in turns(prompt, messages)]

@@ -1,4 +1,4 @@
-"""Sections about training: curves, score against divergence, where time and memory went."""
+"""Sections about training: curves, score against KL, time and memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from rlhf.report.overview import NAMES
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
+from rlhf.run.outcomes import Prediction
 
 CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
     "pretrain": (("loss", "loss"),),
@@ -19,7 +20,7 @@ CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.j
         ("objective/scores", "score"),
         ("objective/kl_per_token", "KL to the reference, nats per token"),
         ("response/length", "response length, tokens"),
-        ("response/eos_rate", "share that ends"),
+        ("response/eos_rate", "share of responses that end (EOS)"),
         ("policy/entropy_avg", "entropy, nats per token"),
         ("val/explained_variance", "explained variance of the critic"),
         ("loss/value_avg", "value loss"),
@@ -33,7 +34,7 @@ CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.j
             ("groups/no_signal", "groups without signal"),
             ("groups/reward_sd", "standard deviation of the rewards in a group"),
             ("response/length", "response length, tokens"),
-            ("response/eos_rate", "share that ends"),
+            ("response/eos_rate", "share of responses that end (EOS)"),
             ("policy/entropy_avg", "entropy, nats per token"),
             ("policy/clipfrac_avg", "clipped tokens"),
         ),
@@ -43,16 +44,17 @@ CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.j
 
 
 def curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """The curves of each stage, and its memory over time."""
+    """Return the curves of each stage, and its memory over time."""
     sections = []
     for stage, keys in CURVES.items():
         drawn = []
         for key, title in keys:
             lines = []
             for number, run in enumerate(runs):
-                rows = [row for row in metrics(run, stage) if row.get(key) is not None]
-                if rows:
-                    lines.append(line(run.name, [r["step"] for r in rows], [r[key] for r in rows], number, len(runs)))
+                points = [(row.step, row.values[key]) for row in metrics(run, stage) if row.values.get(key) is not None]
+                if points:
+                    steps, values = map(list, zip(*points, strict=True))
+                    lines.append(line(run.name, steps, values, number, len(runs)))
             if lines:
                 band = _timeline(runs[0], stage, key, max(one["x"][-1] for one in lines))
                 drawn.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
@@ -63,8 +65,9 @@ def curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
 
 
 def _timeline(run: RunRecords, stage: str, key: str, last: float) -> list[dict[str, Any]]:
-    """Return the published course of a curve, from the range of its first value to that of its last; [] without."""
-    ranges = {t.get("metric"): t["published"] for t in run.summaries.get(stage, {}).get("targets", [])}
+    """Return the published course of a curve as a band, from its first range to its last; [] without ranges."""
+    targets = run.summaries[stage].targets if stage in run.summaries else []
+    ranges = {target.metric: target.published for target in targets}
     start, end = ranges.get(f"first.{key}"), ranges.get(f"last.{key}")
     if not start or not end or None in (*start, *end):
         return []
@@ -75,50 +78,51 @@ def _timeline(run: RunRecords, stage: str, key: str, last: float) -> list[dict[s
 
 
 def _memory_over_time(runs: Sequence[RunRecords], stage: str, charts: Charts) -> list[Chart]:
+    """Draw the measured memory of each logged step."""
     lines = []
     for number, run in enumerate(runs):
-        lines_read = reader.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
-        rows = [row for row in lines_read if row.get("memory_bytes") is not None]
-        if rows:
-            size = [row["memory_bytes"] / 1e9 for row in rows]
-            lines.append(line(run.name, [row["step"] for row in rows], size, number, len(runs)))
+        telemetry = reader.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
+        points = [(row.step, row.memory_bytes / 1e9) for row in telemetry if row.memory_bytes is not None]
+        if points:
+            steps, sizes = map(list, zip(*points, strict=True))
+            lines.append(line(run.name, steps, sizes, number, len(runs)))
     if not lines:
         return []
     manifest = runs[0].manifests.get(stage)
-    card = manifest["settings"].get("hardware", {}).get("memory_gb") if manifest else None
-    on_card = manifest is not None and manifest["device"]["type"] == "cuda"
+    card = manifest.settings.hardware.memory_gb if manifest else None
+    on_card = manifest is not None and manifest.device.type == "cuda"
     measured = "peak of the GPU's memory" if on_card else "the process's memory"
     axes: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"rangemode": "tozero"}}
     return [charts.add(f"{measured}, measured, GB", lines, shapes=[level(card)] if card else [], **axes)]
 
 
 def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Score against divergence of PPO's, RLOO's and GRPO's evaluations; the picked checkpoint is marked."""
+    """Return score against KL for the evaluations of PPO, RLOO and GRPO; the chosen checkpoint is marked."""
     data: list[dict[str, Any]] = []
-    known: list[dict[str, Any]] = []
+    with_truth: list[dict[str, Any]] = []
     trained = [(run, stage) for run in runs for stage in ONLINE if metrics(run, stage)]
     several = len({stage for _, stage in trained}) > 1
     for number, (run, stage) in enumerate(trained):
-        rows = [r for r in metrics(run, stage) if r.get("eval/score") is not None]
+        rows = [row for row in metrics(run, stage) if row.values.get("eval/score") is not None]
         if not rows:
             continue
         method = f", {NAMES[stage]}" if several else ""
         colour = COLOURS[number % len(COLOURS)]
-        x, y = [r.get("eval/kl_per_token") for r in rows], [r["eval/score"] for r in rows]
+        x, y = ([row.values.get(key) for row in rows] for key in ("eval/kl_per_token", "eval/score"))
         drawn = {"mode": "lines+markers", "name": run.name + method, "marker": {"color": colour}}
-        data.append({"x": x, "y": y, "text": [f"step {r['step']}" for r in rows]} | drawn)
+        data.append({"x": x, "y": y, "text": [f"step {row.step}" for row in rows]} | drawn)
         for key, name, dash in (("score", "score", "solid"), ("true_reward", "true reward", "dash")):
-            gains = [row.get(f"eval/{key}_gain_sd") for row in rows]
-            if rows[0].get("eval/true_reward_gain_sd") is not None:  # who knows no truth has no gap to show
+            gains = [row.values.get(f"eval/{key}_gain_sd") for row in rows]
+            if rows[0].values.get("eval/true_reward_gain_sd") is not None:  # without it there is nothing to compare
                 style = {"color": colour, "dash": dash}
                 named = {"name": f"{name}{suffix(run, runs)}{method}", "line": style}
-                known.append({"x": [0, *x], "y": [0, *gains]} | named)
+                with_truth.append({"x": [0, *x], "y": [0, *gains]} | named)
         chosen = reader.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
-        best = chosen["best_step"] if chosen else None
+        best = chosen.best_step if chosen else None
         star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
         for row in rows:
-            if row["step"] == best:
-                point = {"x": [row.get("eval/kl_per_token")], "y": [row["eval/score"]]}
+            if row.step == best:
+                point = {"x": [row.values.get("eval/kl_per_token")], "y": [row.values["eval/score"]]}
                 data.append(point | {"mode": "markers", "marker": star, "name": f"picked: step {best}"})
     if not data:
         return []
@@ -126,16 +130,16 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     axes: dict[str, Any] = {"xaxis": across, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(NAMES[stage] for _, stage in trained))
     shown = [charts.add(f"{methods}'s evaluations, in order", data, tall=True, **axes)]
-    if known:
+    if with_truth:
         gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}
-        shown.append(charts.add("what the reward model says, and what is true", known, tall=True, **gain))
+        shown.append(charts.add("gain by the reward model, and true gain", with_truth, tall=True, **gain))
     return [Section("Score against divergence", "chart.html", shown)]
 
 
 def time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Seconds of each stage by its top phases."""
+    """Return the seconds of each stage by its outermost phases."""
     names = [f"{run.name} {stage}" if len(runs) > 1 else stage for run in runs for stage in run.summaries]
-    spent = [summary.get("phase_seconds", {}) for run in runs for summary in run.summaries.values()]
+    spent = [summary.phase_seconds for run in runs for summary in run.summaries.values()]
     phases = list(dict.fromkeys(phase for row in spent for phase in row if "/" not in phase))
     if not phases:
         return []
@@ -156,7 +160,7 @@ def time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
 
 
 class Memory(NamedTuple):
-    """The prediction as a chart, whose bars are as wide as the seconds of their phases if `by_time`; measured peaks."""
+    """The predicted memory as a chart, and measured peaks. With `by_time` a bar is as wide as its phase's seconds."""
 
     predicted: Chart | None
     by_time: bool
@@ -164,12 +168,12 @@ class Memory(NamedTuple):
 
 
 def memory(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Predicted components of every phase, as pinned beside the recipe, under the card's limit; measured peaks."""
+    """Return the predicted components of every phase, as pinned beside the recipe, and the measured peaks."""
     predicted, by_time = _predicted_memory(runs, charts)
     rows = []
     for run in runs:
         for stage, summary in run.summaries.items():
-            vram, rss = summary.get("peak_vram_bytes"), summary.get("peak_rss_bytes")
+            vram, rss = summary.peak_vram_bytes, summary.peak_rss_bytes
             rows.append((run.name, stage, *(f"{size / 1e9:.2f}" if size else "-" for size in (vram, rss))))
     columns = ("run", "stage", "peak VRAM, GB", "peak of the process, GB")
     peaks = table(columns, rows, len(runs) > 1, numbers=(2, 3))
@@ -180,24 +184,25 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
     """Draw the pinned prediction of an unchanged recipe, and return whether its bars are as wide as their time."""
     manifests = [manifest for run in runs for manifest in run.manifests.values()]
     manifest = manifests[0]
-    folder: Path = default_root() / manifest["recipe"] / manifest["version"]
-    same = {found["recipe_sha256"] for found in manifests} == {manifest["recipe_sha256"]}
-    unchanged = same and not any(m["overrides"] for m in manifests)
-    pinned = reader.read(folder / "predicted.json", records.Prediction) if unchanged else None
-    if not pinned or recipes.load(folder).sha256 != manifest["recipe_sha256"]:
+    folder: Path = default_root() / manifest.recipe / manifest.version
+    same = {m.recipe_sha256 for m in manifests} == {manifest.recipe_sha256}
+    unchanged = same and not any(m.overrides for m in manifests)
+    pinned = reader.read(folder / "predicted.json", Prediction) if unchanged else None
+    if not pinned or recipes.load(folder).sha256 != manifest.recipe_sha256:
         return None, False
     phases = {
         (stage, phase): components
-        for stage, found in pinned["stages"].items()
-        for phase, components in found.items()
-        if phase and "/" not in phase and stage != "merge"  # which is done in the host's memory
+        for stage, of_stage in pinned.stages.items()
+        for phase, components in of_stage.items()
+        if phase and "/" not in phase and stage != "merge"  # merging uses the host's memory
     }
     if not phases:
         return None, False
     labels = [f"{stage} {phase}" for stage, phase in phases]
-    seconds = [runs[0].summaries.get(s, {}).get("phase_seconds", {}).get(p) for s, p in phases]
+    summaries = runs[0].summaries
+    seconds = [summaries[stage].phase_seconds.get(p, 0.0) if stage in summaries else 0.0 for stage, p in phases]
     by_time = all(seconds)
-    widths = [spent if by_time else 1.0 for spent in seconds]
+    widths = seconds if by_time else [1.0] * len(seconds)
     starts = [sum(widths[:i]) for i in range(len(widths))]
     centres = [start + width / 2 for start, width in zip(starts, widths, strict=True)]
     data = [
@@ -213,7 +218,7 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
         }
         for i, name in enumerate(dict.fromkeys(name for components in phases.values() for name in components))
     ]
-    card = manifest["settings"]["hardware"].get("memory_gb")
+    card = manifest.settings.hardware.memory_gb
     ticks = {"tickvals": centres, "ticktext": labels, "tickangle": -45}
     layout: dict[str, Any] = {"barmode": "stack", "xaxis": ticks, "yaxis": {"title": {"text": "GB"}}}
     title = "predicted peak of each phase by component, in order"

@@ -19,11 +19,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import SpecialIds, pad_right
-from rlhf.errors import UserError
 from rlhf.models import lean
+from rlhf.models.architecture import logit_scale, sliding_window
 from rlhf.models.lean import FourBit
-from rlhf.models.loading import mixed_precision
-from rlhf.models.model import Model, dtype_of
+from rlhf.models.model import Model, dtype_of, mixed_precision
 from rlhf.process import distributed
 
 LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device
@@ -74,7 +73,7 @@ def collate(
 
 
 def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Concatenate the rows of two rollouts. Log-probabilities or values that only one of them has are left out."""
+    """Concatenate the rows of two rollouts, without `lower`, and what only one of them has."""
 
     def wide(x: Tensor, width: int) -> Tensor:
         return torch.nn.functional.pad(x, (0, width - x.shape[1]))
@@ -222,12 +221,10 @@ class _Decoding:
         device = uniforms.device
         ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
         self.width = ids.shape[1]
-        sliding = getattr(model.config, "sliding_window", None)
-        if sliding and self.width + self.room > sliding:
-            raise UserError(
-                f"prompt and response of {self.width + self.room} tokens exceed the model's sliding window of "
-                f"{sliding}: lower max_prompt_length or response_length"
-            )
+        window = sliding_window(model.config)
+        self.sliding = window if window and self.width + self.room > window else None
+        self.logit_scale = logit_scale(model.config)
+        self.kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
         self.growth = WINDOW[device.type]
         slots = _round_up(self.width + self.room, self.growth.whole)
         self.dtype = dtype_of(model)
@@ -311,9 +308,11 @@ class _Decoding:
             causal = torch.ones(self.width, self.width, dtype=torch.bool, device=ids.device).tril()
             own = torch.eye(self.width, dtype=torch.bool, device=ids.device)  # a softmax over nothing would be NaN
             mask = (causal & (real[:, None, :] | own))[:, None]
-            mask = self._as_bias(mask) if self.eager else mask
+        elif self.sliding:
+            mask = torch.ones(1, 1, self.width, self.width, dtype=torch.bool, device=ids.device).tril()
         positions = (real.cumsum(1) - 1).clamp(min=0)
-        self._draw(_repeated(self._forward(ids, positions, mask), self.copies))
+        masks = None if mask is None else self._masks(mask, None, self.eager)
+        self._draw(_repeated(self._forward(ids, positions, masks), self.copies))
         self.slot = torch.tensor([self.width], device=ids.device)
         for layer in self.layers:
             layer.slot = self.slot
@@ -326,15 +325,33 @@ class _Decoding:
         window = self.layers[0].window
         slots = torch.arange(window, device=newest.device)
         mask = self.real[:, :window] & (slots < self.width + self.step)
-        mask = self._as_bias(mask) if self.bias else mask
-        self._draw(self._forward(newest, self.position, mask[:, None, None]))
+        masks = self._masks(mask[:, None, None], self.slot, self.bias)
+        self._draw(self._forward(newest, self.position, masks))
         self.slot += 1
+
+    def _masks(self, mask: Tensor, queries: Tensor | None, bias: bool) -> Tensor | dict[str, Tensor]:
+        """Return the mask (B, 1, queries, slots) of every kind of attention layer: one, or one for each kind.
+
+        `queries` are the slots of the new tokens, None for those of whole prompts. A layer with a sliding window reads
+        the newest `sliding` slots; a prompt's padding is before it, so that slots are as far apart as positions. Where
+        a model mixes kinds of layers, transformers takes a mask for each.
+        """
+        masks = {"full_attention": mask}
+        if self.sliding:
+            slots = torch.arange(mask.shape[-1], device=mask.device)
+            near = slots > (slots if queries is None else queries)[:, None] - self.sliding
+            masks["sliding_attention"] = mask & near
+        if bias:
+            masks = {kind: self._as_bias(x) for kind, x in masks.items()}
+        if not self.sliding:
+            return masks["full_attention"]
+        return masks if self.kinds else masks["sliding_attention"]
 
     def _as_bias(self, mask: Tensor) -> Tensor:
         """Return 0 where a mask is True and -inf elsewhere, in the model's type."""
         return torch.zeros_like(mask, dtype=self.dtype).masked_fill_(~mask, -torch.inf)
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> Tensor:
         """Return the hidden states (B, H) of the last place."""
         states: Tensor = self.decoder(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
@@ -343,7 +360,10 @@ class _Decoding:
 
     def _draw(self, hidden: Tensor) -> None:
         uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
-        ids, logp = pick(self.head(hidden), uniforms, self.sampling.temperature, self.sampling.top_p)
+        logits = self.head(hidden)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        ids, logp = pick(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
         ids = ids.where(~self.ended, self.pad_id)
         self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
         self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))

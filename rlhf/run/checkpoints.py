@@ -26,16 +26,16 @@ def checkpoint_problem(folder: Path) -> str | None:
         return str(error)
     if record is None:
         return "checkpoint.json is missing"
-    if record["step"] != checkpoint_step(folder):
-        return f"checkpoint.json is that of step {record['step']}"
-    for name, digest in record["sha256"].items():
+    if record.step != checkpoint_step(folder):
+        return f"checkpoint.json is that of step {record.step}"
+    for name, digest in record.sha256.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
         if sha256(folder / name) != digest:
             return f"{name} is damaged"
     present = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     unnamed = sorted(
-        name for name in present - {*record["sha256"], "checkpoint.json"} if not Path(name).name.startswith(".")
+        name for name in present - {*record.sha256, "checkpoint.json"} if not Path(name).name.startswith(".")
     )
     return f"{unnamed[0]} does not belong to it" if unnamed else None
 
@@ -45,10 +45,10 @@ def resuming(folder: Path) -> AbstractContextManager[None]:
     return reader.advising(f"move {folder} away, and --resume takes the checkpoint before it")
 
 
-def keep_lines_until(file: Path, kind: type[records.Record], step: int, lines: int | None = None) -> None:
+def keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: int | None = None) -> None:
     """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
     rows = reader.read_lines(file, kind)[:lines]
-    kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= step]
+    kept = [json.dumps(row.plain(), ensure_ascii=False) + "\n" for row in rows if row.step <= step]
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     sync(temporary)

@@ -27,7 +27,7 @@ from rlhf.errors import ParentMissing, UserError
 from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, published
 from rlhf.run import reader, records
-from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, holds_no_work, keep_lines_until
+from rlhf.run.checkpoints import checkpoint_problem, holds_no_work, keep_lines_until
 from rlhf.run.finished import (
     REMADE,
     check_result,
@@ -45,7 +45,7 @@ from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 
 LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
-LOGS: dict[str, type[records.Record]] = {
+LOGS: dict[str, type[records.LogLine]] = {
     "metrics.jsonl": records.MetricsLine,
     "telemetry.jsonl": records.TelemetryLine,
     "samples.jsonl": records.LogLine,
@@ -65,7 +65,7 @@ class Run:
         self.parents_root = parents / loaded.name / loaded.version if parents else None
         self.path = self.root / stage
         self.resumed_from: Path | None = None
-        self.resumed_data: dict[str, Any] | None = None  # the data of the run that is resumed
+        self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
         self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row that log() writes
         self.readers: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
         self._manifest: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Run:
 
     # -- before the stage ------------------------------------------------------------------------------------------
 
-    def done(self) -> dict[str, Any] | None:
+    def done(self) -> records.Summary | None:
         """Return the summary of this stage if it has finished with these settings, or None.
 
         Raises UserError if the directory holds a finished run of other settings, which is never overwritten, or a
@@ -86,14 +86,14 @@ class Run:
         manifest = self._check_same_settings(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
         follow_base(self.root, self.stage)
-        changed = [name for name, digest in self._parents().items() if manifest["parents"].get(name) != digest]
-        changed += [f["name"] for f in (manifest.get("data") or {}).get("files", []) if self._changed(f)]
+        changed = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
+        changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
             raise UserError(
                 f"{self.path} was made from another {', '.join(changed)}; "
                 "choose another --out (make: OUT=…), or move that directory away"
             )
-        return None if changed or manifest["parents"].keys() != self._parents().keys() else summary
+        return None if changed or manifest.parents.keys() != self._parents().keys() else summary
 
     def folder_of(self, stage: str) -> Path:
         """Return the directory of a stage: below this run's root if it exists there, else below `parents`."""
@@ -110,7 +110,7 @@ class Run:
         if not (path / "summary.json").exists():
             raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
         manifest = self._check_same_settings(path, stage)
-        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest["parents"]]
+        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
         if unnamed:
             raise UserError(
                 f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
@@ -124,20 +124,9 @@ class Run:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
-        if os.path.lexists(self.path):
-            if resume and not (self.path / "summary.json").exists() and self._begun():
-                self._manifest = self._check_same_settings(self.path, self.stage)
-                if self._manifest["parents"] != self._parents():
-                    raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
-                self.resumed_from = self.latest_checkpoint()
-            if self.resumed_from is None:
-                self.set_aside()
-                self._manifest = {}
-            else:
-                self.resumed_data = self._manifest.get("data")
-                self._spent = (reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {})[
-                    "wall_seconds"
-                ]
+        checkpoint = self._checkpoint_to_resume() if resume else None
+        if checkpoint is None and os.path.lexists(self.path):
+            self.set_aside()
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._manifest |= {
             "schema": SCHEMA,
@@ -160,15 +149,8 @@ class Run:
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
         }
         self.describe()
-        if self.resumed_from:
-            last = checkpoint_step(self.resumed_from)
-            for step in self.checkpoint_steps():
-                if step > last:  # a later checkpoint is damaged, or it would have been chosen
-                    remove(self.checkpoint(step))
-            logged = (reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint) or {}).get("log_lines")
-            for name, kind in LOGS.items():  # a step may log after its checkpoint
-                with reader.advising(f"repair it, or run {self.stage} without --resume"):
-                    keep_lines_until(self.path / name, kind, last, None if logged is None else logged.get(name, 0))
+        if checkpoint is not None:
+            self._rewind(checkpoint)
 
     def describe(self, **facts: Any) -> None:
         """Add facts to manifest.json, such as the data's fingerprint."""
@@ -269,7 +251,7 @@ class Run:
 
     def finish(
         self, metrics: Mapping[str, float], costs: Mapping[str, Any], predicted_peak: int | None = None
-    ) -> dict[str, Any]:
+    ) -> records.Summary:
         """Write summary.json, the last file of a stage, and return it.
 
         `costs` are those of `Telemetry.costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes and others.
@@ -293,15 +275,16 @@ class Run:
             "data_sha256": self._manifest.get("data", {}).get("sha256"),
             "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
-            "findings": [row["check"] for row in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
+            "findings": [line.check for line in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
             "targets": [_figure_record(figure, comparable) for figure in self._figures(self.stage)],
             "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
         }
+        record = records.Summary.model_validate(summary)
         for folder in ("adapter", "model"):
             sync_tree(self.path / folder)
         self._sync_logs()
         write_json(self.path / "summary.json", summary)
-        return summary
+        return record
 
     def _figures(self, stage: str) -> list[recipes.Figure]:
         """Return the figures of a stage. Random weights are compared only with figures of cost."""
@@ -322,7 +305,7 @@ class Run:
             if sizes:
                 comparable[name] = sum(sizes) / published.GB
         for row in reader.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
-            for key, value in row.items():
+            for key, value in row.values.items():
                 if value is not None:
                     comparable.setdefault(f"first.{key}", value)
                     comparable[f"last.{key}"] = value
@@ -361,6 +344,36 @@ class Run:
         summaries = {name: self.folder_of(name) / "summary.json" for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
+    def _checkpoint_to_resume(self) -> records.Checkpoint | None:
+        """Return the record of the checkpoint that this run continues from, and take over its manifest and times.
+
+        None if there is nothing to continue. Raises UserError if its settings or parents were others.
+        """
+        if (self.path / "summary.json").exists() or not self._begun():
+            return None
+        begun = self._check_same_settings(self.path, self.stage)
+        if begun.parents != self._parents():
+            raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
+        self.resumed_from = self.latest_checkpoint()
+        if self.resumed_from is None:
+            return None
+        checkpoint = reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint)
+        assert checkpoint is not None  # latest_checkpoint has read it
+        self._manifest, self.resumed_data = {**begun.plain()}, begun.data
+        self._spent = checkpoint.wall_seconds
+        return checkpoint
+
+    def _rewind(self, checkpoint: records.Checkpoint) -> None:
+        """Drop later checkpoints and what the logs say about later steps."""
+        for step in self.checkpoint_steps():
+            if step > checkpoint.step:  # a later checkpoint is damaged, or it would have been chosen
+                remove(self.checkpoint(step))
+        logged = checkpoint.log_lines
+        for name, kind in LOGS.items():  # a step may log after its checkpoint
+            with reader.advising(f"repair it, or run {self.stage} without --resume"):
+                lines = None if logged is None else logged.get(name, 0)
+                keep_lines_until(self.path / name, kind, checkpoint.step, lines)
+
     def _begun(self) -> bool:
         """Return whether the directory holds a manifest with which a run can be continued.
 
@@ -373,10 +386,10 @@ class Run:
             say(f"{self.stage}: {error}; starting afresh")
             return False
 
-    def _changed(self, file: Mapping[str, Any]) -> bool:
+    def _changed(self, file: records.DataFile) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
-        path = data_file(self.root, file["name"])
-        return path.is_file() and sha256(path) != file["sha256"]
+        path = data_file(self.root, file.name)
+        return path.is_file() and sha256(path) != file.sha256
 
     def _parents_from(self) -> dict[str, str]:
         """Return the directories of parents below another root, relative to this run's root."""
@@ -398,14 +411,14 @@ class Run:
         path = self.folder_of(stage)
         if path == self.root / stage or not (path / "summary.json").exists():
             return None
-        differing = recipes.differences(read_manifest(path)["settings"], recipes.settings(self.loaded.recipe, stage))
-        return None if differing else path
+        settings = recipes.settings(self.loaded.recipe, stage)
+        return None if recipes.differences(read_manifest(path).settings.plain(), settings) else path
 
-    def _check_same_settings(self, path: Path, stage: str) -> dict[str, Any]:
+    def _check_same_settings(self, path: Path, stage: str) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
         wanted = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(manifest["settings"], wanted)
+        keys = recipes.differences(manifest.settings.plain(), wanted)
         if keys:
             further = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
             way_out = (
@@ -415,27 +428,6 @@ class Run:
             )
             raise UserError(f"{path} was made with another {', '.join(keys[:3])}{further}; {way_out}")
         return manifest
-
-
-class Follower(Run):
-    """The directory as the other processes of a run see it: they read and never write."""
-
-    is_main = False
-
-    def _skip(self, *_: Any, **__: Any) -> Any:
-        """Do nothing, in place of a method that writes."""
-
-    start = describe = log = log_telemetry = log_samples = log_finding = _skip
-    save_checkpoint = seal_checkpoint = _skip
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Take no lock; the main process holds it."""
-        yield
-
-    def finish(self, *_: Any) -> dict[str, Any]:
-        """Write nothing."""
-        return {}
 
 
 def _figure_record(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:

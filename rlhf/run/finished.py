@@ -13,7 +13,8 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.recipe import STAGES
+from rlhf.recipe import STAGES, published
+from rlhf.recipe.published import Figure, Verdict
 from rlhf.run import reader, records
 
 REMADE = ("evaluate", "merge")  # run again when an input has changed; the earlier result is renamed, not deleted
@@ -21,13 +22,13 @@ CONFIG = "adapter_config.json"
 BASE = "base_model_name_or_path"  # in CONFIG; the only thing in a result that depends on where the run is
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
+def read_summary(path: Path) -> records.Summary | None:
     """Return the summary in a stage's directory; None if the stage is not done. Raises UserError if it is damaged."""
     with reader.advising(_way_out(path, path.name)):
         return reader.read(path / "summary.json", records.Summary)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> records.Manifest:
     """Return the manifest in a stage's directory. Raises UserError if it is missing or damaged."""
     with reader.advising(_way_out(path, path.name)):
         manifest = reader.read(path / "manifest.json", records.Manifest)
@@ -47,13 +48,13 @@ def stage_folder(root: Path, stage: str) -> Path:
         for manifest in sorted(root.glob("*/manifest.json")):
             if manifest.parent.name not in STAGES:
                 continue
-            place = read_manifest(manifest.parent).get("parents_from", {}).get(stage)
+            place = read_manifest(manifest.parent).parents_from.get(stage)
             if place is not None:
                 return Path(os.path.normpath(root.resolve() / place))
     return own
 
 
-def verified(root: Path, stage: str) -> dict[str, Any]:
+def verified(root: Path, stage: str) -> records.Summary:
     """Return the summary of a finished stage below `<out>/<recipe>/<version>`, after checking its files and parents.
 
     Every file of the result must have the hash that the summary names. Each parent that still exists must be the one
@@ -64,7 +65,7 @@ def verified(root: Path, stage: str) -> dict[str, Any]:
     if summary is None:
         raise UserError(f"{path}: {stage} is not done")
     check_result(path, summary)
-    for name, digest in read_manifest(path)["parents"].items():
+    for name, digest in read_manifest(path).parents.items():
         parent = stage_folder(path.parent, name) / "summary.json"
         if parent.is_file() and sha256(parent) != digest:
             again = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
@@ -73,12 +74,12 @@ def verified(root: Path, stage: str) -> dict[str, Any]:
     return summary
 
 
-def check_result(path: Path, summary: Mapping[str, Any], largest: int | None = None) -> None:
+def check_result(path: Path, summary: records.Summary, largest: int | None = None) -> None:
     """Compare the files of a stage's result with the hashes in its summary. Raises UserError.
 
     Files of more than `largest` bytes need only be present.
     """
-    stage, digests = summary["stage"], summary["result_sha256"]
+    stage, digests = summary.stage, summary.result_sha256
     if stage != path.name:
         raise UserError(f"{path}: summary.json is that of {stage}; {_way_out(path, path.name)}")
     for name, digest in digests.items():
@@ -120,7 +121,8 @@ def follow_base(root: Path, stage: str) -> None:
     config = _config(file) if file.is_file() else None
     if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
         return
-    if (read_summary(root / stage) or {})["result_sha256"].get(f"adapter/{CONFIG}") != result_hash(file):
+    summary = read_summary(root / stage)
+    if summary is None or summary.result_sha256.get(f"adapter/{CONFIG}") != result_hash(file):
         return
     temporary = file.with_name(f".{CONFIG}.tmp")
     try:
@@ -128,6 +130,17 @@ def follow_base(root: Path, stage: str) -> None:
         os.replace(temporary, file)
     except OSError:  # a read-only copy: nothing of ours reads that path
         temporary.unlink(missing_ok=True)
+
+
+def totals(
+    summaries: Mapping[str, records.Summary], price: float | None = None
+) -> list[tuple[Figure, float | None, Verdict]]:
+    """Compare the figures of all stages together with one run's finished stages, which `summaries` has by name.
+
+    `price` is in dollars per hour of one card.
+    """
+    figures = next((summary.all_stages for summary in reversed([*summaries.values()]) if summary.all_stages), [])
+    return published.totals(figures, {stage: summary.spent for stage, summary in summaries.items()}, price)
 
 
 def data_file(root: Path, name: str) -> Path:

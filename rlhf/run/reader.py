@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,9 +20,11 @@ from rlhf.run.records import Record
 
 LONGEST = 160  # characters of an explanation that is passed on
 
+RecordT = TypeVar("RecordT", bound=Record)
 
-def read(file: Path, kind: type[Record]) -> dict[str, Any] | None:
-    """Return the file's object, or None if there is no file. NaN and infinity become None.
+
+def read(file: Path, kind: type[RecordT]) -> RecordT | None:
+    """Return the file's record, or None if there is no file. NaN and infinity become None.
 
     Raises UserError if it is not a valid `kind`.
     """
@@ -33,8 +35,8 @@ def read(file: Path, kind: type[Record]) -> dict[str, Any] | None:
     return check(content, kind, str(file))
 
 
-def read_lines(file: Path, kind: type[Record]) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file; none if there is no file. A last line that a crash cut off is left out.
+def read_lines(file: Path, kind: type[RecordT]) -> list[RecordT]:
+    """Return the records of a JSONL file; none if there is no file. A last line that a crash cut off is left out.
 
     Raises UserError for any other line that is not a valid `kind`.
     """
@@ -51,13 +53,12 @@ def read_lines(file: Path, kind: type[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def check(content: Any, kind: type[Record], where: str) -> dict[str, Any]:
-    """Return `content` if it is a valid `kind`. Raises UserError that begins with `where`."""
+def check(content: Any, kind: type[RecordT], where: str) -> RecordT:
+    """Return `content` as a `kind`. Raises UserError that begins with `where` unless it is valid."""
     try:
-        kind.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         raise UserError(f"{where}: {_first_problem(error)}: damaged, or of another version") from None
-    return cast(dict[str, Any], content)  # what is valid is an object
 
 
 @contextmanager

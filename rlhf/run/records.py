@@ -3,12 +3,23 @@
 Unknown keys are kept: a newer version may add some. A version that changes the meaning of a key raises SCHEMA.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
-from rlhf.recipe import published
+from rlhf.recipe.published import GB, Figure, Spent, Verdict, compare, recorded
 
 SCHEMA = 1
 
@@ -20,6 +31,19 @@ class Record(BaseModel):
     """An object in a file of a run directory. Types are strict; unknown keys are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
+    _content: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_content(cls, content: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        record = validate(content)
+        if isinstance(content, dict):
+            record._content = content
+        return record
+
+    def plain(self) -> dict[str, Any]:
+        """Return the object as it was read: its keys in their order, without defaults."""
+        return self._content
 
 
 def _relative(name: str) -> str:
@@ -29,27 +53,19 @@ def _relative(name: str) -> str:
     return name
 
 
-def _readable_comparison(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a comparison that rlhf/recipe/published.py can read. Raises ValueError for anything else."""
-    try:
-        low, high = entry["published"]
-        for number in (entry["measured"], low, high):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
-                raise ValueError(f"{number!r} is not a number")
-        published.verdict_of(entry)
-    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"not a comparison ({type(error).__name__}: {error})") from None
-    return entry
+def _as_it_is(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Return a valid number unchanged. Pydantic would turn the integers of a file into floats."""
+    validate(value)
+    return value
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False), WrapValidator(_as_it_is)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), WrapValidator(_as_it_is)]
 Name = Annotated[str, Field(pattern=r"^[^/\x00]+$")]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 InnerFile = Annotated[str, AfterValidator(_relative)]
 Hashes = dict[InnerFile, Hash]
-Comparison = Annotated[dict[str, Any], AfterValidator(_readable_comparison)]
 
 
 class Device(Record):
@@ -57,6 +73,7 @@ class Device(Record):
 
     name: str
     type: str
+    model: str | None = None
     threads: Count | None = None
     processes: Count = 1
 
@@ -109,6 +126,12 @@ class TokenizerSettings(Record):
     template: str = "hh"
 
 
+class MergeSettings(Record):
+    """The keys of a recipe's merge that are read from a manifest."""
+
+    stage: str = "ppo"
+
+
 class Settings(Record):
     """The settings in a manifest. These keys are read again; all keys are compared with a recipe's."""
 
@@ -116,6 +139,7 @@ class Settings(Record):
     hardware: HardwareSettings = HardwareSettings()
     data: DataSettings | None = None
     tokenizer: TokenizerSettings = TokenizerSettings()
+    merge: MergeSettings | None = None
 
 
 class Manifest(Record):
@@ -137,6 +161,34 @@ class Manifest(Record):
     data: DataRead | None = None
 
 
+class Comparison(Record):
+    """A figure with the value that a stage measured, as summary.json holds them."""
+
+    name: str
+    metric: str | None = None
+    guide: str | None = None
+    published: Annotated[list[Number | None], Field(min_length=2, max_length=2)]  # the figure's printed ends
+    measured: Number | None
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        try:
+            compare(self.figure, self.measured)
+        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            raise ValueError(f"not a comparison ({type(error).__name__}: {error})") from None
+        return self
+
+    @property
+    def figure(self) -> Figure:
+        """Return the figure that the value is compared with."""
+        return recorded(self.plain())
+
+    @property
+    def outcome(self) -> Verdict:
+        """Return the verdict, computed from the figure and the value."""
+        return compare(self.figure, self.measured)
+
+
 class Summary(Record):
     """The content of summary.json."""
 
@@ -156,9 +208,15 @@ class Summary(Record):
     phase_seconds: dict[str, Amount] = {}
     result_sha256: Hashes
     metrics: dict[str, Number | None]
-    findings: list[str] = []
+    findings: list[str] | None = None  # None in summaries older than the checks
     targets: list[Comparison]
-    all_stages: list[published.Figure] = []
+    all_stages: list[Figure] = []
+
+    @property
+    def spent(self) -> Spent:
+        """Return the cost of the stage."""
+        peak = self.peak_vram_bytes
+        return Spent(peak / GB if peak else None, self.wall_seconds / 3600, self.processes)
 
 
 class Checkpoint(Record):
@@ -239,9 +297,9 @@ class AdapterConfig(Record):
     use_rslora: Literal[False] = False
     rank_pattern: Annotated[dict[str, int], Field(max_length=0)] = {}
     alpha_pattern: Annotated[dict[str, int], Field(max_length=0)] = {}
-    layers_to_transform: None = None
+    layers_to_transform: list[int] | None = None
     layer_replication: None = None
-    target_parameters: None = None
+    target_parameters: Annotated[list[str], Field(max_length=0)] | None = None  # empty where peft looked for experts
     trainable_token_indices: None = None
 
 
@@ -270,14 +328,7 @@ class WeightsIndex(Record):
     weight_map: dict[str, InnerFile]
 
 
-# -- records that a report shows -------------------------------------------------------------------------------------
-
-
-class MetricsLine(Record):
-    """A line of metrics.jsonl."""
-
-    __pydantic_extra__: dict[str, Number | None]
-    step: Count
+# -- lines of logs ---------------------------------------------------------------------------------------------------
 
 
 class LogLine(Record):
@@ -286,151 +337,27 @@ class LogLine(Record):
     step: Count
 
 
-class TelemetryLine(Record):
+class MetricsLine(LogLine):
+    """A line of metrics.jsonl."""
+
+    __pydantic_extra__: dict[str, Number | None]
+
+    @property
+    def values(self) -> Mapping[str, float | None]:
+        """Return the logged values by key; None for one that was not finite."""
+        return self.__pydantic_extra__
+
+
+class TelemetryLine(LogLine):
     """A line of telemetry.jsonl."""
 
-    step: Count
     memory_bytes: Amount | None = None
 
 
-class FindingLine(Record):
+class FindingLine(LogLine):
     """A line of findings.jsonl."""
 
-    step: Count
     check: str
     seen: str
     cause: str
     remedies: dict[str, Any]
-
-
-class Answer(Record):
-    """One policy's answer to a prompt, with its scores."""
-
-    response: str
-    score: Number | None = None
-    true_reward: Number | None = None
-
-
-class SampleLine(Record):
-    """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy."""
-
-    __pydantic_extra__: dict[str, str | Answer]
-    prompt: str
-    step: Count = 0
-    sample: Count = 0
-    messages: list[Any] = []
-
-
-class Histogram(Record):
-    """Counts of values between neighbouring edges."""
-
-    edges: list[Number]
-    counts: list[Amount]
-
-    @model_validator(mode="after")
-    def _matches(self) -> Self:
-        if len(self.edges) != len(self.counts) + 1:
-            raise ValueError("a histogram has one edge more than counts")
-        return self
-
-
-class Histograms(Record):
-    """Counts of several policies' scores between the same edges."""
-
-    edges: list[Number]
-    counts: dict[str, list[Amount]]
-
-
-class CalibrationBin(Record):
-    """The pairs of one range of confidence."""
-
-    confidence: Number | None
-    accuracy: Number | None
-    pairs: Count
-
-
-class RewardModelFigures(Record):
-    """The figures of a reward model: calibration, margins and scores after a sigmoid."""
-
-    calibration: list[CalibrationBin]
-    margins: Histogram
-    sigmoid_scores: Histogram
-
-
-class Contradiction(Record):
-    """A held-out pair on which the reward model contradicts the label."""
-
-    margin: Number
-    prompt: str
-    chosen: str
-    rejected: str
-
-
-class Details(Record):
-    """The content of evaluate/details.json."""
-
-    scores: Histograms | None = None
-    reward_model: RewardModelFigures | None = None
-    contradicted: list[Contradiction] = []
-
-
-class QualityLine(Record):
-    """One check of the data: its outcome and a hint."""
-
-    severity: str
-    name: str
-    value: Any
-    hint: str
-
-
-class Lengths(Record):
-    """A histogram of lengths: counts up to each limit."""
-
-    upto: list[Number]
-    counts: list[Amount]
-
-
-class Quality(Record):
-    """The content of data/quality.json, the check of the data that a report has made."""
-
-    made_from: dict[str, Any]
-    unit: str
-    table: list[QualityLine]
-    lengths: dict[str, Lengths]
-
-
-class Prediction(Record):
-    """The content of a recipe's predicted.json: bytes by stage, phase and component."""
-
-    stages: dict[str, dict[str, dict[str, Amount]]]
-
-
-class Packages(Record):
-    """The packages that a record of seeds names."""
-
-    torch: str
-    transformers: str
-    trl: str
-    peft: str
-
-
-class Reproduction(Record):
-    """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
-
-    recipe: str
-    version: str
-    recipe_sha256: str
-    code: Code
-    device: Device
-    packages: Packages
-    price_per_hour: Amount | None = None
-    seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _same_stages(self) -> Self:
-        chains = [
-            [(stage, len(s.targets), len(s.all_stages)) for stage, s in run.items()] for run in self.seeds.values()
-        ]
-        if not chains[0] or any(chain != chains[0] for chain in chains):
-            raise ValueError("every seed needs the same stages with the same targets")
-        return self

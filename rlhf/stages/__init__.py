@@ -16,8 +16,10 @@ from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import Watch
 from rlhf.process import cuda, distributed, endings
 from rlhf.recipe import GROUPS, PinnedRecipe, available, default_root, load, parents
-from rlhf.run.directory import Follower, Run
+from rlhf.run.directory import Run
 from rlhf.run.finished import verified
+from rlhf.run.follower import Follower
+from rlhf.run.records import Summary
 
 FULL_DISK_BYTES = 1_000_000
 LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborted the process, under 2.6e9 SFT ran
@@ -39,7 +41,7 @@ def execute(
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
     parents_root: Path | None = None,
-) -> tuple[dict[str, Any], Result | None, Path]:
+) -> tuple[Summary, Result | None, Path]:
     """Run one stage unless it is done already. Return its summary, its result and its directory.
 
     The result is None if the stage was done already. `preflight` predicts the bytes of the stage's peak, or raises

@@ -15,7 +15,8 @@ from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import sequence_logprobs
 from rlhf.evaluation.policies import compare, measure, sample_of, sampling
 from rlhf.evaluation.reward_model import accuracy
-from rlhf.models.loading import load_base, load_codec, save_adapter, trainable_adapter
+from rlhf.models.adapters import save_adapter, trainable_adapter
+from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry

@@ -13,7 +13,7 @@ the number of processes changes the result.
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -151,7 +151,8 @@ def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.rewards is not None
-    size = options.score_batch_size or options.per_device_train_batch_size
+    size = options.score_rows
+    rollout = scoring.with_lower(shared, rollout, size)
     scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
     prompts = [session.prompts[i] for i in numbers for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
@@ -169,9 +170,11 @@ def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[
 
 @torch.no_grad()
 def collect(learner: "Learner", judged: Judged) -> Batch:
-    shared, options, rollout = learner.shared, learner.options, judged.rollout
+    shared, options = learner.shared, learner.options
     shared.base.eval()
-    size = options.score_batch_size or options.per_device_train_batch_size
+    size = options.score_rows
+    rollout = scoring.with_lower(shared, judged.rollout, size)
+    judged = replace(judged, rollout=rollout)
     logprobs = scoring.logprob_head(shared, options.temperature)
 
     if options.old_logprobs == "rollout":
@@ -237,7 +240,7 @@ class Learner:
         metrics = self.state.update(
             batch.rollout,
             self.options.num_iterations,
-            lambda index, rows: self._backward(batch, index, len(rows), counts[rows].sum()),
+            {"policy": lambda index, rows: self._backward(batch, index, len(rows), counts[rows].sum())},
         )
         self.state.end_step(0.0 if batch.kl is None else masked_mean(batch.kl, batch.rollout.mask).item())
         return metrics
@@ -253,31 +256,30 @@ class Learner:
         old = batch.logp[index, slots]
         weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
         each = 1 / tokens.clamp(min=1)  # in a mean over the minibatch's tokens
-        with shared.role("policy"):
-            hidden = shared.response_hidden(part)
-            differentiate = "gradient" if options.entropy_coef else "value"
-            logp, entropy = shared.logprobs(hidden, part, options.temperature, differentiate)
-            assert entropy is not None
-            ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
-            high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-            loss, sums = clipped_loss(ratios, batch.advantages[index], weights, mask, options.epsilon, high)
-            entropy_share = zero_pads(entropy, mask).sum() * each
-            moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
-            stats = {
-                "loss/policy_avg": loss,
-                "policy/entropy_avg": entropy_share,
-                "policy/clipfrac_avg": sums["clipfrac"] * each,
-                "policy/approxkl_avg": moved * each,
-                "val/ratio": sums["ratio"] * each,
-            }
-            if batch.ref_logp is not None and options.kl_penalty == "loss":
-                kl = zero_pads(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
-                kl = (weights * (kl * ratios.exp() if options.use_bias_correction_kl else kl)).sum()
-                stats["loss/kl_avg"] = kl
-                loss = loss + self.state.kl_coef * kl
-            if options.entropy_coef:
-                loss = loss - options.entropy_coef * entropy_share
-            loss.backward()
+        hidden = shared.response_hidden(part)
+        differentiate = "gradient" if options.entropy_coef else "value"
+        logp, entropy = shared.logprobs(hidden, part, options.temperature, differentiate)
+        assert entropy is not None
+        ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
+        high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+        loss, sums = clipped_loss(ratios, batch.advantages[index], weights, mask, options.epsilon, high)
+        entropy_share = zero_pads(entropy, mask).sum() * each
+        moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
+        stats = {
+            "loss/policy_avg": loss,
+            "policy/entropy_avg": entropy_share,
+            "policy/clipfrac_avg": sums["clipfrac"] * each,
+            "policy/approxkl_avg": moved * each,
+            "val/ratio": sums["ratio"] * each,
+        }
+        if batch.ref_logp is not None and options.kl_penalty == "loss":
+            kl = zero_pads(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
+            kl = (weights * (kl * ratios.exp() if options.use_bias_correction_kl else kl)).sum()
+            stats["loss/kl_avg"] = kl
+            loss = loss + self.state.kl_coef * kl
+        if options.entropy_coef:
+            loss = loss - options.entropy_coef * entropy_share
+        loss.backward()
         numbers = torch.stack([number.detach().float() for number in stats.values()])
         return dict(zip(stats, numbers.tolist(), strict=True))  # one wait for the device
 

@@ -14,6 +14,7 @@ sources and what each is worth; docs/metrics.md explains every logged key.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -102,6 +103,7 @@ def start(session: Session, options: Ppo) -> "Learner":
 def collect(learner: "Learner", rollout: Rollout) -> Batch:
     options, mask = learner.options, rollout.mask
 
+    rollout = scoring.with_lower(learner.shared, rollout, options.score_rows)
     logp, ref_logp, values, scores = score(learner, rollout)
 
     kl = kls.estimate(logp, ref_logp, options.kl_estimator)
@@ -128,7 +130,7 @@ def score(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor, Tensor,
     """Return log-probabilities under policy and reference and values, each (B, R), and the scores (B,)."""
     shared, options, mask = learner.shared, learner.options, rollout.mask
     shared.base.eval()
-    size = options.score_batch_size or options.per_device_train_batch_size
+    size = options.score_rows
     logprobs, critic = scoring.logprob_head(shared, options.temperature), scoring.value_head(shared)
 
     values: Tensor | None = None
@@ -194,38 +196,42 @@ class Learner:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch. Return the mean statistics of the minibatches used."""
-        metrics = self.state.update(
-            batch.rollout, self.options.num_ppo_epochs, lambda index, rows: self._backward(batch, index, rows)
-        )
+        backward = {"policy": partial(self._backward_policy, batch)}
+        if not self.critic_shares_trunk:
+            backward["value"] = partial(self._backward_value, batch)
+        metrics = self.state.update(batch.rollout, self.options.num_ppo_epochs, backward)
         self.state.end_step(masked_mean(batch.kl, batch.rollout.mask).item())
         return metrics
 
-    def _backward(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
-        """Add the gradient of the micro-batch `index` of the minibatch `rows`; return its share of the statistics.
+    def _backward_policy(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
+        """Add the policy's gradient of the micro-batch `index` of the minibatch `rows`, and that of its value head.
 
-        Forward and backward of a role stay inside its block: gradient checkpointing recomputes with the active adapter,
-        and a backward pass under another role is refused.
+        Returns the micro-batch's share of the statistics.
         """
-        shared, options = self.shared, self.options
+        part, share = self._share(batch, index, rows)
+        policy_learns = self.state.step >= self.options.value_warmup_steps
+        with torch.set_grad_enabled(policy_learns):
+            hidden = self.shared.response_hidden(part)
+            policy_loss, stats = self._policy_loss(batch, index, part, hidden)
+        if self.critic_shares_trunk:
+            value_loss, value_stats = self._value_loss(batch, index, part, hidden)
+            stats |= value_stats
+            ((self.options.vf_coef * value_loss + policy_loss) * share).backward()
+        elif policy_learns:
+            (policy_loss * share).backward()
+        return _shares(stats, share)
+
+    def _backward_value(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
+        """Add the gradient of a critic with an adapter, as `_backward_policy`."""
+        part, share = self._share(batch, index, rows)
+        value_loss, stats = self._value_loss(batch, index, part, self.shared.response_hidden(part))
+        (self.options.vf_coef * value_loss * share).backward()
+        return _shares(stats, share)
+
+    def _share(self, batch: Batch, index: Tensor, rows: Tensor) -> tuple[Rollout, Tensor]:
+        """Return a micro-batch, and its share of the response tokens of the minibatch `rows`."""
         part = batch.rollout.rows(index)
-        share = part.mask.sum() / batch.rollout.response_length[rows].sum()
-        policy_learns = self.state.step >= options.value_warmup_steps
-        with shared.role("policy"):
-            with torch.set_grad_enabled(policy_learns):
-                hidden = shared.response_hidden(part)
-                policy_loss, stats = self._policy_loss(batch, index, part, hidden)
-            if self.critic_shares_trunk:
-                value_loss, value_stats = self._value_loss(batch, index, part, hidden)
-                ((options.vf_coef * value_loss + policy_loss) * share).backward()
-            elif policy_learns:
-                (policy_loss * share).backward()
-        if not self.critic_shares_trunk:
-            with shared.role("value"):
-                value_loss, value_stats = self._value_loss(batch, index, part, shared.response_hidden(part))
-                (options.vf_coef * value_loss * share).backward()
-        stats |= value_stats
-        shares = torch.stack([number.detach() for number in stats.values()]) * share
-        return dict(zip(stats, shares.tolist(), strict=True))  # one wait for the device
+        return part, part.mask.sum() / batch.rollout.response_length[rows].sum()
 
     def _policy_loss(self, batch: Batch, index: Tensor, part: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
@@ -259,6 +265,12 @@ class Learner:
         new_values = self.shared.values(hidden)
         loss, clip_stats = ppo_value_loss(new_values, values, returns, part.mask, self.options.cliprange_value)
         return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clip_stats["clipfrac"]}
+
+
+def _shares(stats: Stats, share: Tensor) -> dict[str, float]:
+    """Return statistics times `share`, with one wait for the device."""
+    shares = torch.stack([number.detach() for number in stats.values()]) * share
+    return dict(zip(stats, shares.tolist(), strict=True))
 
 
 def describe(batch: Batch, learner: Learner) -> dict[str, float]:

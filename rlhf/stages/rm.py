@@ -17,8 +17,9 @@ from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
-from rlhf.models.loading import load_base, load_codec, mixed_precision, reward_from_sft, save_adapter
-from rlhf.models.model import Model
+from rlhf.models.adapters import reward_from_sft, save_adapter
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.model import Model, mixed_precision
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.observe.console import working
 from rlhf.observe.telemetry import Telemetry

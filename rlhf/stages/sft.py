@@ -13,7 +13,8 @@ from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import sampling
-from rlhf.models.loading import load_base, load_codec, new_adapter, save_adapter
+from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.loading import load_base, load_codec
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
 from rlhf.rollout.engine import sample

@@ -219,7 +219,7 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
     assert folder
     with resuming(folder):
         state = reader.read(folder / "trainer_state.json", records.TrainerState)
-        if state is None or state["global_step"] != checkpoint_step(folder):
+        if state is None or state.global_step != checkpoint_step(folder):
             raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
         if run.loaded.recipe.hardware.engine == "ddp":  # other engines divide them in formats of their own
             _check_parts(trainer, folder)
@@ -244,7 +244,7 @@ def _check_parts(trainer: Trainer, folder: Path) -> None:
         stored.check_shapes(stored.tensors(file), dict(model.named_parameters()), str(file))
     file = folder / "optimizer.pt"
     optimizer = reader.check(stored.unpickled(file), records.OptimizerState, str(file))
-    count = sum(len(group["params"]) for group in optimizer["param_groups"])
+    count = sum(len(group.params) for group in optimizer.param_groups)
     trainable = sum(parameter.requires_grad for parameter in model.parameters())
     if count != trainable:
         raise UserError(f"{file} is of {count} parameters, the model trains {trainable}")
@@ -388,10 +388,10 @@ def choose_checkpoint(run: Run) -> int | None:
     Returns its step, None where no checkpoint has a finite loss.
     """
     rows = reader.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
-    logged = {row["step"]: row["eval/loss"] for row in rows if "eval/loss" in row}
-    checkpoints = [{"step": step, "loss": logged[step]} for step in run.checkpoint_steps() if step in logged]
-    finite = [checkpoint for checkpoint in checkpoints if checkpoint["loss"] is not None]
-    best = min(finite, key=lambda checkpoint: (checkpoint["loss"], checkpoint["step"]))["step"] if finite else None
+    logged = {row.step: row.values["eval/loss"] for row in rows if "eval/loss" in row.values}
+    losses = {step: logged[step] for step in run.checkpoint_steps() if step in logged}
+    checkpoints = [{"step": step, "loss": loss} for step, loss in losses.items()]
+    best = min(((loss, step) for step, loss in losses.items() if loss is not None), default=(None, None))[1]
     write_json(run.path / "checkpoints" / "best.json", {"best_step": best, "checkpoints": checkpoints})
     return best
 
@@ -401,7 +401,7 @@ def best_step(run: Run) -> dict[str, float]:
     best = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
     if best is None:
         return {}
-    return {"best_step": math.nan if best["best_step"] is None else best["best_step"]}
+    return {"best_step": math.nan if best.best_step is None else best.best_step}
 
 
 def _take_best(trainer: Trainer, run: Run) -> None:

@@ -114,7 +114,12 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
     if source.kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
         data = recipe.data
         read = formats.read_hub(
-            source.name, source.revision, data_dir=data.data_dir, on_bad_row=data.on_bad_row, format=data.format
+            source.name,
+            source.revision,
+            split=data.split or "train",
+            data_dir=data.data_dir,
+            on_bad_row=data.on_bad_row,
+            format=data.format,
         )
         rows = sum(file.rows for file in read.report.files)
     card = info.card_data

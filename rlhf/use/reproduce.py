@@ -4,9 +4,8 @@ import math
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -14,8 +13,10 @@ from rlhf.observe import console
 from rlhf.process import endings
 from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
-from rlhf.run import reader, records
-from rlhf.run.finished import read_manifest, read_summary
+from rlhf.run import reader
+from rlhf.run.finished import read_manifest, read_summary, totals
+from rlhf.run.outcomes import Reproduction
+from rlhf.run.records import Summary
 
 
 def chain(loaded: PinnedRecipe, until: Sequence[str]) -> list[str]:
@@ -44,7 +45,7 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
 
 def record(
     loaded: PinnedRecipe, stages: Sequence[str], seeds: Sequence[int], out: Path, price: float | None = None
-) -> dict[str, Any]:
+) -> Reproduction:
     """Return every seed's summaries with the code and device they come from, and write them below `out`.
 
     The file is `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if not all
@@ -52,7 +53,7 @@ def record(
     """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
     manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
-    measured_on = [{key: m.get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
+    measured_on = [{key: m.plain().get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
     if any(setup != measured_on[0] for setup in measured_on):
         raise UserError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
     content = {
@@ -63,75 +64,83 @@ def record(
         **measured_on[0],
         "price_per_hour": price,
         "seeds": {
-            str(seed): {stage: read_summary(folder / stage) for stage in stages} for seed, folder in folders.items()
+            str(seed): {stage: _summary(folder / stage).plain() for stage in stages} for seed, folder in folders.items()
         },
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", content)
-    return content
+    return Reproduction.model_validate(content)
 
 
-def show(content: dict[str, Any], out: Path) -> None:
+def _summary(folder: Path) -> Summary:
+    """Return the summary of a stage. Raises UserError if the stage is not done."""
+    summary = read_summary(folder)
+    if summary is None:
+        raise UserError(f"{folder}: {folder.name} is not done")
+    return summary
+
+
+def show(record: Reproduction, out: Path) -> None:
     """Print the table of a record, and the file below `out` in which `record` wrote it."""
-    title = f"{content['recipe']} {content['version']}, seeds {' '.join(content['seeds'])}"
-    columns, *body = rows(content)
+    title = f"{record.recipe} {record.version}, seeds {' '.join(record.seeds)}"
+    columns, *body = rows(record.seeds, record.price_per_hour)
     console.rows_table(title, columns, body)
-    file = out / f"{content['recipe']}-{content['version']}.json"
+    file = out / f"{record.recipe}-{record.version}.json"
     console.OUT.print(f"written to {file}", style="dim", markup=False)
 
 
 def table_of(file: Path) -> str:
     """Return the Markdown table of a record that `record` wrote. Raises UserError if the file is not one."""
-    content = reader.read(file, records.Reproduction)
-    if content is None or not content["seeds"]:
-        raise UserError(f"{file}: not a record of `rlhf reproduce`, or one without seeds")
-    return markdown(content)
+    record = reader.read(file, Reproduction)
+    if record is None:
+        raise UserError(f"{file}: there is no such file")
+    return markdown(record)
 
 
-def markdown(content: dict[str, Any]) -> str:
+def markdown(record: Reproduction) -> str:
     """Return the table of a record as Markdown, with the code and device that it was measured on."""
-    columns, *body = rows(content)
+    columns, *body = rows(record.seeds, record.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
-    device, packages = content["device"], content["packages"]
-    where = f"{device['name']}, {device.get('threads', '?')} thread(s)" if device["type"] == "cpu" else device["name"]
+    device, packages = record.device, record.packages
+    where = f"{device.name}, {device.threads or '?'} thread(s)" if device.type == "cpu" else device.name
     measured = (
-        f"Measured by `rlhf reproduce`: recipe {content['recipe']} {content['version']} "
-        f"({content['recipe_sha256'][:12]}), {where}, commit {(content['code']['commit'] or 'unknown')[:12]}, "
-        f"torch {packages['torch']}, transformers {packages['transformers']}, trl {packages['trl']}, "
-        f"peft {packages['peft']}."
+        f"Measured by `rlhf reproduce`: recipe {record.recipe} {record.version} ({record.recipe_sha256[:12]}), "
+        f"{where}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
+        f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
 
 
-def rows(content: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the rows of the table of a record, its header first.
+def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None) -> list[tuple[str, ...]]:
+    """Return the rows of the table of every seed's summaries by stage, the header first.
+
+    `price` is in dollars per hour of one card.
 
     A figure's row has its range, each seed's value, mean ± sample standard deviation and the verdict. Each stage ends
     with its wall times. Figures of all stages together come last.
     """
-    seeds = list(content["seeds"])
-    runs = list(content["seeds"].values())
-    of_all = [published.totals(run, content.get("price_per_hour")) for run in runs]
-    guided = any(entry.get("guide") for run in runs for summary in run.values() for entry in summary["targets"])
+    runs = list(seeds.values())
+    of_all = [totals(run, price) for run in runs]
+    guided = any(target.guide for run in runs for summary in run.values() for target in summary.targets)
     heading = "published" if guided or of_all[0] else "target"
     table: list[tuple[str, ...]] = [
         ("stage", "metric", heading, *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
     ]
     walls = []
     for summaries in zip(*(run.values() for run in runs), strict=True):
-        stage = summaries[0]["stage"]
-        for entries in zip(*(summary["targets"] for summary in summaries), strict=True):
-            figure = published.recorded(entries[0])
-            values = [entry["measured"] for entry in entries]
+        stage = summaries[0].stage
+        for targets in zip(*(summary.targets for summary in summaries), strict=True):
+            figure = targets[0].figure
+            values = [target.measured for target in targets]
             table.append(_row(stage, figure, values, [compare(figure, value) for value in values]))
-        walls.append([summary["wall_seconds"] for summary in summaries])
+        walls.append([summary.wall_seconds for summary in summaries])
         table.append(
             (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
         )
     for compared in zip(*of_all, strict=True):
         values, verdicts = [value for _, value, _ in compared], [verdict for *_, verdict in compared]
         table.append(_row("all", compared[0][0], values, verdicts))
-    totals = [sum(times) for times in zip(*walls, strict=True)]
-    table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in totals), f"{statistics.mean(totals):.0f}", ""))
+    times = [sum(of_seed) for of_seed in zip(*walls, strict=True)]
+    table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in times), f"{statistics.mean(times):.0f}", ""))
     return table
 
 

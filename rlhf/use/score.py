@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-import click
-
 from rlhf import stats
 from rlhf.data import formats, raw
 from rlhf.data.parsing import parse_prompt
@@ -18,7 +16,6 @@ from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
-from rlhf.options import refuse_inputs
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
@@ -60,14 +57,8 @@ class ScoredItem(NamedTuple):
 # ---- items ----
 
 
-def items(files: Sequence[Path], prompt: str | None, responses: Sequence[str], to: Path | None) -> list[Item]:
-    """Return the items that the command line names: files, or one prompt with responses. Raises UsageError."""
-    if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
-        raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
-    if to:
-        refuse_inputs(to, files)
-    if prompt is None:
-        return read(files)
+def typed(prompt: str, responses: Sequence[str]) -> list[Item]:
+    """Return the items of a prompt and its responses from the command line."""
     messages = parse_prompt(prompt, "--prompt")
     return [Item("", messages, {"response": response}, {}) for response in responses]
 
@@ -141,8 +132,11 @@ class RewardModel:
             finished(run, "pretrain", "score")
         sft, rm = (finished(run, stage, "score") for stage in ("sft", "rm"))
         self.options = loaded.recipe.rm
-        weights = (read_summary(rm) or {})["result_sha256"]["adapter/adapter_model.safetensors"]
-        self.digest = weights[:16]  # names the reward model in output files
+        summary = read_summary(rm)
+        assert summary  # `finished` has checked it
+        self.digest = summary.result_sha256["adapter/adapter_model.safetensors"][
+            :16
+        ]  # names the reward model in output files
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
         self.shared = SharedBase(load_base(run, device), {"reference": sft})

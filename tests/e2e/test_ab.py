@@ -73,7 +73,7 @@ def serve():
 
 def verdicts(root: Path, rater: str) -> dict[int, str]:
     rows = store.standing(root / "ab" / "sft-vs-ppo.jsonl")
-    return {row["item"]: row["verdict"] for row in rows if row["rater"] == rater}
+    return {row.item: row.verdict for row in rows if row.rater == rater}
 
 
 # ---- the page, in a browser ----
@@ -211,11 +211,10 @@ def rate(item: int = 0, choice: str = "first", rater: str = "ann") -> bytes:
 def test_the_prompt_is_a_dialogue():
     transcript = "Be kind.\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
     said = [("Instructions", "Be kind."), ("Person", "Hi"), ("Assistant", "Hello!"), ("Person", "A joke?")]
-    assert turns({"prompt": transcript}) == said
+    assert turns(transcript) == said
     messages = [{"role": "user", "content": "Hi\x1b[31m"}, {"role": "assistant", "content": "Hello!"}]
-    written = {"prompt": "<|user|>Hi<|end|>", "messages": messages}
-    assert turns(written) == [("Person", "Hi[31m"), ("Assistant", "Hello!")]
-    assert turns({"prompt": "no transcript"}) == [("Prompt", "no transcript")]
+    assert turns("<|user|>Hi<|end|>", messages) == [("Person", "Hi[31m"), ("Assistant", "Hello!")]
+    assert turns("no transcript") == [("Prompt", "no transcript")]
 
 
 def test_nobody_learns_which_answer_is_whose(root, serve):
@@ -361,7 +360,7 @@ def test_ratings_do_not_count_for_other_answers(root):
     add(found.file, "ann", found.pairs)
     evaluation(root.parents[1], [row(0), row(1, ppo="new"), *(row(i) for i in range(3, 10)), row(2)])
     summary = summarize(compare(root))
-    assert (summary["raters"]["ann"]["wins"], summary["of_other_answers"]) == (1, 9)
+    assert (summary.raters["ann"].wins, summary.of_other_answers) == (1, 9)
 
 
 # ---- which pairs, and what the ratings say ----
@@ -424,9 +423,9 @@ def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_pat
     for pair in found.pairs:
         longer = len(pair.b.split()) > len(pair.a.split())
         store.append(found.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
-    figures = summarize(found)["raters"]["ann"]
-    assert figures["win_rate"]["low"] > 0.6
-    assert figures["length_controlled_win_rate"]["low"] < 0.5
+    figures = summarize(found).raters["ann"]
+    assert there(figures.win_rate).low > 0.6
+    assert there(figures.length_controlled_win_rate).low < 0.5
 
 
 def test_answers_of_a_real_evaluation_can_be_rated(trained, tmp_path):

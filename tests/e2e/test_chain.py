@@ -201,7 +201,7 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
 def test_two_policies_compared_say_what_the_evaluation_says(chain):
     """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
     root = chain / "cpu-tiny/v1"
-    found = comparison.compare(comparison.load(root, "dpo"), comparison.load(root, "ppo"))
+    found = comparison.compare(comparison.load(root, "dpo"), comparison.load(root, "ppo")).as_json()
     metrics = content_of(root / "evaluate/summary.json")["metrics"]
     rows = {row["name"]: row for row in found["rows"]}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):

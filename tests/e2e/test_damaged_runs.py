@@ -21,8 +21,9 @@ from rlhf.files import sha256
 from rlhf.rating.pairs import compare
 from rlhf.report.data import checked
 from rlhf.run.directory import Run
+from rlhf.run.outcomes import Quality
 from rlhf.use import chat, score
-from tests.conftest import beside, content_of, run_stages, small, write_records
+from tests.conftest import beside, content_of, run_stages, small, there, write_records
 
 ROOT = Path("cpu-tiny/v1")
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
@@ -306,12 +307,12 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
         config(base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
     for stage in ("pretrain", "sft", "rm"):
         summary = Run(tmp_path, small(), stage).done()
-        assert summary == content_of(trained / ROOT / stage / "summary.json")
+        assert there(summary).plain() == content_of(trained / ROOT / stage / "summary.json")
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())
     AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
     found = checked(report.load(root))
-    assert isinstance(found, dict) and found["pairs"] > 100
+    assert isinstance(found, Quality) and found.plain()["pairs"] > 100
     assert not any(Path(file["name"]).is_absolute() for file in content_of(root / "sft/manifest.json")["data"]["files"])
     assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"
 

@@ -21,7 +21,7 @@ import pytest
 from rlhf.rating import endpoint, judge, store
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import summarize
-from tests.conftest import RECIPE, rlhf
+from tests.conftest import RECIPE, rlhf, there
 from tests.e2e.test_ab import evaluation, row
 
 PROBE = "What is 2 + 2?"
@@ -122,7 +122,7 @@ def asked(root, monkeypatch, capsys):
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
-    return store.standing(root / "ab" / "sft-vs-ppo.jsonl")
+    return [rating.plain() for rating in store.standing(root / "ab" / "sft-vs-ppo.jsonl")]
 
 
 def test_an_honest_judge_is_asked_twice_and_never_again(root, asked, stub):
@@ -151,8 +151,8 @@ def test_the_question_holds_what_a_person_would_see(root, asked, stub):
 def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     asked(stub(lambda question, times: "A").url)
     assert {r["verdict"] for r in rows(root)} == {"tie"}
-    figures = summarize(compare(root))["raters"]["judge:some/model"]
-    assert figures["order_decided"] == 1 and figures["win_rate"]["value"] == 0.5
+    figures = summarize(compare(root)).raters["judge:some/model"]
+    assert figures.order_decided == 1 and there(figures.win_rate).value == 0.5
 
 
 @pytest.mark.parametrize(
@@ -343,8 +343,8 @@ def test_people_and_judges_are_compared(root, asked, stub):
         for pair in found.pairs:
             store.append(found.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
     _, out, _ = asked(stub(honest).url)
-    groups = summarize(found)["groups"]
-    assert groups["people"]["alpha"] == 1 and groups["all"]["alpha"] < 0.5
+    groups = summarize(found).groups
+    assert groups["people"].alpha == 1 and there(groups["all"].alpha) < 0.5
     assert "people" in out and out.index("ann") < out.index("judge:some/model")
 
 

@@ -22,9 +22,10 @@ from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table
+from rlhf.run.records import Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.conftest import RECIPE, run_stages, small, there, write_records
+from tests.conftest import RECIPE, manifest_of, run_stages, small, summary_of, there, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
 HOSTILE = [
@@ -150,7 +151,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     scores = charts["scores of every policy's answers"]["data"]
     assert [line["name"] for line in scores] == ["base", "sft", "ppo"]
     assert all(sum(line["y"]) == small().recipe.evaluate.max_samples for line in scores)
-    gains = charts["what the reward model says, and what is true"]["data"]
+    gains = charts["gain by the reward model, and true gain"]["data"]
     rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
     truth = [row["eval/true_reward_gain_sd"] for row in rows if "eval/true_reward_gain_sd" in row]
     assert gains[1]["y"] == [0, *truth]
@@ -377,17 +378,17 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     totals = [f.model_dump(mode="json", exclude_defaults=True) for f in loaded.targets if f.stage == "all"]
     peaks = {"sft": 58.0, "rm": 24.9, "ppo": 84.0}
     summaries = {
-        stage: {
-            "targets": [
+        stage: summary_of(
+            targets=[
                 published.record(f, peak if f.metric == "peak_vram_gb" else None)
                 for f in loaded.targets
                 if f.stage == stage
             ],
-            "all_stages": totals,
-            "wall_seconds": 8 * 3600,
-            "peak_vram_bytes": peak * 1e9,
-            "predicted_peak_vram_bytes": 58.4e9,
-        }
+            all_stages=totals,
+            wall_seconds=8 * 3600,
+            peak_vram_bytes=peak * 1e9,
+            predicted_peak_vram_bytes=58.4e9,
+        )
         for stage, peak in peaks.items()
     }
     run = RunRecords("run", tmp_path, {}, summaries, price=1.99)
@@ -417,17 +418,15 @@ def test_several_runs_share_the_charts(run):
 # ---- the top of the page ----
 
 
-def finished(stage: Literal["sft", "rm", "ppo"], measured: float, **metrics: float) -> dict[str, Any]:
+def finished(stage: Literal["sft", "rm", "ppo"], measured: float, **metrics: float) -> Summary:
     """A summary of a stage with one target: at least 0.6."""
     figure = published.Figure(name="gain", stage=stage, metric="gain", range=(0.6, None), unit="sd", source="ours")
-    return {"targets": [published.record(figure, measured)], "wall_seconds": 90.4, "metrics": metrics}
+    return summary_of(targets=[published.record(figure, measured)], wall_seconds=90.4, metrics=metrics)
 
 
-MANIFEST = {
-    "device": {"name": "cpu", "model": "Some CPU", "threads": 2},
-    "overrides": {},
-    "started": "2026-01-02T03:04",
-}
+MANIFEST = manifest_of(
+    device={"name": "cpu", "type": "cpu", "model": "Some CPU", "threads": 2}, started="2026-01-02T03:04"
+)
 
 
 def test_the_headline_says_what_was_reached_and_what_was_not():

@@ -79,7 +79,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     model = score.RewardModel(small(), trained)
     items = score.read([tmp_path / f"{name}.jsonl" for name in files])
-    items += score.items([], pair.prompt[0].content, [pair.chosen], None)
+    items += score.typed(pair.prompt[0].content, [pair.chosen])
     assert len(items) == len(files) + 1
     scored, _ = model.score(items)
     (expected,) = read_lines(trained / "cpu-tiny/v1/rm/samples.jsonl")[:1]

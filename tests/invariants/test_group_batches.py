@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,11 +50,11 @@ def options(stage: str, **changes) -> GroupOptions:
     return found
 
 
-def learner(run: Run, stage: str, **changes) -> Learner:
+def learner(run: Run, stage: str, lean: bool = False, **changes: Any) -> Learner:
     """A policy that has moved away from its reference."""
     torch.manual_seed(0)
     sft = run.parent("sft")
-    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():
         for weight in made.policy:
@@ -76,6 +77,16 @@ def updated(made: Learner, responses: Judged) -> tuple[Tensor, dict[str, float],
 def assert_same(a: Tensor, b: Tensor) -> None:
     difference = (a - b).abs()
     assert difference.max() <= 5e-5 and difference.mean() <= 5e-7
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_the_lean_trunk_changes_rounding_only(run, rollout, stage):
+    a, stats, _ = updated(learner(run, stage), judged(rollout))
+    b, lean_stats, _ = updated(learner(run, stage, lean=True), judged(rollout))
+    assert_same(a, b)
+    assert not torch.equal(a, b), "another forward pass"
+    for name, value in stats.items():
+        assert lean_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 VARIANTS = [
@@ -175,7 +186,13 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, stage:
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_a_step_is_what_the_papers_write(run, rollout, stage):
     """Two passes of two minibatches in plain torch. SGD shows every factor; Adam would divide most of them out."""
-    changes = {"num_iterations": 2, "temperature": 0.7, "max_grad_norm": 1e6, "epsilon": 0.1, "beta": 0.3}
+    changes: dict[str, Any] = {
+        "num_iterations": 2,
+        "temperature": 0.7,
+        "max_grad_norm": 1e6,
+        "epsilon": 0.1,
+        "beta": 0.3,
+    }
     changes |= {"epsilon_high": 0.3} if stage == "grpo" else {}
     moved = []
     for independent in (False, True):

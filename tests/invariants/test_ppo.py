@@ -65,16 +65,16 @@ def options(**changes) -> Ppo:
     return small(**{f"ppo__{key}": value for key, value in changes.items()}).recipe.ppo
 
 
-def roles(run: Run) -> SharedBase:
+def roles(run: Run, lean: bool = False) -> SharedBase:
     torch.manual_seed(0)
     sft = run.parent("sft")
-    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     shared.add_reward(run.parent("rm"))
     return shared
 
 
-def trainer(run: Run, kind: str = "head", **changes) -> Learner:
-    shared = roles(run)
+def trainer(run: Run, kind: str = "head", lean: bool = False, **changes) -> Learner:
+    shared = roles(run, lean)
     learner = Learner(shared, run.parent("rm"), options(value_model=kind, **changes), NORM)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
         assert shared.value_head
@@ -166,6 +166,21 @@ def test_gradient_checkpointing_does_not_change_the_result(run, rollout):
         a, *_ = updated(run, rollout, kind)
         b, *_ = updated(run, rollout, kind, checkpointing, gradient_checkpointing=True)
         assert_close(a, b, largest=5e-5, mean=5e-7)
+
+
+@pytest.mark.parametrize("kind", ["head", "adapter"])
+def test_the_lean_trunk_changes_rounding_only(run, rollout, kind):
+    """Values of all roles, and weights after four optimizer steps: merged weights follow each step."""
+    passes: dict[str, Any] = {"num_ppo_epochs": 2, "num_mini_batches": 2}
+    a, stats, batch = updated(run, rollout, kind, **passes)
+    b, lean_stats, lean_batch = updated(run, rollout, kind, lean=True, **passes)
+    assert (a - updated(run, rollout, kind, learning_rate=1e-12, value_learning_rate=1e-12)[0]).abs().mean() > 1e-4
+    for name in ("logp", "ref_logp", "values", "scores"):
+        assert_close(getattr(batch, name), getattr(lean_batch, name), largest=2e-5, mean=2e-6)
+    assert not torch.equal(batch.logp, lean_batch.logp), "another forward pass"
+    assert_close(a, b, largest=5e-5, mean=1e-6)
+    for name, value in stats.items():
+        assert lean_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("tokens", [1, 5])

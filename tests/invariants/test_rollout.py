@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.data.batch import Rollout
-from rlhf.errors import UserError
 from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import engine
 from rlhf.rollout.engine import Sampling, Window, pick, sample
@@ -257,15 +256,6 @@ def test_captured_steps_draw_the_tokens_of_plain_ones(model, monkeypatch):
     captured = responses(drawn(on_gpu, rows, batch_size=32, response_length=200))
     monkeypatch.setattr(engine, "GRAPHS", False)
     assert responses(drawn(on_gpu, rows, batch_size=32, response_length=200)) == captured
-
-
-def test_a_context_beyond_the_sliding_window_is_refused():
-    """Its layers would have to forget there, which the engine's masks do not do."""
-    torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16, pad_token_id=PAD, eos_token_id=EOS)).eval()
-    assert drawn(model, [[5, 6, 7]], response_length=13).response_length.item() <= 13
-    with pytest.raises(UserError, match="exceed the model's sliding window of 16: lower max_prompt_length"):
-        drawn(model, [[5, 6, 7]], response_length=14)
 
 
 def test_greedy_decoding_of_one_row_and_one_token(model):

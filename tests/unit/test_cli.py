@@ -16,7 +16,7 @@ from rlhf import cli, recipe
 from rlhf.observe import console, tracking
 from rlhf.process import distributed
 from rlhf.use import reproduce
-from tests.conftest import RECIPE, SMALL, beside, noted, rlhf
+from tests.conftest import RECIPE, SMALL, beside, noted, rlhf, summary_of
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
 LINE = json.dumps(ROW) + "\n"
@@ -310,10 +310,10 @@ def test_an_output_folder_that_cannot_be_written_is_named(command, tmp_path):
 def test_reproduce_shows_each_seed_and_their_mean():
     def summary(value):
         target = {"name": "accuracy", "published": [0.71, None], "published_mean": [0.73, None], "measured": value}
-        return {"rm": {"stage": "rm", "targets": [target], "wall_seconds": 10.0}}
+        return {"rm": summary_of(stage="rm", targets=[target], wall_seconds=10.0)}
 
     seeds = {"0": summary(0.70), "1": summary(0.72), "2": summary(0.74)}
-    header, accuracy, wall, total = reproduce.rows({"seeds": seeds})
+    header, accuracy, wall, total = reproduce.rows(seeds)
     assert header[3:] == ("seed 0", "seed 1", "seed 2", "mean ± sd", "verdict")
     asked, verdict = "≥ 0.71; mean ≥ 0.73", "2 of 3 met, mean missed"
     assert accuracy == ("rm", "accuracy", asked, "0.7", "0.72", "0.74", "0.72 ± 0.02", verdict)

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from rlhf.observe import console
 from rlhf.recipe import published
+from tests.conftest import summary_of
 
 
 @pytest.fixture
@@ -58,19 +59,19 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
     figure = published.Figure(
         name="gain", stage="ppo", metric="score_gain_sd", range=(0.6, None), unit="sd", source="us"
     )
-    summary = {
-        "recipe": "r",
-        "version": "v1",
-        "stage": "ppo",
-        "seed": 0,
-        "modified": False,
-        "wall_seconds": 3.0,
-        "tokens_per_second": 5.0,
-        "peak_vram_bytes": None,
-        "peak_rss_bytes": 1e9,
-        "targets": [published.record(figure, 0.7)],
-        "metrics": {"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
-    }
+    summary = summary_of(
+        recipe="r",
+        version="v1",
+        stage="ppo",
+        seed=0,
+        modified=False,
+        wall_seconds=3.0,
+        tokens_per_second=5.0,
+        peak_vram_bytes=None,
+        peak_rss_bytes=1e9,
+        targets=[published.record(figure, 0.7)],
+        metrics={"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
+    )
     console.summary_table(summary, "x")
     shown = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
     assert "score gain sd" not in shown and "met" in shown["gain"]

@@ -23,7 +23,6 @@ LAYERS = (
     ("process", "observe"),
     ("run",),
     ("recipe",),
-    ("options",),
     ("files", "terminal", "objectives", "stats"),
     ("errors",),
 )
@@ -85,6 +84,19 @@ def test_a_stage_imports_no_other_stage():
         text = (ROOT / f"rlhf/stages/{stage}.py").read_text()
         imported = re.findall(r"from rlhf\.stages\.(\w+) import|from rlhf\.stages import (\w+)", text)
         assert not stages & {name for pair in imported for name in pair}, stage
+
+
+def test_only_the_command_line_knows_click():
+    """A module below cli takes values and raises UserError; options and their errors belong to cli."""
+    prints_json = {"memory/plan.py"}
+    for file in FILES:
+        if part(file) != "cli" and str(file.relative_to(ROOT / "rlhf")) not in prints_json:
+            assert not re.search(r"^\s*(import|from) click\b", file.read_text(), re.M), file
+
+
+def test_the_package_has_fewer_than_twenty_rooms():
+    rooms = {path.name for path in (ROOT / "rlhf").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert len(rooms - {"__init__.py"}) < 20, rooms
 
 
 def test_files_stay_short_enough_to_read():

@@ -33,6 +33,21 @@ def corpus(tmp_path, rows, drop):
     return load(run), run.described["data"]
 
 
+def test_the_split_that_the_recipe_names_is_read(tmp_path, monkeypatch):
+    import datasets  # slow to import, and only needed here
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, rows in (("train", 30), ("test", 20)):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row(n)) + "\n" for n in range(rows)))
+    for chosen, rows in ((None, 30), ("test", 20)):
+        data = {"source": "hub", "name": str(folder), "revision": "0" * 40, "split": chosen, "on_bad_row": "stop"}
+        run = Described(tmp_path / "runs", small(data=data | {"heldout_fraction": 0.5}), "sft")
+        load(run)
+        assert run.described["data"]["pairs"] == rows
+
+
 def test_nothing_is_dropped_by_default(tmp_path):
     rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
     found, facts = corpus(tmp_path, rows, None)

@@ -10,7 +10,7 @@ from rlhf.errors import UserError
 from rlhf.memory import plan
 from rlhf.report import RunRecords
 from rlhf.report.data import checked
-from tests.conftest import RECIPE, rlhf
+from tests.conftest import RECIPE, manifest_of, rlhf
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
 
@@ -153,6 +153,6 @@ def test_data_that_is_no_file_is_refused(command, name):
 def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, name):
     settings = {"data": {"source": "files", "format": "auto", "heldout_fraction": 0.1}, "seed": 0}
     files = [{"name": name, "sha256": "0" * 64}]
-    manifest = {"settings": settings, "seed": 0, "data": {"sha256": "0" * 64, "files": files}}
+    manifest = manifest_of(settings=settings, data={"sha256": "0" * 64, "files": files})
     found = checked(RunRecords("run", tmp_path, {"sft": manifest}, {}))
     assert isinstance(found, str) and "a pipe or a device" in found

@@ -14,8 +14,10 @@ from rlhf.errors import UserError
 from rlhf.recipe import published
 from rlhf.recipe.published import Figure, Spent, compare
 from rlhf.recipe.strict import read_yaml
+from rlhf.run.records import Comparison
 from rlhf.stages import module_of
 from rlhf.use import reproduce
+from tests.conftest import summary_of
 
 ROOT = Path(__file__).parents[2]
 DIRECTORIES = recipe.available(ROOT / "recipes")
@@ -463,13 +465,13 @@ def summaries_of(name: str, measured: dict[tuple[str, str | None], float], hours
     figures = recipe.load(ROOT / "recipes" / name / "v1").targets
     totals = [f.model_dump(mode="json", exclude_defaults=True) for f in figures if f.stage == "all"]
     return {
-        stage: {
-            "stage": stage,
-            "wall_seconds": 3600 * hours,
-            "peak_vram_bytes": peak * 1e9,
-            "targets": [published.record(f, measured.get((stage, f.metric))) for f in figures if f.stage == stage],
-            "all_stages": totals,
-        }
+        stage: summary_of(
+            stage=stage,
+            wall_seconds=3600 * hours,
+            peak_vram_bytes=peak * 1e9,
+            targets=[published.record(f, measured.get((stage, f.metric))) for f in figures if f.stage == stage],
+            all_stages=totals,
+        )
         for stage in published.CHAIN
     }
 
@@ -479,7 +481,7 @@ def test_a_record_gives_its_figure_back():
         for row in recipe.load(ROOT / "recipes" / name / "v1").targets:
             assert published.recorded(published.record(row, 1.0)) == row
     before = {"name": "f", "metric": "hours", "published": [61, 61], "published_mean": None, "unit": "h", "measured": 1}
-    assert published.verdict_of(before | {"within": True}).word == "met"
+    assert Comparison.model_validate(before | {"within": True}).outcome.word == "met"
 
 
 def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
@@ -491,7 +493,7 @@ def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
         }
         measured["sft", "peak_vram_gb"] = peak
         seeds[str(seed)] = summaries_of("4090-llama2-7b", measured, hours=6.0, peak=peak)
-    rows = {(row[0], row[1]): row[2:] for row in reproduce.rows({"seeds": seeds})}
+    rows = {(row[0], row[1]): row[2:] for row in reproduce.rows(seeds)}
     assert rows["stage", "metric"][0] == "published"
     after = rows["sft", "perplexity after (Training Metrics Timeline)"]
     assert after[-1] == "1 of 2 reproduces, 1 of 2 worse, mean worse (+1.7 %)"
@@ -507,8 +509,6 @@ def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
 def test_reproduce_adds_up_the_cost_where_a_price_is_given():
     seeds = {"0": summaries_of("h100-mistral-7b", {}, hours=8.0)}
     name = "all", "cost of a run (Overview)"
-    priced = {row[:2]: row for row in reproduce.rows({"seeds": seeds, "price_per_hour": 1.99})}
+    priced = {row[:2]: row for row in reproduce.rows(seeds, price=1.99)}
     assert priced[name][2:4] == ("47.76 USD", "47.76") and "reproduces (+0.0 %)" in priced[name][-1]
-    assert {row[:2]: row for row in reproduce.rows({"seeds": seeds})}[name][-1].startswith(
-        "not measured: needs the price"
-    )
+    assert {row[:2]: row for row in reproduce.rows(seeds)}[name][-1].startswith("not measured: needs the price")

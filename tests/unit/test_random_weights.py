@@ -187,7 +187,6 @@ def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
         ("vocab_size", 401, 400),
         ("max_position_embeddings", 1024, 512),
         ("tie_word_embeddings", False, True),
-        ("model_type", "mistral", "llama"),
     ],
 )
 def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_path, key, value, found):
@@ -197,6 +196,12 @@ def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_pat
     assert str(caught.value) == (
         f"{checkpoint} has {key} {found}, the recipe says {value}: correct model.architecture.{key}"
     )
+
+
+def test_a_checkpoint_of_another_type_is_refused_with_the_way_out(checkpoint, tmp_path):
+    loaded = local(checkpoint, model__architecture__model_type="mistral")
+    with pytest.raises(UserError, match=r"is a llama model: make a recipe for it with `rlhf new`"):
+        load_base(Run(tmp_path, loaded, "sft"), CPU)
 
 
 def test_a_sliding_window_that_the_recipe_does_not_know_is_refused(tmp_path):

@@ -74,6 +74,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["tokenizer"].update(source="local", name="x"), "tokenizer.source: train and a pretrain section"),
         (lambda c: c["data"].update(source="hub", name="a/b", revision="main"), "data: source: hub needs revision"),
         (lambda c: c["data"]["toy"].update(bayes_accuracy=0.97), "data.toy.bayes_accuracy = 0.97"),
+        (lambda c: c["data"].update(split="train[:10]"), "data: split: 'train[:10]' is not the name of one split"),
         (lambda c: c["rm"].update(loss_type="margin_ranking"), "rm: loss_type: margin_ranking needs a margin above 0"),
         (lambda c: c["sft"].update(max_prompt_length=256), "sft: max_prompt_length must leave room"),
         (lambda c: c["ppo"].update(logging_steps=3), "ppo: eval_steps and save_steps must be multiples"),
@@ -91,6 +92,21 @@ def test_every_recipe_loads(directory):
             lambda c: (c["dpo"].update(eval_steps=100), c["hardware"].update(count=2, engine="fsdp")),
             "dpo.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: fsdp",
         ),
+        (
+            lambda c: (c["hardware"].update(trunk="lean"), c["ppo"].update(gradient_checkpointing=True)),
+            "hardware.trunk: lean needs ppo.gradient_checkpointing: false",
+        ),
+        (
+            lambda c: (c["hardware"].update(trunk="lean"), c["model"].update(quantization="nf4")),
+            "hardware.trunk: lean needs model.quantization: none",
+        ),
+        (
+            lambda c: c["hardware"].update(trunk="lean", count=2, engine="fsdp"),
+            "hardware.trunk: lean needs hardware.engine: ddp",
+        ),
+        (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is no range of layers of a model with 3"),
+        (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is no range of layers"),
+        (lambda c: c["lora"].update(layers="lower_half"), "lora.layers"),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
@@ -182,6 +198,25 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
     shutil.copytree(tmp_path / "all" / "mine", tmp_path / "all" / "second")
     with pytest.raises(UserError, match="mine and second are both its default; set default: false in one"):
         recipe.resolve("cpu", tmp_path / "all")
+
+
+def test_layers_with_adapters():
+    def numbers(layers: object, count: int) -> list[int] | None:
+        return recipe.load(CPU, {"lora.layers": layers}).recipe.lora.layer_numbers(count)
+
+    assert numbers("all", 6) is None
+    assert numbers("upper_half", 6) == [3, 4, 5]
+    assert numbers("upper_half", 3) == [1, 2]
+    assert numbers("upper_third", 6) == [4, 5]
+    assert numbers("upper_third", 4) == [2, 3]
+    assert numbers([1, 3], 6) == [1, 2]
+
+
+def test_keys_that_older_runs_lack_change_nothing_at_their_defaults():
+    settings = recipe.settings(recipe.load(CPU).recipe, "ppo")
+    assert "layers" not in settings["lora"] and "trunk" not in settings["hardware"]
+    changed = recipe.settings(recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo")
+    assert recipe.differences(settings, changed) == ["lora.layers"]
 
 
 def test_only_settings_that_decide_a_stage_count_for_it():

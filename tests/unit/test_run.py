@@ -14,6 +14,7 @@ from rlhf.observe import console
 from rlhf.rating.store import standing
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
+from rlhf.run.records import Summary
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
@@ -41,8 +42,8 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
     assert summary is not None
     wanted = "schema recipe version recipe_sha256 modified stage status seed device wall_seconds tokens_per_second "
     wanted += "peak_vram_bytes peak_rss_bytes predicted_peak_vram_bytes metrics targets"
-    assert set(wanted.split()) <= set(summary)
-    assert (summary["recipe"], summary["version"], summary["stage"], summary["status"]) == (
+    assert set(wanted.split()) <= set(summary.plain())
+    assert (summary.recipe, summary.version, summary.stage, summary.status) == (
         "cpu-tiny",
         "v1",
         "sft",
@@ -109,7 +110,7 @@ def test_numbers_that_json_does_not_know_become_null(tmp_path):
     run = started(tmp_path)
     run.log(1, {"loss": float("nan"), "other": 1.0})
     assert read_lines(run.path / "metrics.jsonl") == [{"step": 1, "loss": None, "other": 1.0}]
-    assert run.finish({"perplexity": float("inf")}, COSTS)["metrics"] == {"perplexity": None}
+    assert run.finish({"perplexity": float("inf")}, COSTS).metrics == {"perplexity": None}
 
 
 def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
@@ -374,9 +375,10 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     assert found["memory of the base", 14]["measured"] == 14.48
     assert found["memory of the optimizer", 28]["verdict"] == "not measured"
     assert {entry["stage"] for entry in summaries[0]["all_stages"]} == {"all"}
-    console.targets_table(summaries[:1])
+    finished = [Summary.model_validate(summary) for summary in summaries]
+    console.targets_table(finished[:1])
     assert "not measured: needs rm, ppo" in " ".join(capsys.readouterr().out.split())
-    console.targets_table(summaries, price=1.99)
+    console.targets_table(finished, price=1.99)
     printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
     assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduces" in printed
     assert "cost of a run (Overview) 47.76 USD" in printed and "better (-100.0 %)" in printed
@@ -386,8 +388,8 @@ def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):
     run = started(tmp_path, "merge", recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1"))
     (run.path / "model").mkdir()
     (run.path / "model" / "model.safetensors").write_bytes(b"0" * 1000)
-    entries = run.finish({"base_bytes": 14_483_000_000}, COSTS)["targets"]
-    assert {entry["metric"]: entry["measured"] for entry in entries} == {
+    targets = run.finish({"base_bytes": 14_483_000_000}, COSTS).targets
+    assert {target.metric: target.measured for target in targets} == {
         "base_model_gb": 14.483,
         "merged_model_gb": 1e-6,
     }

@@ -5,8 +5,10 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from rlhf.models.loading import adapter_weights, load_base, new_adapter, reward_from_sft, trainable_adapter
+from rlhf.models.adapters import new_adapter, reward_from_sft, trainable_adapter
+from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
+from rlhf.models.weights import adapter_weights
 from rlhf.run.directory import Run
 from tests.conftest import gradient, noted, small
 

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 
 from rlhf.memory.device import KNOWN, META, StandIn
 from rlhf.memory.tracker import Peak
-from rlhf.models import loading
+from rlhf.models import random_base
 from rlhf.rollout import engine as rollout
 from tests.conftest import gradient
 
@@ -232,7 +232,7 @@ def watched() -> dict[str, dict[str, Any]]:
         transformers,
         transformers.training_args,
         rollout,
-        loading,
+        random_base,
     ]
     places += [transformers.TrainingArguments, transformers.Trainer, transformers.PreTrainedModel]
     places += [rollout._Decoding, rollout._Layer, trl.kernels.chunked_logprob, trl.trainer.utils]
@@ -271,7 +271,7 @@ def test_everything_is_as_before_afterwards(device):
         "environ.ACCELERATE_TORCH_DEVICE",
         "LOOK.meta",
         "Module.__init__",
-        "rlhf.models.loading.skeleton",
+        "rlhf.models.random_base.skeleton",
     } <= inside
     assert ("torch.nn.functional.dropout" in inside) == (device == "cuda")
     assert not changed()

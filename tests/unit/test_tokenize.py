@@ -1,15 +1,18 @@
 """Token ids: what starts and ends a sequence, and what is cut, counted and dropped."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf.data import tokenize
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
+from rlhf.recipe import Tokenizer as RecipeTokenizer
 
 TEXTS = ["\n\nHuman: What is the capital of France?\n\nAssistant: The capital is Paris."] * 20
 PROMPT = (Message("user", "What is the capital of France?"),)
@@ -99,11 +102,16 @@ def test_documents_are_cut_into_pieces_and_lose_nothing(codec):
 
 def test_a_saved_tokenizer_gives_the_same_ids(codec, tmp_path):
     codec.tokenizer.save_pretrained(tmp_path)
-    again = tokenize.load(tmp_path, None, "hh")
+    again = tokenize.load(tmp_path, settings("hh"))
     assert again.encode([(PROMPT, "The capital is Paris.")], 64, 128) == codec.encode(
         [(PROMPT, "The capital is Paris.")], 64, 128
     )
     assert (again.pad_id, again.eos_id) == (codec.pad_id, codec.eos_id)
+
+
+def settings(template: str, **keys: Any) -> RecipeTokenizer:
+    """The recipe's section for a tokenizer in a folder."""
+    return RecipeTokenizer.model_validate({"source": "local", "name": "tokenizer", "template": template, **keys})
 
 
 def with_tokens(**tokens) -> PreTrainedTokenizerFast:
@@ -206,6 +214,87 @@ def test_a_response_that_merges_with_the_prompt_is_encoded_apart_and_counted():
     assert counts["merged_at_response"] == 1
     assert row.prompt == codec.encode_prompts([PROMPT], 64)[0][0]
     assert codec.decode(row.response) == "Paris"
+
+
+THINKING = (  # the parts of Qwen3's that matter here, with a mark that training on answers alone needs
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{% if loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>{% endgeneration %}\n{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def chat_tokenizer(folder: Path, template: str, eos: str = "<|im_end|>", **tokens: str) -> Path:
+    """A saved tokenizer with a chat template; the marks of a turn are special tokens."""
+    tokenizer = with_tokens(eos_token=eos, pad_token="<p>", **tokens)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_thinking_is_switched_off_and_a_system_prompt_is_put_first(tmp_path):
+    keys = {"chat_template_kwargs": {"enable_thinking": False}, "system_prompt": 'Say "yes" or {{ no }}.\n'}
+    codec = tokenize.load(chat_tokenizer(tmp_path, THINKING), settings("chat", **keys))
+    system = '<|im_start|>system\nSay "yes" or {{ no }}.\n<|im_end|>\n'
+    question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    assert codec.prompt_text(PROMPT) == f"{system}{question}<think>\n\n</think>\n\n"
+    (row,), counts = codec.encode([(PROMPT, "Paris")], 256, 512)
+    assert row and not counts["merged_at_response"]
+    assert codec.tokenizer.decode(row.response) == "Paris<|im_end|>", "the empty thought belongs to the prompt"
+    own = (Message("system", "Be brief."), *PROMPT)
+    assert codec.prompt_text(own).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    assert "yes" not in codec.prompt_text(own)
+
+
+def test_a_conversation_of_several_turns_continues_with_what_training_saw(tmp_path):
+    turns = (*PROMPT, Message("assistant", "Paris"), Message("user", "Sure?"))
+    codec = tokenize.load(chat_tokenizer(tmp_path, THINKING), settings("chat"))
+    (row,), counts = codec.encode([(turns, "Yes")], 256, 512)
+    assert row and not counts["merged_at_response"]
+    rows = [{"role": m.role, "content": m.content} for m in turns]
+    served: Any = codec.tokenizer.apply_chat_template(rows, add_generation_prompt=True)
+    assert row.prompt == served["input_ids"]
+    assert codec.tokenizer.decode(row.response) == "<think>\n\n</think>\n\nYes<|im_end|>"
+
+
+def test_a_saved_chat_tokenizer_renders_what_training_saw(tmp_path):
+    """What `merge` writes and any server reads."""
+    keys = {"chat_template_kwargs": {"enable_thinking": False}, "system_prompt": "Be kind."}
+    codec = tokenize.load(chat_tokenizer(tmp_path / "a", THINKING), settings("chat", **keys))
+    assert codec.write_chat_template()
+    codec.tokenizer.save_pretrained(tmp_path / "b")
+    rows = [{"role": m.role, "content": m.content} for m in PROMPT]
+    served: Any = AutoTokenizer.from_pretrained(tmp_path / "b").apply_chat_template(rows, add_generation_prompt=True)
+    assert served["input_ids"] == codec.encode_prompts([PROMPT], 256)[0][0]
+
+
+def test_an_answer_must_end_with_the_token_at_which_sampling_stops(tmp_path):
+    """Gemma's tokenizer ends texts with <eos>, its template ends turns with <end_of_turn>."""
+    folder = chat_tokenizer(tmp_path, THINKING, eos="</s>")
+    with pytest.raises(UserError, match=r"ends an answer with <\|im_end\|>, .* is </s>: set tokenizer.eos_token"):
+        tokenize.load(folder, settings("chat"))
+    codec = tokenize.load(folder, settings("chat", eos_token="<|im_end|>"))
+    (row,), _ = codec.encode([(PROMPT, "Paris")], 256, 512)
+    assert row and row.response[-1] == codec.eos_id == codec.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    with pytest.raises(UserError, match=r"tokenizer\.eos_token: '<no>' is not in the vocabulary"):
+        tokenize.load(folder, settings("chat", eos_token="<no>"))
+
+
+def test_a_chat_prompt_has_bos_where_its_template_writes_it(tmp_path):
+    """Granite's tokenizer has one that its template does not write."""
+    for number, (template, count) in enumerate(((THINKING, 0), ("{{ bos_token }}" + THINKING, 1))):
+        codec = tokenize.load(chat_tokenizer(tmp_path / str(number), template, bos_token="<s>"), settings("chat"))
+        (row,), _ = codec.encode([(PROMPT, "Paris")], 256, 512)
+        assert row and row.prompt.count(codec.tokenizer.bos_token_id) == count
+
+
+@pytest.mark.parametrize("key", ["system_prompt", "chat_template_kwargs"])
+def test_settings_of_a_chat_template_need_one(key):
+    value = "Be kind." if key == "system_prompt" else {"enable_thinking": False}
+    with pytest.raises(ValidationError, match=f"{key} belongs to template: chat, but template is hh"):
+        settings("hh", **{key: value})
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:

@@ -33,7 +33,7 @@ WAYS = ("same_start", "same_turn", "same_answer", "near_copies")
 
 
 class Line(NamedTuple):
-    """What was looked at, what was found and, where that looks wrong, what to do and how bad it is."""
+    """A line of the report: a count or value and, if it looks wrong, advice and a severity."""
 
     name: str
     value: str
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`count` of `total`, with the 95 % Wilson interval of the share; None of it when total is 0."""
+    """The share `count` of `total` with its 95 % Wilson interval; None if total is 0."""
 
     count: float
     total: int
@@ -54,11 +54,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class LabelNoise:
-    """The rate e of wrong labels, from `disagreement`: how often two labels of the same two answers differ.
+    """The rate e of wrong labels, from the share of repeated labels that differ (`disagreement`).
 
     Labels that are wrong independently and equally often differ in d = 2e(1 − e), so e = (1 − √(1 − 2d)) / 2, and 0.5
     for d above that. `disagreement.total` counts the answers labelled more than once, each as one observation: the
-    share of its label pairs that differ. None where nothing was labelled twice.
+    share of its label pairs that differ. None if nothing was labelled twice.
     """
 
     disagreement: Share
@@ -69,8 +69,10 @@ class LabelNoise:
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """Rows on each side, held-out rows by the way they were found in training (leakage.py), and the training
-    rows that they were found in, which `data.drop: [leaked]` leaves out."""
+    """Numbers of rows on each side, of held-out rows that resemble training rows, by kind (leakage.py).
+
+    `training_rows` are the training rows that they resemble, which `data.drop: [leaked]` leaves out.
+    """
 
     training: int
     heldout: int
@@ -129,21 +131,21 @@ class QualityReport:
 
     @property
     def severity(self) -> Severity:
-        """The worst of all verdicts."""
+        """Return the worst severity of all lines."""
         return max((line.severity for line in self.table()), key=SEVERITIES.index)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values only, the table and the verdicts in it included."""
+        """Return the report as plain JSON values, with its table and verdicts."""
         result: dict[str, object] = json.loads(json.dumps(asdict(self)))
         table, verdicts = ([line._asdict() for line in lines] for lines in (self.table(), self.verdicts()))
         return result | {"severity": self.severity, "verdicts": verdicts, "table": table}
 
     def verdicts(self) -> list[Line]:
-        """The lines that show a sign of bad data; none is good news, not a proof."""
+        """Return the lines that show a sign of bad data. An empty list does not prove that the data is good."""
         return [line for line in self.table() if line.severity]
 
     def table(self) -> list[Line]:
-        """Lines to print."""
+        """Return all lines of the report."""
         return [
             *self._left_out(),
             *self._kept(),
@@ -182,7 +184,7 @@ class QualityReport:
         return lines or [Line("rows kept", "0", "Nothing is left to train on.", "error")]
 
     def _labels(self) -> list[Line]:
-        """Signs that only pairs can show."""
+        """Return the signs that only pairs can show."""
         if not self.pairs:
             return []
         near = "Hardly any preference signal in these; drop them or collect answers that differ more."
@@ -209,7 +211,7 @@ class QualityReport:
         return lines
 
     def _characters(self) -> list[Line]:
-        """What happened to the texts on their way, and what they are written in."""
+        """Return signs of damaged or unusual characters, and the scripts of the texts."""
         total = self.documents + self.examples + self.pairs + self.prompts
         lost = "U+FFFD: characters were lost when the text was decoded; take it from its source anew."
         misread = "UTF-8 that was read as cp1252 or Latin-1; decode the source anew."
@@ -233,8 +235,8 @@ class QualityReport:
         hint = "Held-out rows that training shows flatter the evaluation. Leave its likes out: data.drop: [leaked]"
         line = self._flaw("leaked", of.heldout, hint, below="note")
         ways = [way for way in WAYS if getattr(of, way)]
-        how = ", ".join(f"{way.replace('_', ' ')} {getattr(of, way):,}" for way in ways)
-        return [line, Line("", f"{how}; {of.training_rows:,} training rows like them")] if ways else [line]
+        counts = ", ".join(f"{way.replace('_', ' ')} {getattr(of, way):,}" for way in ways)
+        return [line, Line("", f"{counts}; {of.training_rows:,} training rows like them")] if ways else [line]
 
     def _shape(self) -> list[Line]:
         lines = []
@@ -255,7 +257,7 @@ class QualityReport:
         below: Severity = "",
         above: Severity = "warning",
     ) -> Line:
-        """A line on one count, as severe as `above` over the tolerated share and as `below` up to it."""
+        """Return a line on one count. Its severity is `above` over the tolerated share, `below` up to it."""
         name, count = field.replace("_", " "), getattr(self, field)
         if not count:
             return Line(name, "0")
@@ -287,7 +289,7 @@ def check(
         training, held = split(kept, row_key, seed=seed, fraction=fraction)
     else:
         training, held = kept, [*heldout.documents, *heldout.examples, *heldout.pairs, *heldout.prompts]
-    found = {name: find(kept) for name, find in FLAWS.items()}
+    flawed_rows = {name: find(kept) for name, find in FLAWS.items()}
     leaked = leaks(training, held)
     parts = {
         "prompt": ["\n".join(message.content for message in prompt) for prompt in prompts],
@@ -302,7 +304,7 @@ def check(
         "prompts_differ": report.prompts_differ,
         "identical": report.identical,
         "empty": report.empty,
-        **{name: [row.source for row in flawed] for name, flawed in found.items()},
+        **{name: [row.source for row in flawed] for name, flawed in flawed_rows.items()},
         "leaked": [f"{row.source} ({like.source})" for row, like in leaked.heldout],
     }
     return QualityReport(
@@ -315,7 +317,7 @@ def check(
         examples=len(rows.examples),
         pairs=len(rows.pairs),
         prompts=len(rows.prompts),
-        **{name: len(flawed) for name, flawed in found.items()},
+        **{name: len(flawed) for name, flawed in flawed_rows.items()},
         repeated_prompts=len(prompts) - len(set(prompts)),
         chosen_longer=_chosen_longer(rows.pairs),
         label_noise=label_noise(rows.pairs),
@@ -335,14 +337,14 @@ def check(
 
 
 def share(count: float, total: int) -> Share:
-    """Share with its 95 % Wilson interval."""
+    """Return a share with its 95 % Wilson interval."""
     if not total:
         return Share(count, total, None, None, None)
     return Share(count, total, *wilson(count, total))
 
 
 def label_noise(pairs: Sequence[PreferencePair]) -> LabelNoise:
-    """The rate of wrong labels, where the same two answers to the same prompt were labelled more than once."""
+    """Estimate the rate of wrong labels from answers that were labelled more than once."""
     labels: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0])
     for pair in pairs:
         one, other = sorted((pair.chosen, pair.rejected))
@@ -357,7 +359,7 @@ def _noise(disagreement: float | None) -> float | None:
 
 
 def _chosen_longer(pairs: Sequence[PreferencePair]) -> Share:
-    """In words, whatever the lengths are counted in."""
+    """Return the share of pairs whose chosen answer has more words, among those of unequal length."""
     differences = [len(pair.chosen.split()) - len(pair.rejected.split()) for pair in pairs]
     return share(sum(d > 0 for d in differences), sum(d != 0 for d in differences))
 

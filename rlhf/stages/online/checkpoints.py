@@ -13,7 +13,7 @@ def choose_checkpoints(run: Run, options: OnlineOptions) -> int | None:
     The best has the highest held-out score among those within the KL limit. Both were logged in the checkpoint's own
     step: `save_steps` is a multiple of `logging_steps`. Returns its step, None without one.
     """
-    rows = {row["step"]: row for row in read_lines(run.path / "metrics.jsonl", MetricsLine)}
+    rows = {row.step: row.values for row in read_lines(run.path / "metrics.jsonl", MetricsLine)}
 
     def fact(step: int, name: str) -> float | None:
         return rows[step].get(f"eval/{name}")  # null where it was not finite

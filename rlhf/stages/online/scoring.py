@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.model import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
@@ -42,6 +44,24 @@ def per_token(shared: SharedBase, role: str, rollout: Rollout, size: int, *heads
     return results
 
 
+@torch.no_grad()
+def with_lower(shared: SharedBase, rollout: Rollout, size: int) -> Rollout:
+    """Return a rollout with `lower`, which the passes of all roles and the update then share.
+
+    The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
+    process computes its share of the rows, `size` at a time.
+    """
+    if shared.trunk is None or rollout.lower is not None or not shared.trunk.first_adapted:
+        return rollout
+    hidden_size, dtype = shared.base.config.hidden_size, dtype_of(shared.base)
+    lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
+    for rows in rollout.sharded_by_length(size):
+        ids = rollout.rows(rows).ids
+        lower[rows, : ids.shape[1]] = shared.trunk.lower(ids)
+    distributed.all_sum(lower)
+    return replace(rollout, lower=lower)
+
+
 def logprob_head(shared: SharedBase, temperature: float) -> Head:
     """Return the head of `per_token` that gives log-probabilities of the response tokens."""
     return lambda part, hidden: shared.logprobs(hidden, part, temperature)[0]
@@ -55,8 +75,9 @@ def value_head(shared: SharedBase) -> Head:
 def reward_scores(shared: SharedBase, rollout: Rollout, size: int) -> Tensor:
     """Return the reward model's raw scores (B,). Each process scores its share of the rows."""
     scores = torch.zeros(len(rollout.ids), device=shared.device)
-    for rows in rollout.sharded_by_length(size):
-        scores[rows] = shared.scores(rollout.rows(rows))
+    with shared.role("reward"):
+        for rows in rollout.sharded_by_length(size):
+            scores[rows] = shared.scores(rollout.rows(rows))
     distributed.all_sum(scores)
     return scores
 

@@ -10,7 +10,8 @@ import torch
 from rlhf.data import load
 from rlhf.data.batch import Rollout
 from rlhf.evaluation.policies import PolicySamples, compare, measure, sample_of
-from rlhf.models.loading import load_base, load_codec, save_adapter
+from rlhf.models.adapters import save_adapter
+from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
@@ -56,7 +57,8 @@ class Session:
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         torch.manual_seed(recipe.seed)
         with self.phase("load"):
-            self.shared = SharedBase(load_base(run, device), {"policy": sft, "reference": sft}, trainable=("policy",))
+            base, roles = load_base(run, device), {"policy": sft, "reference": sft}
+            self.shared = SharedBase(base, roles, trainable=("policy",), lean=recipe.hardware.trunk == "lean")
             if options.gradient_checkpointing:
                 self.shared.base.activation_checkpointing_enable()
                 self.shared.base.enable_input_require_grads()

@@ -12,7 +12,7 @@ from transformers import get_scheduler
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.loading import save_adapter
+from rlhf.models.adapters import save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.random_state import RandomState, random_state, set_random_state
 from rlhf.models.shared_base import SharedBase
@@ -29,8 +29,8 @@ from rlhf.run.records import Amount, Count, OptimizerState, Record, SchedulerSta
 RATES = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORMS = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # names of the logged gradient norms
 
-# Add one micro-batch's share of a minibatch's gradient; return its share of the statistics. The arguments are rows of
-# the batch: those of the micro-batch and those of the minibatch.
+# Add one micro-batch's share of a minibatch's gradient of a role, which is active; return its share of the statistics.
+# The arguments are rows of the batch: those of the micro-batch and those of the minibatch.
 Backward = Callable[[Tensor, Tensor], dict[str, float]]
 
 
@@ -84,10 +84,11 @@ class TrainState:
         """Return the weight of the KL in the rewards; 0 if the recipe puts the KL into the loss instead."""
         return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
 
-    def update(self, rollout: Rollout, epochs: int, backward: Backward) -> dict[str, float]:
+    def update(self, rollout: Rollout, epochs: int, backward: Mapping[str, Backward]) -> dict[str, float]:
         """Pass `epochs` times over a batch in minibatches. Return the mean statistics of those that were used.
 
-        The update stops before the first minibatch whose approxkl exceeds `max_update_kl`.
+        Each role of `backward` does all micro-batches of a minibatch in turn. The update stops before the first
+        minibatch whose approxkl exceeds `max_update_kl`.
         """
         limit = self.options.max_update_kl
         self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
@@ -95,9 +96,12 @@ class TrainState:
         used: list[dict[str, float]] = []
         for rows in self.minibatches(len(rollout.ids), epochs):
             stats: dict[str, float] = defaultdict(float)
-            for index in rollout.rows(rows).sharded_by_length(self.options.per_device_train_batch_size):
-                for name, number in backward(rows[index], rows).items():
-                    stats[name] += number
+            micro_batches = rollout.rows(rows).sharded_by_length(self.options.per_device_train_batch_size)
+            for role, backward_of_role in backward.items():
+                with self.shared.role(role):
+                    for index in micro_batches:
+                        for name, number in backward_of_role(rows[index], rows).items():
+                            stats[name] += number
             stats = distributed.sum_of(stats, self.shared.device)
             if limit is not None and used and stats["policy/approxkl_avg"] > limit:
                 self.optimizer.zero_grad()
@@ -173,9 +177,9 @@ def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
     """Read state.pt of a checkpoint. Raises UserError when it is damaged, or of another version or step."""
     file = folder / "state.pt"
     state = reader.check(unpickled(file), kind, str(file))
-    if state["step"] != checkpoint_step(folder):
-        raise UserError(f"{file} is that of step {state['step']}")
-    return state
+    if state.step != checkpoint_step(folder):
+        raise UserError(f"{file} is that of step {state.step}")
+    return state.plain()
 
 
 @torch.no_grad()

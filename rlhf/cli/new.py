@@ -1,0 +1,74 @@
+"""`rlhf new`: a recipe for a model and a card."""
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from rlhf.memory import plan as planning
+from rlhf.memory.predict import Predictor
+from rlhf.observe import console
+from rlhf.recipe.published import GB
+from rlhf.use import new as making
+
+
+@click.command()
+@click.option("--model", required=True, metavar="NAME|DIR", help="Model on the hub, or the folder of a checkpoint.")
+@click.option("--card", required=True, metavar="24GB|4090", help="Memory of the card, or its name.")
+@click.option("--data", multiple=True, metavar="FILE", help="Preference pairs, or hh or ultrafeedback from the hub.")
+@click.option(
+    "--stages",
+    default="ppo,dpo",
+    show_default=True,
+    metavar="LIST",
+    help="Stages that must fit, after SFT and the reward model.",
+)
+@click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: its newest]")
+@click.option(
+    "--template",
+    type=click.Choice(making.TEMPLATES),
+    help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
+)
+@click.option("--max-length", type=click.IntRange(min=8), metavar="N", help="Longest prompt and response, in tokens.")
+@click.option("--name", help="Name of the recipe. [default: <card>-<model>]")
+@click.option(
+    "--recipes",
+    "root",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of recipes to write into. [default: RLHF_RECIPES, or recipes/ here]",
+)
+def new(
+    model: str,
+    card: str,
+    data: tuple[str, ...],
+    stages: str,
+    revision: str | None,
+    template: str | None,
+    max_length: int | None,
+    name: str | None,
+    root: Path | None,
+) -> None:
+    """Write a recipe for a model and a card.
+
+    Of the model, only config.json and the tokenizer are downloaded. The settings are the fastest that are predicted to
+    fit.
+    """
+    wishes = making.Wishes(
+        model=model,
+        card=making.card_of(card),
+        stages=making.stages_of(stages),
+        data=data,
+        revision=revision,
+        template=template,
+        max_length=max_length,
+        name=name,
+    )
+    folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
+    with console.quiet_libraries(), Predictor() as predict, console.working(f"reading {model}") as say:
+        made = making.make(folder, wishes, predict, say)
+    planning.show_fits(made.loaded, made.found._replace(changes={}), round(wishes.card.memory_gb * GB), as_json=False)
+    console.OUT.print(f"written to {made.folder}; next:", markup=False)
+    run = f"rlhf run {wishes.stages[0]} --with-parents --recipe {shlex.quote(str(made.folder))}"
+    console.OUT.print(f"  {run}", soft_wrap=True, markup=False)

@@ -1,0 +1,51 @@
+"""predicted.json: what is predicted for a recipe, kept beside it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlhf.memory.predict import Predictor
+from rlhf.memory.predict import stages as predicted_stages
+from rlhf.recipe import PinnedRecipe
+
+FILE = "predicted.json"
+
+Peaks = dict[str, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
+Needs = dict[str, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
+Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
+
+
+def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
+    """Return the components of every phase's peak."""
+    return {
+        stage: {name: phase.components for name, phase in predictor(loaded, stage).items() if name}
+        for stage in predicted_stages(loaded.recipe)
+    }
+
+
+def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
+    """Return what each phase needs of the card: with gaps between blocks, without paged states and driver."""
+    found = {}
+    for stage in predicted_stages(loaded.recipe):
+        phases = {name: phase.needed_bytes for name, phase in predictor(loaded, stage).items() if name}
+        found[stage] = {name: size for name, size in phases.items() if size is not None}
+    return {stage: phases for stage, phases in found.items() if phases}
+
+
+def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, list[str]]:
+    """Return the operations of a decoding step by role, and those that a captured graph must not hold."""
+    found = predictor.decoding_step(loaded) or {}
+    step = {role: {"per_layer": n.per_layer, "outside": n.outside} for role, n in found.items()}
+    return step, [f"decoding step of {role}: {reason}" for role, n in found.items() for reason in n.unsafe]
+
+
+def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | None, needed: Needs) -> None:
+    """Write predicted.json into a recipe's folder.
+
+    `peaks` in bytes by component, the operations of a decoding `step`, the effects of the strategies if known, and what
+    each phase `needed`.
+    """
+    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
+    if effects:
+        content["strategies"] = effects
+    (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

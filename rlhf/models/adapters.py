@@ -1,0 +1,126 @@
+"""LoRA adapters: fresh ones, those of finished stages for further training, and how they are written."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlhf.errors import UserError
+from rlhf.models import weights as stored
+from rlhf.models.architecture import has_fused_experts
+from rlhf.models.loading import base_name
+from rlhf.models.model import computes_in_bfloat16
+from rlhf.models.weights import ADAPTER_FILE, adapter_weights
+from rlhf.run.directory import Run
+
+
+def lora_config(run: Run, base: PreTrainedModel, task_type: str) -> LoraConfig:
+    """Return the recipe's adapter for a base.
+
+    Raises UserError for a target that names no module of the base, and for layers that it does not have.
+    """
+    lora = run.loaded.recipe.lora
+    try:
+        layers = lora.layer_numbers(base.config.num_hidden_layers)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return LoraConfig(
+        task_type=task_type,
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=_targets(base, lora.target_modules, named=layers is not None),
+        layers_to_transform=layers,
+    )
+
+
+def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
+    """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
+    return without_input_casts(get_peft_model(base, lora_config(run, base, "CAUSAL_LM")))
+
+
+def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"], named: bool) -> list[str] | str:
+    """Return the target modules of a base, for peft; `named`: as names of modules in any case.
+
+    Experts that share one tensor are no linear layers: they stay frozen, and `all-linear` means the others. peft would
+    give them adapters of another form. Raises UserError for a target that is the name of no module, with the names of
+    the linear layers.
+    """
+    modules = dict(base.base_model.named_modules())
+    linear = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)})
+    if isinstance(targets, str):  # all-linear
+        return linear if named or has_fused_experts(base) else targets
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in modules):
+            raise UserError(
+                f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"
+            )
+    return list(targets)
+
+
+def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
+    """Attach the adapter of a finished stage to a base, for further training."""
+    return without_input_casts(stored.attach_adapter(base, stage_dir, trainable=True))
+
+
+def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel:
+    """Return a reward model whose LoRA weights are those of SFT and whose score head is new and trainable.
+
+    peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
+    those of a fresh classification adapter of the same shape.
+    """
+    model = without_input_casts(get_peft_model(base, lora_config(run, base, "SEQ_CLS")))
+    start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
+    lora = {key: weight for key, weight in start.items() if "lora_" in key}
+    stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))
+    stored.set_adapter_state(model, {**start, **sft})
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates
+    return model
+
+
+def without_input_casts(model: PeftModel) -> PeftModel:
+    """Keep LoRA layers on a bfloat16 base from copying their inputs to float32; return the same model.
+
+    Autocast casts such a copy back to bfloat16 before the product. Without the two casts the numbers are the same, and
+    the backward pass keeps one input for all layers that share it, not a copy for each. With dropout the mask is
+    applied in bfloat16 instead of float32, as peft's 4-bit layers always do. Outside of autocast such a layer would
+    raise an error for its input.
+    """
+    if computes_in_bfloat16(model):
+        for module in model.modules():
+            if isinstance(module, LoraLayer):
+                module.cast_input_dtype_enabled = False
+    return model
+
+
+def save_adapter(
+    model: PeftModel,
+    run: Run,
+    folder: Path,
+    adapter: str = "default",
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base.
+
+    `weights`: the model's weights by name, if the model itself does not hold them whole.
+    """
+    if not run.is_main:
+        return
+    base, revision = base_name(run), run.loaded.recipe.model.revision
+    weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
+    state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
+    model.peft_config[adapter].save_pretrained(str(folder))
+    tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+    save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,66 @@
+"""Weights in NF4, the 4-bit format of QLoRA (arXiv 2305.14314), packed by bitsandbytes."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from rlhf import recipe as recipes
+from rlhf.errors import UserError
+from rlhf.models.architecture import has_fused_experts
+from rlhf.models.model import require
+from rlhf.observe.console import install_command
+
+
+def nf4_config(settings: recipes.Model) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
+    )
+
+
+def check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:
+    """Raise UserError where bitsandbytes' kernels for a CPU would fail: a row must be whole blocks of 64 weights."""
+    for key in ("hidden_size", "intermediate_size"):
+        size = getattr(architecture, key, 0)
+        if device.type == "cpu" and size % 64:
+            raise UserError(
+                f"model.quantization: nf4 on a CPU needs model.architecture.{key}, {size}, in multiples of 64"
+            )
+
+
+def check_experts(base: PreTrainedModel, settings: recipes.Model, name: str) -> None:
+    """Raise UserError where NF4 would leave most weights as they are: bitsandbytes packs linear layers alone."""
+    if settings.quantization == "nf4" and has_fused_experts(base):
+        raise UserError(
+            f"{name}: model.quantization: nf4 packs linear layers, and the experts of a {base.config.model_type} model "
+            "are one tensor each, which would stay in full: use quantization: none"
+        )
+
+
+@torch.no_grad()
+def round_to_nf4(model: PreTrainedModel) -> None:
+    """Round the weights that NF4 would pack to the values that they had in training, in place."""
+    require("bitsandbytes", "merge.base: dequantized", install_command("gpu"))
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
+            packed, state = quantize_4bit(module.weight, compress_statistics=True, quant_type="nf4")
+            module.weight.copy_(dequantize_4bit(packed, state))
+
+
+def quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
+    """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU.
+
+    `module` is the Linear4bit that holds the weight.
+    """
+    from bitsandbytes.functional import quantize_4bit
+    from bitsandbytes.nn import Params4bit
+
+    packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+    module.quant_state = state
+    return Params4bit(packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True)

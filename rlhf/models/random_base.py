@@ -1,0 +1,60 @@
+"""A base with random weights: the true shape and memory of an architecture, without a download."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.quantizers import AutoHfQuantizer
+
+from rlhf import recipe as recipes
+from rlhf.models.architecture import add_classifier, config_of
+from rlhf.models.nf4 import quantized
+
+
+def random_base(
+    settings: recipes.Model, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
+) -> PreTrainedModel:
+    """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
+    architecture = settings.architecture
+    assert architecture
+    config: Any = config_of(architecture, num_labels=1)
+    add_classifier(config)
+    quantizer = AutoHfQuantizer.from_config(nf4) if nf4 else None
+    model: Any = skeleton(kind, config, quantizer, options)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            weight = torch.empty(parameter.shape, dtype=options["dtype"], device=device)
+            if weight.dim() > 1:
+                weight.normal_(0.0, config.initializer_range)
+            else:
+                weight.fill_(0.0 if name == "bias" else 1.0)
+            pack = quantizer and type(module).__name__ == "Linear4bit"
+            setattr(module, name, quantized(module, weight) if pack else nn.Parameter(weight))
+    _compute_buffers(model, device)
+    model.tie_weights()
+    if quantizer:
+        model.hf_quantizer = quantizer
+        quantizer.postprocess_model(model)
+    model.hf_device_map = {"": device}
+    base: PreTrainedModel = model.eval()
+    return base
+
+
+def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Compute the buffers of a model made on the device meta, such as rotary frequencies; checkpoints lack them too."""
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        if buffers:
+            for name, buffer in buffers.items():
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+            model._init_weights(module)
+
+
+def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
+    """Return a model without memory, with bitsandbytes' layers where there is a quantizer."""
+    with torch.device("meta"):
+        model: PreTrainedModel = kind.from_config(config, **options)
+    if quantizer:
+        quantizer.preprocess_model(model, device_map=None)
+    return model

@@ -1,0 +1,147 @@
+"""Typed records of what evaluations, checks of data, predictions of memory and reproductions have written."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from rlhf.run.records import Amount, Code, Count, Device, Number, Record, Summary
+
+
+class Answer(Record):
+    """One policy's answer to a prompt, with its scores."""
+
+    response: str
+    score: Number | None = None
+    true_reward: Number | None = None
+
+
+class SampleLine(Record):
+    """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy."""
+
+    __pydantic_extra__: dict[str, str | Answer]
+    prompt: str
+    step: Count = 0
+    sample: Count = 0
+    messages: list[Any] = Field(default_factory=list)
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """Return the answers by policy."""
+        answers = self.__pydantic_extra__
+        return {name: Answer(response=a) if isinstance(a, str) else a for name, a in answers.items()}
+
+
+class Histogram(Record):
+    """Counts of values between neighbouring edges."""
+
+    edges: list[Number]
+    counts: list[Amount]
+
+    @model_validator(mode="after")
+    def _matches(self) -> Self:
+        if len(self.edges) != len(self.counts) + 1:
+            raise ValueError("a histogram has one edge more than counts")
+        return self
+
+
+class Histograms(Record):
+    """Counts of several policies' scores between the same edges."""
+
+    edges: list[Number]
+    counts: dict[str, list[Amount]]
+
+
+class CalibrationBin(Record):
+    """The pairs of one range of confidence."""
+
+    confidence: Number | None
+    accuracy: Number | None
+    pairs: Count
+
+
+class RewardModelFigures(Record):
+    """The figures of a reward model: calibration, margins and scores after a sigmoid."""
+
+    calibration: list[CalibrationBin]
+    margins: Histogram
+    sigmoid_scores: Histogram
+
+
+class Contradiction(Record):
+    """A held-out pair on which the reward model contradicts the label."""
+
+    margin: Number
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+class Details(Record):
+    """The content of evaluate/details.json."""
+
+    scores: Histograms | None = None
+    reward_model: RewardModelFigures | None = None
+    contradicted: list[Contradiction] = Field(default_factory=list)
+
+
+class QualityLine(Record):
+    """One check of the data: its outcome and a hint."""
+
+    severity: str
+    name: str
+    value: Any
+    hint: str
+
+
+class Lengths(Record):
+    """A histogram of lengths: counts up to each limit."""
+
+    upto: list[Number]
+    counts: list[Amount]
+
+
+class Quality(Record):
+    """The content of data/quality.json, the check of the data that a report has made."""
+
+    made_from: dict[str, Any]
+    unit: str
+    table: list[QualityLine]
+    lengths: dict[str, Lengths]
+
+
+class Prediction(Record):
+    """The content of a recipe's predicted.json: bytes by stage, phase and component."""
+
+    stages: dict[str, dict[str, dict[str, Amount]]]
+
+
+class Packages(Record):
+    """The packages that a record of seeds names."""
+
+    torch: str
+    transformers: str
+    trl: str
+    peft: str
+
+
+class Reproduction(Record):
+    """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
+
+    recipe: str
+    version: str
+    recipe_sha256: str
+    code: Code
+    device: Device
+    packages: Packages
+    price_per_hour: Amount | None = None
+    seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _same_stages(self) -> Self:
+        chains = [
+            [(stage, len(s.targets), len(s.all_stages)) for stage, s in run.items()] for run in self.seeds.values()
+        ]
+        if not chains[0] or any(chain != chains[0] for chain in chains):
+            raise ValueError("every seed needs the same stages with the same targets")
+        return self

@@ -1,0 +1,507 @@
+"""`rlhf new`: a recipe for a model and a card, with the fastest settings that are predicted to fit.
+
+Of a model on the hub only config.json and the tokenizer's files are downloaded. The result is a folder
+`<recipes>/<card>-<model>/v1/` with recipe.yaml, README.md and predicted.json, which appears complete or not at all.
+"""
+
+import errno
+import math
+import os
+import re
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf import recipe as recipes
+from rlhf.data import formats, hub
+from rlhf.errors import UserError
+from rlhf.files import read_json, sync_tree
+from rlhf.memory import pinned
+from rlhf.memory.fit import Fit, fit
+from rlhf.memory.plan import size
+from rlhf.memory.predict import Predictor, needed
+from rlhf.memory.strategies import STAGES as LEARNING
+from rlhf.memory.strategies import micro_batch, with_changes
+from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe
+from rlhf.recipe.published import GB
+
+CONFIG = "config.json"
+# Files of a model without its weights: sizes, special tokens and the tokenizer.
+SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
+INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
+SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
+TEMPLATES = ("chat", "hh", "plain")
+LARGE = 20e9  # parameters; QLoRA (arXiv 2305.14314, appendix B) halves the learning rate above 13B
+ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
+PPO_STEPS = 500
+CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise
+Say = Callable[[str], None]
+
+
+class Card(NamedTuple):
+    """A card by its name in recipes, with its memory."""
+
+    name: str
+    memory_gb: float
+    note: str  # where the memory is from
+
+
+CARDS = {"4090": Card("4090", 25.7, "24,564 MiB"), "h100": Card("h100", 85.5, "81,559 MiB")}
+
+
+class DataSet(NamedTuple):
+    """A preference set of the hub at a pinned commit."""
+
+    name: str
+    revision: str
+    split: str | None
+    format: str
+    licence: str
+    words: str
+
+
+DATA_SETS = {
+    "hh": DataSet(
+        "Anthropic/hh-rlhf",
+        "09be8c5bbc57cb3887f3a9732ad6aa7ec602a1fa",
+        None,
+        "hh",
+        "MIT",
+        "dialogues whose better answer people chose",
+    ),
+    "ultrafeedback": DataSet(
+        "HuggingFaceH4/ultrafeedback_binarized",
+        "3949bf5f8c17c394422ccfab0c31ea9c20bdeb85",
+        "train_prefs",
+        "preference",
+        "MIT",
+        "instructions with answers of several models, of which GPT-4 rated one higher",
+    ),
+}
+
+
+class Source(NamedTuple):
+    """A model without its weights: where it is from, and a folder with its small files."""
+
+    source: str  # hub or local, as in a recipe
+    name: str
+    revision: str | None
+    folder: Path
+    licence: str
+    gated: bool
+
+
+class Facts(NamedTuple):
+    """What a recipe needs to know about a model."""
+
+    architecture: dict[str, Any]  # the recipe's section
+    parameters: int
+    template: str
+    pad_token: str | None
+
+
+class Wishes(NamedTuple):
+    """The options of `rlhf new`."""
+
+    model: str
+    card: Card
+    stages: tuple[str, ...] = ("ppo", "dpo")
+    data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
+    revision: str | None = None
+    template: str | None = None
+    max_length: int | None = None
+    name: str | None = None
+
+
+def card_of(text: str) -> Card:
+    """Return the card that --card names: `4090`, `h100` or a size such as `24GB`. Raises UserError."""
+    if text.lower() in CARDS:
+        return CARDS[text.lower()]
+    try:
+        memory = size(text) / GB
+    except UserError:
+        known = ", ".join(CARDS)
+        raise UserError(f"--card {text}: name a size with its unit, for example 24GB, or one of {known}") from None
+    return Card(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
+
+
+def stages_of(text: str) -> tuple[str, ...]:
+    """Return the stages that --stages names: `ppo,dpo`. Raises UserError."""
+    stages = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [stage for stage in stages if stage not in POLICIES]
+    if unknown:
+        raise UserError(f"--stages {text}: {unknown[0] or 'an empty name'} is none of {', '.join(POLICIES)}")
+    return stages
+
+
+def target_of(root: Path, wishes: Wishes) -> Path:
+    """Return the folder of the new recipe. Raises UserError if it exists, or its name cannot be one."""
+    name = wishes.name or f"{wishes.card.name}-{_slug(wishes.model)}"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(f"--name {name}: letters, digits, points, hyphens and underscores only")
+    target = root / name / "v1"
+    if os.path.lexists(target):
+        raise UserError(f"{target} exists already: choose another name with --name, or delete it")
+    return target
+
+
+def _slug(model: str) -> str:
+    """Return a model's name as part of a folder's name: `Qwen/Qwen3-8B` is `qwen3-8b`."""
+    return re.sub(r"[^a-z0-9._-]+", "-", Path(os.path.abspath(model)).name.lower()).strip("-.") or "model"
+
+
+# -- the model -------------------------------------------------------------------------------------------------------
+
+
+def read_model(model: str, revision: str | None) -> Source:
+    """Return a model's small files: of a local folder, or downloaded from the hub at a commit. Raises UserError."""
+    folder = Path(model)
+    if folder.is_dir():
+        if revision is not None:
+            raise UserError(f"--revision belongs to a model of the hub; {model} is a folder")
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"{model}: no {CONFIG} there; name the folder of a checkpoint")
+        return Source("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
+        raise UserError(f"--model {model}: there is no such folder, and models of the hub are named like Qwen/Qwen3-8B")
+    if revision is not None and not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise UserError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
+    try:
+        return _download(model, revision)
+    except Exception as error:  # the library raises many unrelated types
+        way_out = "is the network up? A local folder needs none"
+        reason = hub.reason(error, f"https://huggingface.co/{model}", revision or "main", way_out)
+        raise UserError(f"{model}: {reason}") from error
+
+
+def _download(model: str, revision: str | None) -> Source:
+    """Download the small files of a model. The commit of its main branch is asked for if none is given."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi().model_info(model, revision=revision)
+    assert info.sha
+    folder = snapshot_download(
+        model, revision=info.sha, allow_patterns=list(SMALL_FILES), ignore_patterns=list(INDEXES)
+    )
+    card = info.card_data
+    licence = str((card.get("license_name") or card.get("license") if card else None) or "not stated")
+    return Source("hub", model, info.sha, Path(folder), licence, bool(info.gated))
+
+
+def _licence_in(folder: Path) -> str:
+    """Return the licence that a folder's README.md names in its header; "not stated" without one."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "not stated"
+    header = re.match(r"---\n(.*?)\n---", text, re.S)
+    named = re.search(r"^license(?:_name)?: *([\w.+-]+) *$", header[1], re.M) if header else None
+    return named[1] if named else "not stated"
+
+
+def describe(source: Source, template: str | None) -> Facts:
+    """Return what a recipe needs to know about a model. Raises UserError for one that cannot be trained here.
+
+    `template`: the one to use; None chooses `chat` for a model that ends its turns as its chat template does.
+    """
+    from transformers import AutoTokenizer
+
+    from rlhf.data import tokenize
+    from rlhf.models import architecture, folders
+    from rlhf.run.reader import reading
+
+    config = read_json(source.folder / CONFIG)
+    if config is None:
+        raise UserError(f"{source.name}/{CONFIG} cannot be read")
+    folders.check_full(config, source.name)
+    try:
+        section = architecture.architecture_of(config)
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}") from None
+    with reading(source.folder):
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    ends = _end_ids(config, read_json(source.folder / "generation_config.json") or {})
+    chosen = template or ("chat" if tokenize.ends_turns_with(tokenizer, ends) else "hh")
+    pad_token = tokenize.needed_pad_token(tokenizer)
+    tokenize.Codec(tokenizer, chosen, pad_token)  # refuses what stages would refuse
+    return Facts(section, parameters(section), chosen, pad_token)
+
+
+def parameters(section: Mapping[str, Any]) -> int:
+    """Return the number of parameters of an architecture."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlhf.models import architecture
+
+    config = architecture.config_of(recipes.Architecture.model_validate(section))
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def _end_ids(*configs: Mapping[str, Any]) -> set[int]:
+    """Return the ids with which a model ends a text, by its config.json and generation_config.json."""
+    ids: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+    return ids
+
+
+# -- the recipe ------------------------------------------------------------------------------------------------------
+
+
+def settings(wishes: Wishes, source: Source, facts: Facts) -> dict[str, Any]:
+    """Return what the templates are filled with, before settings that need less memory are searched for."""
+    chat = facts.template == "chat"
+    large = facts.parameters > LARGE
+    data = _data(wishes.data or ("ultrafeedback" if chat else "hh",))
+    longest = min(
+        wishes.max_length or (CHAT_TOKENS if chat else BASE_TOKENS), facts.architecture["max_position_embeddings"]
+    )
+    supervised = {
+        "optim": "adamw_torch_fused",
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": True,
+    }
+    online = {
+        "optim": "adamw_torch_fused",
+        "per_device_train_batch_size": 8,
+        "gradient_checkpointing": True,
+        "rollout_batch_size": ROLLOUTS,
+    }
+    model = Path(source.name).name
+    pairs = data.get("pairs")
+    rows = {stage: None if pairs else most for stage, most in (("sft", 20_000), ("rm", 50_000), ("dpo", 20_000))}
+    if chat and not pairs:
+        rows["sft"] = 2_000
+    steps = PPO_STEPS if pairs is None else min(PPO_STEPS, max(20, 2 * pairs // ROLLOUTS // 10 * 10))
+    where = "data of your own" if data["files"] else data["name"].rpartition("/")[2]
+    return {
+        "title": f"{model} on {where}, for {_card(wishes.card)}",
+        "description": f"{model} on {where}, {' and '.join(wishes.stages)}, for {_card(wishes.card)}",
+        "model_name": model,
+        "rows": rows,
+        "every": lambda most: every(most or pairs or PPO_STEPS * ROLLOUTS),
+        "steps": steps,
+        "warmup": steps // 25,
+        "save_steps": max(1, steps // 10),
+        "source": source._asdict(),
+        "card": wishes.card._asdict() | {"words": _card(wishes.card)},
+        "architecture": facts.architecture,
+        "billions": round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
+        "quantization": "none",
+        "template": facts.template,
+        "pad_token": facts.pad_token,
+        "chat": chat,
+        "large": large,
+        "data": data,
+        "max_length": longest,
+        "max_prompt_length": longest // 2,
+        "response_length": longest - longest // 2,
+        "wanted": wishes.stages,
+        **{stage: dict(supervised) for stage in ("sft", "rm", "dpo")},
+        **{stage: dict(online) for stage in ONLINE},
+        "evaluate": {"batch_size": 32},
+    }
+
+
+def every(rows: int) -> int:
+    """Return the steps between two evaluations of `rows` rows, 16 a step: ten of an epoch, and at most 200 steps."""
+    return min(200, max(10, rows // 16 // 100 * 10))
+
+
+def _card(card: Card) -> str:
+    """Return a card in words: `one RTX 4090`, `one card with 12 GB`."""
+    names = {"4090": "one RTX 4090", "h100": "one H100"}
+    return names.get(card.name, f"one card with {card.memory_gb:g} GB")
+
+
+def _data(named: tuple[str, ...]) -> dict[str, Any]:
+    """Return the data that --data names: files that can be read, or a pinned set. Raises UserError."""
+    if len(named) == 1 and named[0] in DATA_SETS:
+        return DATA_SETS[named[0]]._asdict() | {"files": []}
+    for file in named:
+        if not Path(file).exists():
+            known = " or ".join(DATA_SETS)
+            raise UserError(f"--data {file}: there is no such file; {known} names a set of the hub")
+    files = [str(Path(file).resolve()) for file in named]
+    rows = formats.read(files, on_bad_row="skip")
+    if not rows.pairs:
+        raise UserError(f"--data {named[0]}: no preference pairs, which the reward model needs (docs/data.md)")
+    return {"files": files, "pairs": len(rows.pairs)}
+
+
+def render(template: str, content: Mapping[str, Any]) -> str:
+    """Return a template of this package filled with the content."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["value"] = recipes.as_yaml
+    environment.filters["quoted"] = "`{}`".format
+    environment.filters["entry"] = _entry
+    return environment.get_template(f"{template}.jinja").render(content)
+
+
+def _entry(item: tuple[str, Any]) -> str:
+    """Return one key of model.architecture as indented YAML; long lists are folded."""
+    import yaml
+
+    key, value = item
+    if not isinstance(value, dict | list):
+        return f"    {key}: {recipes.as_yaml(value)}\n"
+    flow = yaml.safe_dump(value, default_flow_style=True, width=100, sort_keys=False)
+    return textwrap.indent(f"{key}: {textwrap.indent(flow, '  ').strip()}\n", "    ")
+
+
+def changed(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of the templates with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
+    copy = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
+    for key, value in changes.items():
+        section, name = key.split(".")
+        if section == "model":
+            copy[name] = value
+        else:
+            assert name in copy[section], key
+            copy[section][name] = value
+    return copy
+
+
+# -- settings that fit -----------------------------------------------------------------------------------------------
+
+
+def compressed(stages: Sequence[str]) -> dict[str, Any]:
+    """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
+    return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in LEARNING}
+
+
+def frugal(loaded: PinnedRecipe, stages: Sequence[str], probe: bool = False) -> dict[str, Any]:
+    """Return the changes with which stages need the least memory: one row at a time, recomputed.
+
+    With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
+    """
+    changes: dict[str, Any] = {}
+    for stage in stages:
+        if stage in LEARNING:
+            changes |= {f"{stage}.gradient_checkpointing": True} | micro_batch(loaded, stage, 1)
+        if stage in ONLINE:
+            together = loaded.recipe.online()[stage].samples_per_prompt
+            changes[f"{stage}.rollout_batch_size"] = together
+            if probe:
+                changes |= {f"{stage}.batch_size": 2 * together, f"{stage}.num_mini_batches": 1}
+    return changes
+
+
+def search(
+    predict: Predictor, loaded: PinnedRecipe, parameters: int, stages: Sequence[str], limit: int, say: Say
+) -> Fit:
+    """Return the fastest settings with which each of `stages` needs at most `limit` bytes.
+
+    A bfloat16 base (2 bytes a parameter) is tried before one in 4 bits, where it has room. Raises UserError if nothing
+    fits, with the smallest card that would.
+    """
+    packed = compressed(stages)
+    if 2 * parameters < limit:
+        found = fit(predict, loaded, stages, limit, say)  # tries 4 bits by itself
+        if not found.lacking:
+            return found
+    elif parameters / 2 < limit:
+        found = fit(predict, with_changes(loaded, packed), stages, limit, say)
+        if not found.lacking:
+            return found._replace(changes=packed | found.changes)
+    tried = with_changes(loaded, packed)
+    least = with_changes(tried, {"evaluate.batch_size": 1} | frugal(tried, stages, probe=True))
+    needs = {}
+    for stage in stages:
+        say(f"predicting the least that {stage} needs")
+        needs[stage] = needed(predict(least, stage)[""])
+    raise UserError(_too_large(needs, limit))
+
+
+def _too_large(needs: Mapping[str, int], limit: int) -> str:
+    stage = max(needs, key=needs.__getitem__)
+    least = needs[stage] / GB
+    card = next((size for size in SIZES_GB if size >= least), None)
+    which = f"the smallest card that would do has {card} GB" if card else "no card that is sold would do"
+    return (
+        f"{limit / GB:g} GB are too few: {stage} needs {math.ceil(10 * least) / 10:g} GB even with a 4-bit base and "
+        f"one row at a time; {which}. --max-length makes rows shorter"
+    )
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """A new recipe with what is predicted for it."""
+
+    folder: Path
+    loaded: PinnedRecipe
+    stages: tuple[str, ...]
+    found: Fit
+
+
+def make(root: Path, wishes: Wishes, predict: Predictor, say: Say) -> Made:
+    """Write a recipe into `root` and return it. `say` is told what is being done.
+
+    Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
+    then, and neither after Ctrl-C.
+    """
+    target = target_of(root, wishes)
+    say(f"reading {wishes.model}")
+    source = read_model(wishes.model, wishes.revision)
+    facts = describe(source, wishes.template)
+    content = settings(wishes, source, facts)
+    stages = ("sft", "rm", *(stage for stage in POLICIES if stage in wishes.stages), "evaluate")
+    with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
+        draft = Path(folder) / target.parent.name / "v1"
+        draft.mkdir(parents=True)
+        loaded = _written(draft, content)
+        found = search(predict, loaded, facts.parameters, stages, round(wishes.card.memory_gb * GB), say)
+        others = [stage for stage in ("ppo", "dpo") if stage not in stages]  # every recipe has them: as small as can be
+        others_small = frugal(loaded, others)
+        if found.changes.get("model.quantization") == "nf4":
+            others_small |= compressed(others)
+        content = changed(content, others_small | found.changes)
+        loaded = _written(draft, content)
+        words = content | {"recipe_name": target.parent.name, "folder": target}
+        (draft / "README.md").write_text(render("README.md", words), encoding="utf-8")
+        say("predicting the whole chain")
+        step, _ = pinned.decoding_step(predict, loaded)
+        pinned.pin(draft, pinned.predict(predict, loaded), step, None, pinned.needs(predict, loaded))
+        _place(draft, target)
+    return Made(target, recipes.load(target), stages, found)
+
+
+def _written(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:
+    """Write recipe.yaml into a folder and read it back."""
+    (folder / "recipe.yaml").write_text(render("recipe.yaml", content), encoding="utf-8")
+    return recipes.load(folder)
+
+
+def _place(draft: Path, target: Path) -> None:
+    """Copy a finished folder beside its place and rename it, so that it appears complete. Raises UserError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
+    try:
+        shutil.copytree(draft, beside / "v1")
+        sync_tree(beside / "v1")
+        os.rename(beside / "v1", target)  # fails if another process has filled the place meanwhile
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        raise UserError(f"{target} exists already: choose another name with --name, or delete it") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        if not any(target.parent.iterdir()):
+            target.parent.rmdir()

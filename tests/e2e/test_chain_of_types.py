@@ -1,0 +1,53 @@
+"""Every type of model that is tested, through every stage, as a checkpoint in a folder with a chat template."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.data.rows import Message
+from rlhf.files import read_lines
+from rlhf.models.loading import load_base, load_merged
+from rlhf.models.weights import attach_adapter
+from rlhf.run.directory import Run
+from rlhf.use.chat import Speaker
+from tests import models
+from tests.conftest import content_of, run_stages
+
+STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+QUESTION = [Message("user", "Which word is the opposite of full?")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_every_stage_runs(trained, tmp_path, kind):
+    loaded = models.recipe_for(models.checkpoint(tmp_path / "model", kind), trained, merge__stage="ppo")
+    out = tmp_path / "runs"
+    run_stages(loaded, out, *STAGES)
+    folder = out / "cpu-tiny/v1"
+    for stage in ("sft", "rm", "ppo", "dpo"):
+        rows = read_lines(folder / stage / "metrics.jsonl")
+        assert all(math.isfinite(value) for row in rows for value in row.values()), stage
+    for row in read_lines(folder / "ppo" / "metrics.jsonl"):
+        assert row["rollout/logprob_diff_max"] < 1e-4, "it is trained on what it sampled"
+    first = read_lines(folder / "dpo" / "metrics.jsonl")[0]["loss"]  # policy and reference begin equal
+    assert abs(first - math.log(2)) < 0.01
+    evaluated = {key.split("/")[0] for key in content_of(folder / "evaluate" / "summary.json")["metrics"]}
+    assert {"base", "sft", "ppo", "dpo"} <= evaluated
+    merged_answers_as_the_adapter(Run(out, loaded, "evaluate"), folder)
+    answer = "".join(Speaker(loaded, out, "ppo").answer(QUESTION, 0.0, 8))
+    assert answer == "".join(Speaker(loaded, out, "merge").answer(QUESTION, 0.0, 8))
+
+
+def merged_answers_as_the_adapter(run: Run, folder: Path) -> None:
+    device = torch.device("cpu")
+    ids = torch.arange(5, 25)[None]
+    adapted = attach_adapter(load_base(run, device), folder / "ppo").eval()
+    merged = load_merged(folder / "merge" / "model", device).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
+    assert (
+        json.loads((folder / "merge" / "model" / "config.json").read_text())["model_type"] == merged.config.model_type
+    )

@@ -1,0 +1,157 @@
+"""Tiny models of every type that is tested: their architectures, and checkpoints with a tokenizer beside them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rlhf import recipe
+from rlhf.data import tokenize
+from rlhf.models.architecture import architecture_of, config_of
+from rlhf.recipe import Architecture, PinnedRecipe
+from tests.conftest import RECIPE, SMALL
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+# What sets a type apart from a plain Llama, at a size at which it shows: windows shorter than a dialogue, heads that
+# are wider than their share, experts, multipliers, biases.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3_ROPE},
+    "mistral": {"sliding_window": 16, "head_dim": 16},
+    "ministral": {"head_dim": 8, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16, "rope_parameters": YARN_ROPE},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "smollm3": {"tie_word_embeddings": True, "no_rope_layers": [1, 1, 1, 0]},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    "granite": {
+        "logits_scaling": 4.0,
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "tie_word_embeddings": True,
+    },
+}
+# What the table in docs/models.md says of each type; the tests that check it run over KINDS.
+FEATURES = {
+    "llama": "llama3 rope",
+    "mistral": "sliding window, wide heads",
+    "ministral": "sliding and full layers mixed",
+    "qwen2": "biases of q, k, v; tied embeddings",
+    "qwen3": "norms of q and k, yarn rope, wide heads",
+    "qwen3_moe": "experts (frozen; adapters in attention alone)",
+    "gemma3_text": "sliding and full layers with a rope each, scaled embeddings, 1 + weight norms",
+    "smollm3": "layers without rope, tied embeddings",
+    "olmo2": "norms behind attention and MLP",
+    "olmo3": "the same, sliding and full layers mixed",
+    "phi3": "one matrix for q, k, v and one for gate and up; half of a head rotated",
+    "granite": "multipliers of embedding, residual, attention and logits",
+}
+CHECKS = {
+    "tokens": ("tests.invariants.test_model_types", "test_greedy_tokens_are_those_of_generate"),
+    "log-probabilities": (
+        "tests.invariants.test_model_types",
+        "test_log_probabilities_of_sampling_are_those_of_the_models_forward_pass",
+    ),
+    "gradients": ("tests.invariants.test_model_types", "test_training_sees_the_same_log_probabilities_and_gradients"),
+    "padding": ("tests.invariants.test_model_types", "test_padding_behind_a_row_changes_nothing"),
+    "SFT, RM, PPO, DPO, evaluate, merge, chat": ("tests.e2e.test_chain_of_types", "test_every_stage_runs"),
+}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def table() -> str:
+    """Return the table of docs/models.md: every type, what sets it apart, and the checks that it passes."""
+    rows = [["`model_type`", "what sets it apart", *CHECKS], ["---"] * (2 + len(CHECKS))]
+    rows += [[f"`{kind}`", FEATURES[kind], *["yes"] * len(CHECKS)] for kind in KINDS]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def architecture(kind: str, **changes: Any) -> dict[str, Any]:
+    """Return the section `model.architecture` of a tiny model."""
+    return {"model_type": kind, **SIZES, **KINDS[kind], **changes}
+
+
+def model(kind: str, vocabulary: int, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """Return a tiny model with random weights that are large enough to tell tokens apart."""
+    config = config_of(
+        Architecture.model_validate(architecture(kind, vocab_size=vocabulary, **changes)),
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    made: Any = AutoModelForCausalLM.from_config(config)
+    return made.to(dtype).eval()
+
+
+def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Write a tokenizer with a chat template, and EOS as padding token as base models have it; return it."""
+    raw = tokenize.train(["Which word is the opposite of full? A lemon is a kind of fruit."] * 20, 400)._tokenizer
+    assert raw is not None
+    raw.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|fim_pad|>"])
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "additional_special_tokens": ["<|fim_pad|>"]}
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
+    made.save_pretrained(folder)
+    return made
+
+
+def checkpoint(folder: Path, kind: str, **changes: Any) -> str:
+    """Write a tiny checkpoint with random weights and its tokenizer; return the folder's name."""
+    tokens = tokenizer(folder)
+    made = model(kind, len(tokens) + 8, **changes)  # real ones have room too: tokenizers of some types add entries
+    made.config.eos_token_id = tokens.eos_token_id
+    made.config.pad_token_id = None
+    made.save_pretrained(folder)
+    return str(folder)
+
+
+def described(folder: str) -> dict[str, Any]:
+    """Return the section `model.architecture` of a checkpoint."""
+    return architecture_of(json.loads((Path(folder) / "config.json").read_text()))
+
+
+def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:
+    """Return the small recipe for a checkpoint, with its architecture and its own chat template."""
+    options = {
+        "pretrain": None,
+        "model__architecture": described(folder),
+        "model__source": "local",
+        "model__name": folder,
+        "tokenizer": {"source": "local", "name": folder, "template": "chat", "pad_token": "<|fim_pad|>"},
+        "lora__target_modules": "all-linear",
+        "data__source": "files",
+        "data__files": [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))],
+        "ppo__steps": 2,
+        "sft__max_steps": 4,
+        "rm__max_steps": 4,
+        "dpo__max_steps": 4,
+    }
+    replaced = ("tokenizer.", "model.architecture.", "pretrain.")
+    kept = {key: value for key, value in SMALL.items() if not key.startswith(replaced)}
+    return recipe.load(RECIPE, kept | {key.replace("__", "."): value for key, value in (options | changes).items()})

@@ -1,0 +1,140 @@
+"""Architectures: transformers' own configuration, what is read from a config.json, and what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlhf.errors import UserError
+from rlhf.models import lean
+from rlhf.models.architecture import (
+    TESTED,
+    architecture_of,
+    check_model,
+    config_of,
+    differences,
+    logit_scale,
+    sliding_window,
+)
+from rlhf.recipe import Architecture
+from tests import models
+
+# Types that are refused before anything is computed, with the reason that the message gives.
+REFUSED: dict[str, dict[str, str]] = {
+    "gemma2": {"why": "caps its logits"},
+    "qwen3_next": {"why": "has layers of linear_attention"},
+    "gemma3": {"why": "reads more than text"},
+    "t5": {"why": "is an encoder with a decoder"},
+    "bert": {"why": "is no decoder"},
+}
+
+
+def of(kind: str, **changes: Any) -> Architecture:
+    return Architecture.model_validate(models.architecture(kind, vocab_size=64, **changes))
+
+
+@pytest.mark.parametrize("kind", TESTED)
+def test_an_architecture_survives_the_way_through_a_config_json(kind):
+    config = config_of(of(kind))
+    again = Architecture.model_validate(architecture_of(config.to_dict()))
+    assert config_of(again).to_dict() == config.to_dict()
+    assert differences(again, config) == {}
+    assert not {"transformers_version", "dtype", "use_cache"} & again.others().keys(), "keys that no one would write"
+
+
+def test_older_names_of_keys_are_read():
+    """As Llama 3.1's config.json has them."""
+    rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    older = {"rope_theta": 500000.0, "rope_scaling": {**rope, "rope_type": "llama3"}}
+    section = architecture_of({**models.architecture("llama", vocab_size=64, rope_parameters=None), **older})
+    assert section["rope_parameters"] == {**rope, "rope_type": "llama3", "rope_theta": 500000.0}
+    assert "rope_theta" not in section and "rope_scaling" not in section
+
+
+def test_a_key_that_the_type_does_not_have_is_named():
+    with pytest.raises(UserError, match=r"model\.architecture\.sliding_windows: MistralConfig of transformers has no"):
+        config_of(of("mistral", sliding_windows=5))
+    with pytest.raises(UserError, match=r"model\.architecture\.model_type: transformers knows no lama"):
+        config_of(Architecture.model_validate(models.architecture("llama") | {"model_type": "lama"}))
+
+
+def test_a_value_of_another_kind_is_one_line():
+    with pytest.raises(UserError, match=r"^model\.architecture: .*rms_norm_eps") as error:
+        config_of(of("qwen3", rms_norm_eps="small"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_the_engine_cannot_do_is_refused_with_the_reason(kind):
+    config = AutoConfig.for_model(kind).to_dict()
+    with pytest.raises(UserError, match=f"config.json: {kind} {REFUSED[kind]['why']}"):
+        architecture_of(config)
+
+
+class Other(nn.Module):
+    """Another output layer."""
+
+    def __init__(self, head: nn.Linear, change):
+        super().__init__()
+        self.weight, self.head, self.change = head.weight, head, change
+
+    def forward(self, hidden):
+        return self.change(self.head(hidden))
+
+
+def test_a_model_whose_parts_are_not_the_whole_is_refused():
+    """A logit scale that is not known here, and a layer that sees what comes after a token."""
+    model = models.model("granite", 64)
+    check_model(model, "a model")
+    model.config.logits_scaling = 1.0
+    assert logit_scale(model.config) == 1.0
+    model.model.layers[0].register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True))
+    with pytest.raises(UserError, match="a model: its output for a token depends on later tokens"):
+        check_model(model, "a model")
+    scaled = models.model("llama", 64)
+    plain = scaled.forward
+    scaled.forward = lambda **inputs: _scaled(plain(**inputs))
+    with pytest.raises(UserError, match="a model: its logits are not its hidden states times the output matrix"):
+        check_model(scaled, "a model")
+
+
+def _scaled(output: Any) -> Any:
+    output.logits = 2 * output.logits
+    return output
+
+
+def test_an_output_layer_with_a_bias_and_attention_sinks_are_refused():
+    sizes = models.SIZES | {"vocab_size": 64}
+    phi = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi", **sizes, pad_token_id=0))
+    with pytest.raises(UserError, match="an output layer with a bias"):
+        check_model(phi, "phi")
+    small = sizes | {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "pad_token_id": 0}
+    small |= {"layer_types": ["full_attention"] * 4, "bos_token_id": None, "eos_token_id": None}
+    gpt_oss = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt_oss", **small))
+    with pytest.raises(UserError, match="attention with sinks"):
+        check_model(gpt_oss, "gpt-oss")
+
+
+@pytest.mark.parametrize(
+    ("kind", "window"), [("llama", None), ("mistral", 16), ("gemma3_text", 16), ("qwen2", None), ("olmo3", 16)]
+)
+def test_windows(kind, window):
+    assert sliding_window(config_of(of(kind))) == window
+
+
+@pytest.mark.parametrize("kind", sorted(set(TESTED) - {"gemma3_text"}))
+def test_a_norm_in_one_kernel_is_the_types_own(kind):
+    """In float32; how bfloat16 rounds is in test_lean.py."""
+    model = models.model(kind, 64)
+    norms = [module for module in model.modules() if type(module).__name__ in lean.RMS_NORMS]
+    assert norms
+    x = torch.randn(3, norms[0].weight.shape[0])
+    with torch.no_grad():
+        for norm in norms:
+            if norm.weight.shape[0] == x.shape[1]:
+                norm.weight.normal_(1.0, 0.2)
+                expected = norm(x)
+                with lean.lean_norms(model):
+                    torch.testing.assert_close(norm(x), expected)

@@ -1,0 +1,254 @@
+"""The lean trunk against the layers of peft and transformers: values and gradients, in every form, for every role."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from rlhf.errors import UserError
+from rlhf.models import trunk
+from rlhf.models.trunk import Trunk
+from tests.unit.test_lean import SIZES, four_bit
+
+KINDS: dict[str, Any] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),  # with biases in q, k, v
+}
+IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
+AT = torch.tensor([[2, 3, 4, 5], [0, 1, 2, 2], [5, 6, 7, 8]])  # the places of responses differ
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def adapted(kind: str = "llama", dtype: torch.dtype = torch.float32, **lora: Any) -> Any:
+    """A base with the roles `policy` and `reference`, whose scaling is no power of two and whose norms are not 1."""
+    torch.manual_seed(0)
+    config, model = KINDS[kind]
+    base = model(config(**SIZES))
+    settings: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": ALL, "init_lora_weights": False} | lora
+    peft = get_peft_model(base, LoraConfig(**settings), adapter_name="policy")
+    peft.add_adapter("reference", LoraConfig(**settings))
+    for name, parameter in peft.named_parameters():
+        if "lora_" in name or "bias" in name:
+            parameter.data = 0.1 * torch.randn_like(parameter)
+        elif "norm" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+        if "lora_" not in name:
+            parameter.data = parameter.data.to(dtype)
+        parameter.requires_grad_(".policy." in name)
+    return peft.eval()
+
+
+def by_peft(peft: Any, role: str, at: Tensor | None) -> Tensor:
+    base = peft.get_base_model()
+    if role == "base":
+        peft.base_model.disable_adapter_layers()
+    else:
+        peft.base_model.enable_adapter_layers()
+        peft.base_model.set_adapter(role, inference_mode=role == "reference")
+    with torch.autocast("cpu", torch.bfloat16, enabled=base.dtype == torch.bfloat16):
+        states: Tensor = base.model(input_ids=IDS, use_cache=False).last_hidden_state
+    return states if at is None else states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def gradients(peft: Any, states: Tensor) -> dict[str, Tensor]:
+    """Gradients of the policy's weights for a loss in which every number has a weight of its own."""
+    peft.zero_grad()
+    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
+    (states.float() * weights).sum().backward()
+    return {name: p.grad.clone() for name, p in peft.named_parameters() if p.grad is not None}
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+@pytest.mark.parametrize("targets", [ALL, ["q_proj", "v_proj"]], ids=["all", "two"])
+@pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
+@pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, at, merged, targets):
+    peft = adapted(kind, target_modules=targets)
+    lean = Trunk(peft.get_base_model())
+    for role in ("policy", "reference", "base"):
+        expected = by_peft(peft, role, at)
+        wanted = gradients(peft, expected) if role == "policy" else {}
+        with lean.merging(role) if merged else nullcontext():
+            states = lean.hidden(role, IDS, at)
+            assert distance(states, expected) < 3e-6
+            actual = gradients(peft, states) if role == "policy" else {}
+            assert bool(lean._merged) == (merged and role != "base")
+        assert actual.keys() == wanted.keys() and len(wanted) == (2 * 2 * len(targets) if role == "policy" else 0)
+        for name, gradient in wanted.items():
+            assert distance(actual[name], gradient) < 1e-5, name
+            assert actual[name].dtype == torch.float32
+    assert not lean._merged
+    roles = [by_peft(peft, role, at) for role in ("policy", "reference", "base")]
+    assert distance(roles[0], roles[1]) > 0.05 < distance(roles[0], roles[2]), "roles must differ for this test"
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "norm", "gate"])
+def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(before, merged):
+    """In float64, against differences. Two layers, one of them without an adapter; biases; rotary; a residual."""
+    torch.manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64)
+
+    width, heads, size = 6, 2, 4
+    weights, bias = [random(2 * size, width), random(size, width)], random(2 * size)
+    a, b = random(3, width).requires_grad_(), random(2 * size, 3).requires_grad_()
+    angles = random(1, 5, size // 2)
+    rotary = trunk._Rotary(angles.cos(), angles.sin(), heads)
+    first = {"nothing": trunk._Before(), "norm": trunk._Norm(random(width), 1e-3), "gate": trunk._Gate()}[before]
+    x = random(2, 5, 2 * width if before == "gate" else width).requires_grad_()
+    residual = random(2, 5, 3 * size).requires_grad_()
+
+    def node(x: Tensor, residual: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        parts = [trunk._Part(weights[0], bias, (a, b), 1.5), trunk._Part(weights[1], None, (), 0.0)]
+        whole = torch.cat([weights[0] + 1.5 * b @ a, weights[1]]).detach() if merged else None
+        y: Tensor = trunk._Node.apply(x, trunk._Product(parts, whole, first, rotary), residual, a, b)
+        return y
+
+    torch.autograd.gradcheck(node, (x, residual, a, b))
+    z = first.forward(x.flatten(0, 1))[0]
+    plain = torch.cat([z @ (weights[0] + 1.5 * b @ a).t() + bias, z @ weights[1].t()], 1).view(2, 5, -1)
+    assert torch.allclose(rotary.turn((node(x, residual, a, b) - residual).detach(), back=True), plain)
+
+
+def test_the_gradient_stops_where_nothing_below_can_learn():
+    """Embeddings are frozen: the first products compute no gradient of their input."""
+    peft = adapted()
+    lean = Trunk(peft.get_base_model())
+    wanted: list[bool] = []
+    backward = trunk._Product.backward
+
+    def noting(self: Any, dy: Tensor, z: Tensor, needs_input: bool, adapters: bool) -> Any:
+        wanted.append(needs_input)
+        return backward(self, dy, z, needs_input, adapters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trunk._Product, "backward", noting)
+        lean.hidden("policy", IDS).sum().backward()
+    assert wanted == [True] * (4 * 2 - 1) + [False]
+
+
+def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
+    peft = adapted(layers_to_transform=[1])
+    lean = Trunk(peft.get_base_model())
+    assert lean.first_adapted == 1
+    lower = lean.lower(IDS)
+    assert not lower.requires_grad
+    for role in ("policy", "reference", "base"):
+        assert torch.equal(lean.hidden(role, IDS, AT, lower), lean.hidden(role, IDS, AT)), role
+    wanted = gradients(peft, by_peft(peft, "policy", AT))
+    actual = gradients(peft, lean.hidden("policy", IDS, AT, lower))
+    assert wanted.keys() == actual.keys() and all(".layers.1." in name for name in wanted)
+    assert all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
+    assert Trunk(adapted().unload()).first_adapted == 2
+
+
+@pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
+def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
+    """The truth: the same weights in float32. Errors are relative; here 0.80 to 0.97 of peft's."""
+    half = adapted(dtype=torch.bfloat16)
+    exact = adapted()
+    for a, b in zip(exact.parameters(), half.parameters(), strict=True):
+        a.data.copy_(b)
+    truth = by_peft(exact, "policy", at)
+    truths = gradients(exact, truth)
+    usual = by_peft(half, "policy", at)
+    usuals = gradients(half, usual)
+    lean = Trunk(half.get_base_model())
+    with lean.merging("policy"):
+        states = lean.hidden("policy", IDS, at)
+        assert not lean._merged, "a change of a weight must not be rounded away"
+        actual = gradients(half, states)
+    assert states.dtype == torch.bfloat16
+    assert 0 < distance(states, truth) < 1.1 * distance(usual, truth) < 0.03
+    errors, usual_errors = ([distance(x[n], truths[n]) for n in truths] for x in (actual, usuals))
+    assert sum(errors) < 1.1 * sum(usual_errors)
+    assert max(errors) < 0.05
+
+
+def test_weights_are_merged_once_in_a_block_and_anew_in_the_next():
+    peft = adapted()
+    lean = Trunk(peft.get_base_model())
+    with torch.no_grad():
+        with lean.merging("policy"):
+            before = lean.hidden("policy", IDS)
+            kept = dict(lean._merged["policy"])
+            with lean.merging("policy"), lean.merging("reference"):
+                lean.hidden("reference", IDS)
+            assert lean._merged.keys() == {"policy"}
+            lean.hidden("policy", IDS)
+            assert {id(x) for x in lean._merged["policy"].values()} == {id(x) for x in kept.values()}
+        for name, parameter in peft.named_parameters():
+            if ".policy." in name:
+                parameter.add_(0.1)
+        with lean.merging("policy"):
+            after = lean.hidden("policy", IDS)
+    assert distance(after, by_peft(peft, "policy", None)) < 3e-6
+    assert distance(after, before) > 0.01
+
+
+def test_fewer_numbers_are_kept_for_the_backward_pass():
+    """Even with the merged weights, for 16 rows: peft keeps the inputs and results of norms, and silu(gate) * up."""
+    peft = adapted()
+    ids = torch.randint(64, (16, 32))
+
+    def kept(forward: Any) -> int:
+        own = {p.untyped_storage().data_ptr() for p in peft.parameters()}
+        storages: dict[int, int] = {}
+
+        def pack(x: Tensor) -> Tensor:
+            if (at := x.untyped_storage().data_ptr()) not in own:
+                storages[at] = x.untyped_storage().nbytes()
+            return x
+
+        with saved_tensors_hooks(pack, lambda x: x):
+            states = forward()
+        states.sum().backward()
+        return sum(storages.values())
+
+    by_peft(peft, "policy", None)
+    usual = kept(lambda: peft.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state)
+    lean = Trunk(peft.get_base_model())
+    with lean.merging("policy"):
+        less = kept(lambda: lean.hidden("policy", ids))
+        copies = sum(x.nbytes for x in lean._merged["policy"].values())
+    assert less < 0.65 * usual
+    assert copies == sum(p.nbytes for n, p in peft.named_parameters() if "base_layer.weight" in n)
+
+
+def test_models_that_it_does_not_support_are_refused_in_one_line():
+    sizes: dict[str, Any] = SIZES
+    gemma = GemmaForCausalLM(GemmaConfig(**sizes, head_dim=32))
+    with pytest.raises(UserError, match="lean does not support GemmaForCausalLM, only LlamaForCausalLM, "):
+        Trunk(gemma)
+    with pytest.raises(UserError, match="does not support the activation function gelu: use"):
+        Trunk(LlamaForCausalLM(LlamaConfig(**sizes, hidden_act="gelu")))
+    with pytest.raises(UserError, match="does not support a sliding window in some layers"):
+        Trunk(Qwen2ForCausalLM(Qwen2Config(**sizes, use_sliding_window=True)))
+    packed = LlamaForCausalLM(LlamaConfig(**sizes))
+    four_bit(packed)
+    with pytest.raises(UserError, match="does not support 4-bit weights"):
+        Trunk(packed)
+    narrow = Trunk(MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)))
+    with pytest.raises(UserError, match="9 tokens exceed the model's sliding window of 8"):
+        narrow.hidden("base", IDS)
