@@ -94,7 +94,7 @@ class Allocator:
         DeviceCachingAllocator::malloc: a free block, else a new segment, else the same after releasing the cache.
         """
         size = rounded(size)
-        pool = self._pool(private)[size > SMALL]
+        pool = (self._pools.get(private) or self._pool(private))[size > SMALL]
         block = self._find_free(pool, size) or self._new(pool, size)
         if block is None:
             self.retries += 1
@@ -102,10 +102,12 @@ class Allocator:
             block = self._new(pool, size)
         if block is None:
             raise OutOfMemory(f"{size} bytes, with {self.reserved} of {self.capacity} reserved")
-        self._split(block, size)
+        if block.size > size:
+            self._split(block, size)
         block.allocated = True
         self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
         return block
 
     def free(self, block: Block) -> None:
@@ -169,7 +171,7 @@ class Allocator:
         at = bisect_left(blocks, (size,))
         if at == len(blocks):
             return None
-        if self.expandable:
+        if self.expandable and _could_grow(blocks[at][2]):  # others are no larger than what follows them in the list
             while at + 1 < len(blocks) and _could_be(blocks[at + 1][2]) < _could_be(blocks[at][2]):
                 at += 1
         return blocks.pop(at)[2]
@@ -311,6 +313,11 @@ def _pages(block: Block) -> tuple[int, int]:
     return -(-block.address // page) * page, (block.address + block.size) // page * page
 
 
+def _could_grow(block: Block) -> bool:
+    """Return whether addresses without memory follow a block."""
+    return block.next is not None and not block.next.mapped
+
+
 def _could_be(block: Block) -> int:
-    following = block.next
-    return block.size + (following.size if following is not None and not following.mapped else 0)
+    """Return the size of a block with the addresses without memory that follow it."""
+    return block.size + (block.next.size if block.next is not None and not block.next.mapped else 0)

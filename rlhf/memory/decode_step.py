@@ -158,12 +158,12 @@ class _Recorder(StandIn):
                 hook.remove()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        inputs = [*tensors_in(*args, *kwargs.values())]
+        inputs = tensors_in(*args, *kwargs.values())
         before = {id(x.untyped_storage()) for x in inputs}
         out = super().run(func, args, kwargs)
         if self._found is not None:
             unsafe = _unsafe(func, args, kwargs, inputs)
-            if unsafe or _launches(func, before, [*tensors_in(out)]):
+            if unsafe or _launches(func, before, tensors_in(out)):
                 self._found.append(Operation(func._schema.name, self._layer, unsafe))
         return out
 

@@ -19,6 +19,7 @@ from rlhf.memory import DEPTHS, Event
 GAP = 3  # cost of an insertion in the alignment
 OTHER_SIZE = 20  # cost of a pair of allocations by one operation, of different sizes: something as wide as all layers
 OTHER = 100  # cost of a pair that has nothing in common
+_NEW = tuple.__new__  # makes an Event in half the time; a deep model has hundreds of thousands
 
 
 class _Release(NamedTuple):
@@ -104,8 +105,8 @@ class _Builder:
             if event.bytes:
                 steps.append((event, self.alive[name], place))
         for event, alive, place in steps * self.repeats:
-            if event.bytes > 0:
-                self._make(event, event.bytes, alive)
+            if event[1] > 0:  # bytes
+                self._make(event, event[1], alive)
             else:
                 self._release(event, alive, place)
 
@@ -131,15 +132,16 @@ class _Builder:
         storage = len(self.bytes)
         alive.append(storage)
         self.bytes.append(size)
-        self.events.append(Event(storage, size, event.phase, event.name))
+        self.events.append(_NEW(Event, (storage, size, event[2], event[3])))
 
     def _release(self, event: Event, alive: list[int], place: int) -> None:
         """Release the storage at `place` from the newest, or from the oldest where `place` is negative."""
         if not alive:
             return
-        at = len(alive) - 1 - place if place >= 0 else -1 - place
-        storage = alive.pop(min(max(at, 0), len(alive) - 1))
-        self.events.append(Event(storage, -self.bytes[storage], event.phase, event.name))
+        last = len(alive) - 1
+        at = last - place if place >= 0 else -1 - place
+        storage = alive.pop(0 if at < 0 else last if at > last else at)
+        self.events.append(_NEW(Event, (storage, -self.bytes[storage], event[2], event[3])))
 
 
 def _between_marks(few: Sequence[Event], more: Sequence[Event]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -210,16 +212,12 @@ def _align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> l
     if not few:
         return []
     width = len(more) - len(few) + 1
-    whole, names, signs = _numbered(few, more)
-    a, b = len(few), slice(len(few), None)
+    penalties = _penalties(few, more)
     places = np.arange(width, dtype=np.int32)
     cost = np.minimum(places, 1).astype(np.int32) * GAP
     source = np.zeros((len(few) + 1, width), dtype=np.uint16 if width < 2**16 else np.int32)
-    for at in range(a):
-        window = slice(at, at + width)
-        like = whole[b][window] == whole[at]
-        alike = (names[b][window] == names[at]) & (signs[b][window] == signs[at])
-        cost = cost + np.where(like, 0, np.where(alike, OTHER_SIZE, OTHER)).astype(np.int32)
+    for at, entry in enumerate(few):
+        cost = cost + penalties[entry][at : at + width]
         lowest = np.minimum.accumulate(cost)
         first = np.maximum.accumulate(np.where(cost == lowest, places, 0))  # where that lowest cost was reached last
         by_gap = np.empty_like(cost)
@@ -230,16 +228,26 @@ def _align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> l
         cost = np.where(take, by_gap, cost)
     inserted = width - 1
     found = []
-    for at in range(a, 0, -1):
+    for at in range(len(few), 0, -1):
         inserted = int(source[at, inserted])
         found.append(at - 1 + inserted)
     return found[::-1]
 
 
-def _numbered(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> tuple[np.ndarray, ...]:
-    """Both lists as arrays, one after the other: of each entry numbers for the whole, its operation, and its sign."""
+def _penalties(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> dict[tuple[str, int], np.ndarray]:
+    """Return, for each different entry of `few`, the cost of pairing it with each entry of `more`."""
     numbers: dict[object, int] = {}
-    both = [*few, *more]
-    whole = [numbers.setdefault(entry, len(numbers)) for entry in both]
-    names = [numbers.setdefault(name.partition(", ")[0], len(numbers)) for name, _ in both]
-    return np.array(whole), np.array(names), np.sign([size for _, size in both])
+    whole = np.array([numbers.setdefault(entry, len(numbers)) for entry in more])
+    kinds = np.array([numbers.setdefault(_kind(entry), len(numbers)) for entry in more])
+    penalties = {}
+    for entry in set(few):
+        alike = kinds == numbers.get(_kind(entry), -1)
+        penalties[entry] = np.where(alike, OTHER_SIZE, OTHER).astype(np.int32)
+        penalties[entry][whole == numbers.get(entry, -1)] = 0
+    return penalties
+
+
+def _kind(entry: tuple[str, int]) -> tuple[str, bool, bool]:
+    """Return the operation of an entry, and whether it allocates, releases, or marks."""
+    name, size = entry
+    return name.partition(", ")[0], size > 0, size < 0

@@ -22,7 +22,6 @@ import trl.kernels.chunked_logprob as fused_head
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_map
 
 from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
@@ -60,26 +59,27 @@ class StandIn(Tracker):
         self._patches.close()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = [*tensors_in(*args, *kwargs.values())]
-        on_device = [x for x in tensors if x.device == META]
+        tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
+        on_device = [x for x in tensors if x.is_meta]
         if on_device and (answer := _ANSWERS.get(id(func))):
             return answer(*args, **kwargs)
-        if not all(map(_is_known, on_device)):
-            return self._shapes(func, args, kwargs)
-        out = func(*args, **kwargs)
-        made = [*tensors_in(out)]
+        for x in on_device:
+            if not hasattr(x, "_known"):
+                return self._shapes(func, args, kwargs)
+        out = self._shapes(func, args, kwargs) if on_device else func(*args, **kwargs)
+        made = tensors_in(out)
         name = func._schema.name.removeprefix("aten::")
         if (
-            any(x.device == META for x in made)
+            any(x.is_meta for x in made)
             and all(x.numel() <= KNOWN for x in made)
             and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
             and name not in RANDOM
         ):
-            args, kwargs = tree_map(_value, (args, kwargs))
+            args, kwargs = tuple(map(_value, args)), {key: _value(value) for key, value in kwargs.items()}
             if kwargs.get("device") == META:
                 kwargs["device"] = torch.device("cpu")
             for tensor, value in zip(made, tensors_in(func(*args, **kwargs)), strict=True):
-                if tensor.device == META:
+                if tensor.is_meta:
                     _remember(tensor, value)
         return out
 
@@ -89,7 +89,7 @@ class StandIn(Tracker):
 
 def _is_known(x: Tensor) -> bool:
     """Numbers from the host are known if they are integers, or a mask: what else is floating may be a weight."""
-    if x.device == META:
+    if x.is_meta:
         return hasattr(x, "_known")
     return not x.is_floating_point() or not x.dim() or _is_mask(x)
 
@@ -106,7 +106,10 @@ def _floating(tensors: list[Tensor]) -> bool:
 
 
 def _value(x: Any) -> Any:
-    return x._known if isinstance(x, Tensor) and x.device == META else x  # type: ignore[attr-defined]
+    """Return the value that is known of an argument on the device; of a list, of each of its entries."""
+    if isinstance(x, Tensor):
+        return x._known if x.is_meta else x  # type: ignore[attr-defined]
+    return type(x)(map(_value, x)) if type(x) in (list, tuple) else x
 
 
 def _remember(x: Tensor, value: Tensor) -> None:

@@ -94,8 +94,8 @@ def _highest(events: Sequence[Event]) -> set[int]:
     """Places of the events after which most is allocated, of each phase; the end counts as one too."""
     most: dict[Name, tuple[int, int]] = {}
     total = 0
-    for at, event in enumerate(events):
-        total += event.bytes
-        if total > most.get(event.phase, (-1, 0))[0]:
-            most[event.phase] = total, at
+    for at, (_, size, phase, _) in enumerate(events):
+        total += size
+        if total > most.get(phase, (-1, 0))[0]:
+            most[phase] = total, at
     return {at for _, at in most.values()} | {len(events) - 1}

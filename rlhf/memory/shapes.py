@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.memory.tracker import PLAIN
+
 Key = tuple[Any, ...]
 Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor
 FIRST = "first"  # in place of results: the operation returns its first argument
@@ -26,7 +28,9 @@ class Shapes:
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what `func(*args, **kwargs)` would: its results if they are remembered, else it is run."""
         try:
-            key = (id(func), *map(_key, args), *((name, _key(value)) for name, value in kwargs.items()))
+            key: Key = (id(func), *map(_key, args))
+            if kwargs:
+                key += tuple((name, _key(value)) for name, value in kwargs.items())
             found = self._known.get(key)
         except TypeError:  # an argument that cannot be a key
             return func(*args, **kwargs)
@@ -39,21 +43,29 @@ class Shapes:
         if found is FIRST:
             return args[0]
         kind, made = found
+        if kind is Tensor:
+            shape, stride, dtype = made[0]
+            return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         tensors = [None if m is None else torch.empty_strided(m[0], m[1], dtype=m[2], device="meta") for m in made]
-        return tensors[0] if kind is Tensor else kind(tensors)
+        return kind(tensors)
 
 
 def _key(value: Any) -> Any:
+    kind = type(value)
+    if kind in PLAIN:
+        return kind, value  # 1, 1.0 and True are equal, and their results may differ
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, value.device.type
+        return value.shape, value.stride(), value.dtype, value.is_meta
     if isinstance(value, list | tuple):
         return tuple(map(_key, value))
-    return type(value), value  # 1, 1.0 and True are equal, and their results may differ
+    return kind, value
 
 
 def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """How to make the results again, or NOT_REMEMBERED."""
-    if out is args[0] if args else False:
+    if out is None:
+        return NOT_REMEMBERED
+    if args and out is args[0]:
         return NOT_REMEMBERED if torch.Tag.inplace_view in func.tags else FIRST
     if func._schema.is_mutable:
         return NOT_REMEMBERED
@@ -65,7 +77,7 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         if result is None:
             made.append(None)
             continue
-        if not isinstance(result, Tensor) or type(result) is not Tensor or result.device.type != "meta":
+        if not isinstance(result, Tensor) or type(result) is not Tensor or not result.is_meta:
             return NOT_REMEMBERED
         storage = result.untyped_storage()
         if id(storage) in taken or result.storage_offset() or storage.nbytes() != _bytes(result):

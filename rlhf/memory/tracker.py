@@ -33,6 +33,7 @@ LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 ADD = torch.ops.aten.add.Tensor
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
 PICKS = {"embedding", "index", "index_select", "gather"}
+PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # arguments that hold no tensor
 OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
 
 
@@ -90,13 +91,24 @@ class _Counts(NamedTuple):
 
 
 def _flops_of(func: Any) -> Callable[[Any, Any, Any], int] | None:
+    """Return what counts an operation's floating-point operations; None where it multiplies nothing."""
     if func._overloadpacket in flop_registry:
         count = flop_registry[func._overloadpacket]
-        return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)
+        of_shapes = getattr(count, "__wrapped__", None)  # without torch's walk that turns tensors into shapes
+        if of_shapes is None:
+            return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)
+        return lambda args, kwargs, out: of_shapes(*map(_shape, args), **kwargs, out_shape=_shape(out))
     if func in FLOPS:
         ours = FLOPS[func]
         return lambda args, kwargs, out: ours(args, kwargs)
     return None
+
+
+def _shape(value: Any) -> Any:
+    """Return a tensor's shape, the shapes of several, and anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.shape
+    return type(value)(map(_shape, value)) if type(value) in (list, tuple) else value
 
 
 class Tracker(TorchDispatchMode):
@@ -160,7 +172,7 @@ class Tracker(TorchDispatchMode):
             return func(*args, **kwargs)
         out = self.run(func, args, kwargs)
         made = False
-        for tensor in tensors_in(out):
+        for tensor in (out,) if type(out) is Tensor else tensors_in(out):
             made |= self._see(tensor, func)
         if func is ADD and _in_backward() and _called_by_engine():
             self._note_sum(out, args[0])
@@ -201,7 +213,8 @@ class Tracker(TorchDispatchMode):
             self._moved[self._phase] += read + written
 
     def _bytes_of(self, things: Any) -> int:
-        return sum(x.numel() * x.element_size() for x in tensors_in(things) if x.device.type == self.device_type)
+        device = self.device_type
+        return sum(x.numel() * x.element_size() for x in tensors_in(things) if x.device.type == device)
 
     def mark(self, name: str) -> None:
         """Put a mark among the events (rlhf/memory/replay.py)."""
@@ -242,18 +255,19 @@ class Tracker(TorchDispatchMode):
                 self.label(buffer, "base")
         for optimizer in list(self._optimizers):
             for state in optimizer.state.values():
-                for value in tensors_in(list(state.values())):
+                for value in tensors_in(*state.values()):
                     self.label(value, "optimizer")
 
     # -- afterwards ------------------------------------------------------------------------------------------------
 
     def events(self) -> list[Event]:
         """What torch's allocator was asked for, and the marks, in order; unified memory is left out."""
-        return [e for e in self._events if e.storage is None or self._storages[e.storage].what() != OUTSIDE]
+        what = self._components()
+        return [event for event in self._events if event.storage is None or what[event.storage] != OUTSIDE]
 
     def peaks(self) -> dict[str, Peak]:
         """The peak of each phase by its name, in the order in which they began; "" stands for all that was tracked."""
-        what = [storage.what() for storage in self._storages]
+        what = self._components()
         most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
         total = 0
         for at, (index, size, phase, operation) in enumerate(self._events):
@@ -281,6 +295,10 @@ class Tracker(TorchDispatchMode):
         return found
 
     # -- details ---------------------------------------------------------------------------------------------------
+
+    def _components(self) -> list[str]:
+        """Return the component of each storage, by its number."""
+        return [storage.what() for storage in self._storages]
 
     def _add_work(self, peaks: dict[str, Peak]) -> None:
         """Add what each phase computed, moved and launched to the peaks of the phases around it."""
@@ -314,8 +332,10 @@ class Tracker(TorchDispatchMode):
             return False
         storage = tensor.untyped_storage()
         key = id(storage)
+        if key in self._live or self._paused:
+            return False
         size = storage.nbytes()
-        if key in self._live or not size or self._paused:
+        if not size:
             return False
         name = self._names.get(id(operation)) or self._names.setdefault(id(operation), str(operation))
         index = self._add(size, name)
@@ -401,13 +421,17 @@ def _around(found: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
     return [found.setdefault("/".join(phase[:depth]), Peak()) for depth in range(len(phase) + 1)]
 
 
-def tensors_in(*things: Any) -> Iterator[Tensor]:
-    """The tensors among an operation's arguments or results; torch's own walk over nested things takes far longer."""
+def tensors_in(*things: Any) -> list[Tensor]:
+    """Return the tensors among an operation's arguments or results; torch's own walk takes far longer."""
+    tensors: list[Tensor] = []
     for thing in things:
+        if type(thing) in PLAIN:
+            continue
         if isinstance(thing, Tensor):
-            yield thing
+            tensors.append(thing)
         elif isinstance(thing, (list, tuple)):
-            yield from tensors_in(*thing)
+            tensors += tensors_in(*thing)
+    return tensors
 
 
 def _unmark(parameter: "weakref.ref[nn.Parameter]") -> None:

@@ -64,7 +64,7 @@ def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], T
     weights = adapter_weights(rm_dir)
     lora = {name: weight for name, weight in weights.items() if "lora_" in name}
     head = {name: weight for name, weight in weights.items() if name not in lora}
-    expected = {SCORE_WEIGHT: torch.empty(1, hidden_size, device="meta")}
+    expected = {SCORE_WEIGHT: torch.empty(1, hidden_size)}
     check_shapes(head, expected, str(rm_dir / "adapter" / ADAPTER_FILE))
     return lora, head[SCORE_WEIGHT]
 
@@ -75,7 +75,8 @@ def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainabl
     Raises UserError unless it fits.
     """
     folder = stage_dir / "adapter"
-    shapes = {name: weight.to("meta") for name, weight in adapter_weights(stage_dir).items()}  # peft reads its own copy
+    # peft reads its own copy; one number stands for each weight, on the CPU, so that no device's memory is taken
+    shapes = {name: weight.new_empty(()).expand(weight.shape) for name, weight in adapter_weights(stage_dir).items()}
     with reading(folder):
         if isinstance(base, PeftModel):
             model = base

@@ -8,6 +8,8 @@ PyYAML parses. Its own safe loader would not do: it takes the last of two equal 
 010 as 8 and 1e-4 as text, and bounds nothing.
 """
 
+import copy
+import functools
 import re
 import stat
 from collections.abc import Callable, Hashable
@@ -168,6 +170,9 @@ def parse(text: str, where: str, lines: bool = True) -> Any:
     raise UserError(f"{where}:{line}: {problem}" if lines else f"{where}: {problem}")
 
 
+_parsed = functools.lru_cache(maxsize=32)(parse)  # planning reads the same recipe dozens of times
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file. Raises UserError."""
     try:
@@ -177,7 +182,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
             data = handle.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
-        content = parse(data.decode("utf-8").removeprefix("\ufeff"), str(file))
+        content = copy.deepcopy(_parsed(data.decode("utf-8").removeprefix("\ufeff"), str(file)))
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
     except UnicodeDecodeError as error:

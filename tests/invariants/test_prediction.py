@@ -444,6 +444,13 @@ def test_dpo_evaluates_with_two_adapters_and_no_gradients(six):
     assert "gradients" not in parts and "optimizer" not in parts
 
 
+def test_a_stored_adapter_is_on_the_device_once_while_it_is_loaded():
+    """What it is checked against takes none of the device's memory."""
+    parts = peaks(Rehearsals(2)(tiny(2, lora__r=64), "dpo"))["load"]
+    assert parts["adapters"] > 0
+    assert parts.get("temporaries", 0) < parts["adapters"] / 2
+
+
 def test_a_cache_grows_with_rows_and_tokens(two):
     loaded, rehearse, before = two
     assert before["rollout"]["kv_cache"] == CACHE
