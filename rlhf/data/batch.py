@@ -15,7 +15,8 @@ class Rollout:
     ids (B, T) int64, prompt then response then padding; prompt_length, response_length (B,) int64, the response with
     its EOS; mask (B, R) bool, slot t is the t-th response token; ended (B,) bool, the response ends with EOS; logprobs
     (B, R) float32, of each response token when it was sampled; values (B, R), of a value function at the hidden state
-    from which each token was sampled; lower (B, T, H), the hidden states that go into the first layer with an adapter.
+    from which each token was sampled; lower (B, T, H), the hidden states that go into the first layer with an adapter;
+    groups (B,) int64, the number of the prompt, if passes may compute it once for neighbouring rows.
     logprobs is None without sampling, values without a value function, lower if it was not computed.
     """
 
@@ -26,6 +27,7 @@ class Rollout:
     logprobs: Tensor | None = None
     values: Tensor | None = None
     lower: Tensor | None = None
+    groups: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -54,18 +56,23 @@ class Rollout:
         longest = int(response.max())
         logprobs, values = (None if x is None else x[index, :longest] for x in (self.logprobs, self.values))
         lower = None if self.lower is None else self.lower[index, :width]
-        return Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values, lower)
+        groups = None if self.groups is None else self.groups[index]
+        return Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values, lower, groups)
 
     def by_length(self, size: int) -> list[Tensor]:
-        """Return row indices in groups of `size`; sequences of similar length share a group."""
-        return list((self.prompt_length + self.response_length).argsort(stable=True).split(size))
+        """Return row indices in parts of `size`; rows of one prompt, or of similar length, are in the same part."""
+        return list(self._order().split(size))
 
     def sharded_by_length(self, size: int) -> list[Tensor]:
-        """Return the row indices of this rank in groups of `size`, by length as `by_length`.
+        """Return the row indices of this rank in parts of `size`, ordered as in `by_length`.
 
         Every rank gets rows of every length.
         """
-        return list(distributed.own_rows((self.prompt_length + self.response_length).argsort(stable=True)).split(size))
+        return list(distributed.own_rows(self._order()).split(size))
+
+    def _order(self) -> Tensor:
+        order = (self.prompt_length + self.response_length).argsort(stable=True)
+        return order if self.groups is None else order[self.groups[order].argsort(stable=True)]
 
     def _positions(self) -> Tensor:
         slots = torch.arange(int(self.response_length.max()), device=self.ids.device)

@@ -176,7 +176,10 @@ class SharedBase:
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
-        return self._hidden_at(rollout.ids, rollout.predictors, rollout.lower)
+        if self.trunk is not None:
+            assert self._active is not None
+            return self.trunk.response_hidden(self._active, rollout)
+        return self._hidden_at(rollout.ids, rollout.predictors)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.base.get_output_embeddings()(hidden)
@@ -227,7 +230,7 @@ class SharedBase:
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
 
-    def _hidden_at(self, ids: Tensor, at: Tensor, lower: Tensor | None) -> Tensor:
+    def _hidden_at(self, ids: Tensor, at: Tensor, lower: Tensor | None = None) -> Tensor:
         """Return the hidden states (B, R, H) of the active role at some positions (B, R)."""
         if self.trunk is not None:
             return self._lean(ids, at, lower)

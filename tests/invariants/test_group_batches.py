@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from torch import Tensor
 from rlhf.data.batch import Rollout
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
+from rlhf.models.trunk import SharedPrompts
 from rlhf.recipe import GroupOptions
 from rlhf.rollout.engine import Sampling, collate, joined, sample
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Judged, Learner, collect, describe
 from rlhf.stages.online.scoring import ScoreNorm
-from tests.conftest import grouped, noted
+from tests.conftest import beside, grouped, noted, run_stages
 
 CPU = torch.device("cpu")
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
@@ -81,12 +83,32 @@ def assert_same(a: Tensor, b: Tensor) -> None:
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_the_lean_trunk_changes_rounding_only(run, rollout, stage):
+    """Also where it computes the prompt of each group once, in micro-batches that cut a group."""
     a, stats, _ = updated(learner(run, stage), judged(rollout))
-    b, lean_stats, _ = updated(learner(run, stage, lean=True), judged(rollout))
-    assert_same(a, b)
-    assert not torch.equal(a, b), "another forward pass"
-    for name, value in stats.items():
-        assert lean_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    for responses, size in ((rollout, 4), (replace(rollout, groups=groups), 3)):
+        made = learner(run, stage, lean=True, per_device_train_batch_size=size)
+        b, lean_stats, _ = updated(made, judged(responses))
+        assert_same(a, b)
+        assert not torch.equal(a, b), "another forward pass"
+        for name, value in stats.items():
+            assert lean_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkeypatch):
+    """Of two prompts with four responses each, in one micro-batch; scores of policy and reference, and the update."""
+    prompts: list[int] = []
+    make = SharedPrompts.__init__
+
+    def noting(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        prompts.append(self.prompts)
+
+    monkeypatch.setattr(SharedPrompts, "__init__", noting)
+    group = {"steps": 1, "num_mini_batches": 1, "per_device_train_batch_size": 8}
+    beside(trained, tmp_path, "pretrain", "sft", "rm")
+    run_stages(grouped("grpo", group, hardware__trunk="lean"), tmp_path, "grpo")
+    assert prompts == [2, 2, 2]
 
 
 VARIANTS = [

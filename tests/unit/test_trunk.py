@@ -1,6 +1,7 @@
 """The lean trunk against the layers of peft and transformers: values and gradients, in every form, for every role."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from transformers import (
 )
 
 from rlhf.errors import UserError
-from rlhf.models import trunk
+from rlhf.models import products
 from rlhf.models.trunk import Trunk
+from rlhf.rollout.engine import collate
+from tests.conftest import there
 from tests.unit.test_lean import SIZES, four_bit
 
 KINDS: dict[str, Any] = {
@@ -114,15 +117,15 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     weights, bias = [random(2 * size, width), random(size, width)], random(2 * size)
     a, b = random(3, width).requires_grad_(), random(2 * size, 3).requires_grad_()
     angles = random(1, 5, size // 2)
-    rotary = trunk._Rotary(angles.cos(), angles.sin(), heads)
-    first = {"nothing": trunk._Before(), "norm": trunk._Norm(random(width), 1e-3), "gate": trunk._Gate()}[before]
+    rotary = products.Rotary(angles.cos(), angles.sin(), heads)
+    first = {"nothing": products.Before(), "norm": products.Norm(random(width), 1e-3), "gate": products.Gate()}[before]
     x = random(2, 5, 2 * width if before == "gate" else width).requires_grad_()
     residual = random(2, 5, 3 * size).requires_grad_()
 
     def node(x: Tensor, residual: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        parts = [trunk._Part(weights[0], bias, (a, b), 1.5), trunk._Part(weights[1], None, (), 0.0)]
+        parts = [products.Part(weights[0], bias, (a, b), 1.5), products.Part(weights[1], None, (), 0.0)]
         whole = torch.cat([weights[0] + 1.5 * b @ a, weights[1]]).detach() if merged else None
-        y: Tensor = trunk._Node.apply(x, trunk._Product(parts, whole, first, rotary), residual, a, b)
+        y: Tensor = products.Node.apply(x, products.Product(parts, whole, first, rotary), residual, a, b)
         return y
 
     torch.autograd.gradcheck(node, (x, residual, a, b))
@@ -136,14 +139,14 @@ def test_the_gradient_stops_where_nothing_below_can_learn():
     peft = adapted()
     lean = Trunk(peft.get_base_model())
     wanted: list[bool] = []
-    backward = trunk._Product.backward
+    backward = products.Product.backward
 
     def noting(self: Any, dy: Tensor, z: Tensor, needs_input: bool, adapters: bool) -> Any:
         wanted.append(needs_input)
         return backward(self, dy, z, needs_input, adapters)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trunk._Product, "backward", noting)
+        patch.setattr(products.Product, "backward", noting)
         lean.hidden("policy", IDS).sum().backward()
     assert wanted == [True] * (4 * 2 - 1) + [False]
 
@@ -252,3 +255,47 @@ def test_models_that_it_does_not_support_are_refused_in_one_line():
     narrow = Trunk(MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)))
     with pytest.raises(UserError, match="9 tokens exceed the model's sliding window of 8"):
         narrow.hidden("base", IDS)
+
+
+@pytest.mark.parametrize("longest", [1, 6])
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all", "upper"])
+def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
+    """Values and gradients at real tokens are those of rows of their own; three prompts with four, two and one row."""
+    peft = adapted(layers_to_transform=layers)
+    lean = Trunk(peft.get_base_model())
+    generator = torch.Generator().manual_seed(3)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(64, (count,), generator=generator).tolist()
+
+    prompts = [tokens(n) for n in (7, 2, 4)]
+    numbers = [0, 0, 0, 0, 1, 1, 2]
+    lengths = [min(n, longest) for n in (6, 1, 3, 5, 2, 6, 4)]
+    rollout = collate([prompts[i] for i in numbers], [tokens(n) for n in lengths], 0, 1)
+    if layers:
+        rollout = replace(rollout, lower=lean.lower(rollout.ids))
+    together = replace(rollout, groups=torch.tensor(numbers))
+    order = torch.cat(together.by_length(3))
+    assert there(together.groups)[order].tolist() == numbers, "rows of one prompt side by side, short ones first"
+    inputs: list[int] = []
+    forward = products.Product.forward
+
+    def noting(self: Any, z: Tensor) -> Tensor:
+        inputs.append(len(z))
+        return forward(self, z)
+
+    results = []
+    for rows in (rollout, together):
+        inputs.clear()
+        with pytest.MonkeyPatch.context() as patch, lean.merging("policy"):
+            patch.setattr(products.Product, "forward", noting)
+            states = lean.response_hidden("policy", rows)
+        assert states.shape[:2] == rows.mask.shape
+        results.append((states[rows.mask], gradients(peft, states[rows.mask]), inputs[0]))
+    (alone, wanted, most), (states, actual, fewer) = results
+    assert distance(states, alone) < 3e-6
+    assert actual.keys() == wanted.keys() and all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
+    assert most == 7 * rollout.ids.shape[1]
+    assert fewer == 3 * 7 + 7 * max(longest - 1, 1)
+    single = replace(rollout, groups=torch.arange(7))
+    assert torch.equal(lean.response_hidden("policy", single), lean.response_hidden("policy", rollout))

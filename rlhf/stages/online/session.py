@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,7 +92,10 @@ class Session:
                 repeated = [prompt for prompt in batch for _ in range(copies)]
                 return self.client.sample(repeated, self.codec, self.sampling, self.device)
         with self.shared.role("policy"):
-            return sample(self.shared.base, batch, self.codec, self.sampling, value_fn, self.phase, copies=copies)
+            rollout = sample(self.shared.base, batch, self.codec, self.sampling, value_fn, self.phase, copies=copies)
+        if self.shared.trunk is None or copies == 1:
+            return rollout
+        return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
     def evaluate(self, role: str, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""

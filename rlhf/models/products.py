@@ -1,0 +1,205 @@
+"""Linear layers with adapters as autograd nodes, each with what comes before and after its product.
+
+A group of linear layers with the same input is one node:
+
+    q, k, v     rotary(rms_norm(x) W^T + b)
+    o           x W^T + b + residual
+    gate, up    rms_norm(x) W^T + b
+    down        (silu(g) * u) W^T + b + residual          of x = [g, u]
+
+with W_i + s_i B_i A_i for the weight of each layer i of the group. A node keeps its input and nothing else: the
+backward pass computes the norm or the activation function again. With z the input of the product and dy the gradient
+of its result,
+
+    dB_i = s_i dy_i^T (z A_i^T)      dA_i = s_i (dy_i B_i)^T z      dz = sum_i dy_i (W_i + s_i B_i A_i)
+
+The products with A and B have r columns. In float32 on a CPU they are slow beside the large ones. There each weight is
+merged with its adapter once in a block of `Trunk.merging`, for y and dz; the copies need the memory of the weights that
+have adapters. Otherwise the products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+
+from rlhf.objectives.masked import at_least_float32
+
+
+class Part(NamedTuple):
+    """One linear layer, W + scaling * B A."""
+
+    weight: Tensor  # (out, in), frozen
+    bias: Tensor | None  # (out,), frozen
+    adapter: tuple[Tensor, ...]  # A (r, in) and B (out, r), or empty
+    scaling: float
+
+
+def part_of(layer: Any, role: str) -> Part:
+    if not isinstance(layer, LoraLayer):
+        return Part(layer.weight, layer.bias, (), 0.0)
+    base: Any = layer.get_base_layer()
+    if role not in layer.lora_A:
+        return Part(base.weight, base.bias, (), 0.0)
+    a, b = (weights[role].weight for weights in (layer.lora_A, layer.lora_B))
+    assert isinstance(a, Tensor) and isinstance(b, Tensor)
+    return Part(base.weight, base.bias, (a, b), layer.scaling[role])
+
+
+class Before:
+    """What comes before a product: nothing. Works on x (N, in), and returns what `backward` needs beside the result."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    def backward(self, dz: Tensor, x: Tensor, kept: Tensor) -> Tensor:
+        return dz
+
+
+class Norm(Before):
+    """RMSNorm: z = w * x / sqrt(mean(x^2) + eps), in float32, rounded once."""
+
+    def __init__(self, weight: Tensor, eps: float):
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        wide = at_least_float32(x)
+        squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+        scale = squares.div_(x.shape[-1]).add_(self.eps).rsqrt_()  # (N, 1)
+        return (wide * scale).mul_(self.weight).to(x.dtype), scale
+
+    def backward(self, dz: Tensor, x: Tensor, kept: Tensor) -> Tensor:
+        """dx = scale * (g - x * scale^2 * mean(g * x)) with g = w * dz."""
+        wide, slope = at_least_float32(x), dz * at_least_float32(self.weight)
+        mean = torch.linalg.vecdot(slope, wide).div_(x.shape[-1]).unsqueeze(-1)
+        return slope.addcmul_(wide, mean.mul_(kept).mul_(kept), value=-1).mul_(kept).to(x.dtype)
+
+
+class Gate(Before):
+    """SwiGLU: z = silu(g) * u of x = [g, u]."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = x.chunk(2, -1)
+        open_ = F.silu(gate)
+        return open_ * up, open_
+
+    def backward(self, dz: Tensor, x: Tensor, kept: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        dx = torch.empty_like(x)
+        to_gate, to_up = dx.chunk(2, -1)
+        torch.mul(dz, kept, out=to_up)
+        torch.ops.aten.silu_backward.grad_input(dz * up, gate, grad_input=to_gate)
+        return dx
+
+
+class Rotary(NamedTuple):
+    """Rotary embedding of the first `heads` heads of each token.
+
+    Pairs (x_j, x_{j + D/2}) turn by the angles whose cosines and sines (1 or B, T, D/2) are given.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    heads: int
+
+    def turn(self, y: Tensor, back: bool = False) -> Tensor:
+        """Turn y (B, T, out) in place, forward or back; return it."""
+        cos, sin = self.cos.unsqueeze(2), self.sin.unsqueeze(2)
+        first, second = heads_of(y, 2 * cos.shape[-1])[:, :, : self.heads].chunk(2, -1)
+        sign = -1 if back else 1
+        turned = first * sin
+        first.mul_(cos).addcmul_(second, sin, value=-sign)
+        second.mul_(cos).add_(turned, alpha=sign)
+        return y
+
+
+def heads_of(x: Tensor, size: int) -> Tensor:
+    """Return x (B, T, heads * size) as (B, T, heads, size)."""
+    return x.view(*x.shape[:-1], -1, size)
+
+
+class Product(NamedTuple):
+    """The products of one group of linear layers, and what comes before and after them."""
+
+    parts: Sequence[Part]
+    merged: Tensor | None  # (sum of out, in)
+    before: Before
+    after: Rotary | None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(part.weight) for part in self.parts]
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return y (N, sum of out) for z (N, in)."""
+        if self.merged is not None:
+            y = torch.mm(z, self.merged.t())
+        else:
+            y = z.new_empty(len(z), sum(self.sizes))
+            low = self._low(z)
+            for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
+                torch.mm(z, part.weight.t(), out=columns)
+                if part.adapter:
+                    columns.addmm_(low.pop(0).t(), part.adapter[1].to(z.dtype).t(), alpha=part.scaling)
+        for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
+            if part.bias is not None:
+                columns.add_(part.bias)
+        return y
+
+    def backward(self, dy: Tensor, z: Tensor, needs_input: bool, adapters: bool) -> tuple[Tensor | None, list[Tensor]]:
+        """Return dz (N, in), and the gradients of A and B of each part that has them, if `adapters`."""
+        columns = dy.split(self.sizes, 1)
+        adapted = [(part, d) for part, d in zip(self.parts, columns, strict=True) if part.adapter]
+        # (r, N) each: s B^T dy^T. On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
+        slopes = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
+        dz = None
+        if needs_input and self.merged is not None:
+            dz = torch.mm(dy, self.merged)
+        elif needs_input:
+            dz = torch.mm(columns[0], self.parts[0].weight)
+            for part, d in list(zip(self.parts, columns, strict=True))[1:]:
+                dz.addmm_(d, part.weight)
+            for (part, _), slope in zip(adapted, slopes, strict=True):
+                dz.addmm_(slope.t(), part.adapter[0].to(slope.dtype))
+        gradients: list[Tensor] = []
+        if adapters:
+            to_a = torch.mm(torch.cat(slopes), z).split([len(slope) for slope in slopes])
+            for (part, d), low, da in zip(adapted, self._low(z), to_a, strict=True):
+                a, b = part.adapter
+                gradients += [da.to(a.dtype), torch.mm(low, d).mul_(part.scaling).t().to(b.dtype)]
+        return dz, gradients
+
+    def _low(self, z: Tensor) -> list[Tensor]:
+        """Return A z^T (r, N) of each part with an adapter, from one product."""
+        downs = [part.adapter[0].to(z.dtype) for part in self.parts if part.adapter]
+        return list(torch.mm(torch.cat(downs), z.t()).split([len(a) for a in downs])) if downs else []
+
+
+class Node(torch.autograd.Function):
+    """A product as one node: (x (B, T, in), product, residual (B, T, out), A and B of each adapter) -> (B, T, out)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, product: Product, residual: Tensor | None, *adapters: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.product = product
+        z, _ = product.before.forward(x.reshape(-1, x.shape[-1]))
+        y = product.forward(z).view(*x.shape[:-1], -1)
+        if product.after is not None:
+            product.after.turn(y)
+        return y if residual is None else y.add_(residual)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), product, (dy,) = ctx.saved_tensors, ctx.product, gradients
+        needs_input, _, needs_residual, *needs_adapters = ctx.needs_input_grad
+        to_residual = dy if needs_residual else None
+        if product.after is not None:
+            dy = product.after.turn(dy.clone(memory_format=torch.contiguous_format), back=True)
+        rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        z, kept = product.before.forward(rows)
+        dz, to_adapters = product.backward(dy, z, needs_input, any(needs_adapters))
+        dx = None if dz is None else product.before.backward(dz, rows, kept).view(x.shape)
+        return dx, None, to_residual, *(to_adapters or [None] * len(needs_adapters))
