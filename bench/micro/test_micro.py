@@ -17,6 +17,7 @@ from rlhf.data.worlds import lengths
 from rlhf.objectives import kl, masked
 from rlhf.objectives.gae import gae
 from rlhf.objectives.logprobs import linear_token_logprobs
+from rlhf.rollout.engine import pick
 
 ROWS, LENGTH = 64, 128  # a batch of responses
 Batch = tuple[Tensor, Tensor, Tensor]  # two of floats and a mask
@@ -54,6 +55,51 @@ def test_logprobs_from_hidden_states(benchmark: BenchmarkFixture) -> None:
     logp, _ = benchmark(linear_token_logprobs, hidden, weight, targets, 1.0, 256, "none")
     exact = (hidden @ weight.T).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
     assert torch.allclose(logp, exact, atol=1e-4)
+
+
+VOCABULARIES = [32_000, 151_936, 262_144]  # of Llama 2, Qwen3 and Gemma 3
+
+
+def zipf(vocabulary: int) -> Tensor:
+    """Logits (16, V) of tokens whose probabilities fall with the power 1.5 of their rank, in any order."""
+    torch.manual_seed(0)
+    ranks = torch.stack([torch.randperm(vocabulary) for _ in range(16)])
+    return -1.5 * (ranks + 1.0).log()
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_draw_a_token(benchmark: BenchmarkFixture, vocabulary: int, top_p: float) -> None:
+    """One decoding step of 16 rows, without the model."""
+    torch.manual_seed(0)
+    logits, uniforms = zipf(vocabulary), torch.rand(16)
+    ids, logp = benchmark(pick, logits, uniforms, 1.0, top_p)
+    assert ids.shape == logp.shape == (16,) and bool((logp <= 0).all())
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_draw_a_token_as_a_sort_and_multinomial_would(benchmark: BenchmarkFixture, vocabulary: int) -> None:
+    """What top_p costs with torch's own functions, as transformers' `generate` uses them."""
+    logits = zipf(vocabulary)
+
+    def drawn() -> Tensor:
+        ordered, order = logits.sort(descending=False)
+        removed = ordered.softmax(-1).cumsum(-1) <= 1 - 0.9
+        scores = logits.masked_fill(removed.scatter(1, order, removed), -torch.inf)
+        return torch.multinomial(scores.softmax(-1), 1)
+
+    assert benchmark(drawn).shape == (16, 1)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_logprobs_of_a_large_vocabulary(benchmark: BenchmarkFixture, vocabulary: int) -> None:
+    """A chunk of 2^24 logits, as scoring computes it, narrow so that the vocabulary decides."""
+    torch.manual_seed(0)
+    tokens = 2**24 // vocabulary
+    hidden, weight = torch.randn(tokens, 64), torch.randn(vocabulary, 64) / 8
+    targets = torch.randint(0, vocabulary, (tokens,))
+    logp, _ = benchmark(linear_token_logprobs, hidden, weight, targets, 1.0, tokens, "none")
+    assert logp.shape == (tokens,) and bool((logp < 0).all())
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from rlhf.process import distributed
 LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
 FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
+FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
 WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
 # A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
 # not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
@@ -177,10 +178,7 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.
     """
     logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if top_p < 1.0:
-        ordered, order = logp.sort(descending=True)
-        before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the tokens that are likelier
-        kept = torch.empty_like(logp).scatter_(1, order, ordered.masked_fill(before >= top_p, -torch.inf))
-        logp = kept.log_softmax(-1)
+        logp = _nucleus(logp, top_p)
     if temperature:
         heights = logp.exp().cumsum(-1)
         ids = torch.searchsorted(heights, uniforms.unsqueeze(1) * heights[:, -1:], right=True)
@@ -188,6 +186,23 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.
     else:
         ids = logp.argmax(-1, keepdim=True)
     return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
+
+
+def _nucleus(logp: Tensor, top_p: float) -> Tensor:
+    """Return log-probabilities (B, V) among the fewest most likely tokens that together reach `top_p`, others -inf.
+
+    On a CPU the most likely tokens are looked for first, because sorting a vocabulary takes many times as long. CUDA
+    sorts: whether a few were enough is known on the host only, which a captured step cannot ask.
+    """
+    count = FEW_TOKENS if logp.device.type == "cpu" else logp.shape[1]
+    ordered, order = logp.topk(count) if count < logp.shape[1] else logp.sort(descending=True)
+    reached = ordered.exp().cumsum(-1)
+    if count < logp.shape[1] and bool((reached[:, -1] < top_p).any()):
+        ordered, order = logp.sort(descending=True)
+        reached = ordered.exp().cumsum(-1)
+    likelier = reached - ordered.exp()  # probability of the tokens that are likelier
+    kept = torch.full_like(logp, -torch.inf).scatter_(1, order, ordered.masked_fill(likelier >= top_p, -torch.inf))
+    return kept.log_softmax(-1)
 
 
 def _decode(phase: Phase, *arguments: Any) -> list[Tensor]:

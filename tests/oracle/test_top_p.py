@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rlhf.rollout import engine
 from rlhf.rollout.engine import pick
 
 FEW = settings(max_examples=100, deadline=None, derandomize=True)
@@ -168,6 +169,19 @@ def test_rows_have_a_nucleus_of_their_own():
         ids, _ = pick(rows, torch.full((3,), number), 1.0, 0.9)
         assert ids[[0, 2]].tolist() == [0, 3]
         assert ids[1] == int(4 * number)
+
+
+def test_few_tokens_give_what_all_of_them_give(monkeypatch):
+    """Where the most likely 8 are enough, where they are not, and with both kinds of rows in one batch."""
+    draw = torch.Generator().manual_seed(0)
+    peaked, flat = 6 * torch.randn(8, 64, generator=draw), 0.1 * torch.randn(8, 64, generator=draw)
+    numbers = torch.rand(8, generator=draw)
+    for rows in (peaked, flat, torch.where(torch.arange(8)[:, None] < 4, peaked, flat)):
+        monkeypatch.setattr(engine, "FEW_TOKENS", 64)
+        expected = pick(rows, numbers, 1.0, 0.8)
+        monkeypatch.setattr(engine, "FEW_TOKENS", 8)
+        for found, other in zip(pick(rows, numbers, 1.0, 0.8), expected, strict=True):
+            assert torch.equal(found, other)
 
 
 @pytest.mark.parametrize("vocab", [32_000, 128_256])
