@@ -133,6 +133,7 @@ PPO = {
 }
 
 
+@pytest.mark.slow
 def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
     """The score is the share of eight tokens. The policy says little else soon, far from the reference."""
 
