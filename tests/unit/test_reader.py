@@ -22,7 +22,7 @@ def test_a_record_is_frozen_and_gives_the_content_of_its_file_back(tmp_path):
     assert json.dumps(summary.plain()) == json.dumps(content), "the same keys in the same order, integers as integers"
     assert pickle.loads(pickle.dumps(summary)).plain() == content, "as other processes of a run get it"
     with pytest.raises(ValidationError, match="frozen"):
-        summary.seed = 1  # type: ignore[misc]
+        summary.seed = 1
 
 
 def test_numbers_keep_their_kind_and_missing_values_are_none(tmp_path):
