@@ -24,7 +24,7 @@ KEYS = {
 
 
 class Verdict(NamedTuple):
-    """Whether a claim holds (None: not decided), and the figures behind it in one line."""
+    """A decision about a claim (None: not decided), and the figures behind it in one line."""
 
     holds: bool | None
     why: str

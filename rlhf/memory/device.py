@@ -31,6 +31,7 @@ from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
 from rlhf.models import random_base, trunk
 from rlhf.rollout import engine as rollout
+from rlhf.rollout.cache import CacheLayer
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -217,7 +218,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     for setting in (rollout.LOOK, rollout.WINDOW, rollout.FEW_KERNELS, trunk.MERGED):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
-    yield patch(rollout._Layer, "lazy_initialization", _labelled_cache(stand_in))
+    yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
     yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
     yield from _optimizers_know_meta("fused")
@@ -292,9 +293,9 @@ def _rms_norm(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> Tensor
 
 
 def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
-    original = rollout._Layer.lazy_initialization
+    original = CacheLayer.lazy_initialization
 
-    def lazy_initialization(self: rollout._Layer, keys: Tensor, values: Tensor) -> None:
+    def lazy_initialization(self: CacheLayer, keys: Tensor, values: Tensor) -> None:
         original(self, keys, values)
         stand_in.label(self.keys, "kv_cache")
         stand_in.label(self.values, "kv_cache")

@@ -403,7 +403,7 @@ class Watch:
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
                 raise UserError(
-                    f"{self.run.stage}: stopped on {finding.check}. Start again with another setting (--set, and "
+                    f"{self.run.stage}: stopped on {finding.check}; start again with another setting (--set and "
                     "another --out), or continue from the checkpoint with --resume and without --stop-on"
                 )
 

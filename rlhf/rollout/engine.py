@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import SpecialIds, pad_right
@@ -24,6 +23,7 @@ from rlhf.models.architecture import logit_scale, sliding_window
 from rlhf.models.lean import FourBit
 from rlhf.models.model import Model, dtype_of, mixed_precision
 from rlhf.process import distributed
+from rlhf.rollout.cache import CacheLayer, repeated
 
 LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
@@ -248,7 +248,7 @@ class _Decoding:
         self.bias = self.eager or FEW_KERNELS[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
-        self.layers = [_Layer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
+        self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
@@ -327,7 +327,7 @@ class _Decoding:
             mask = torch.ones(1, 1, self.width, self.width, dtype=torch.bool, device=ids.device).tril()
         positions = (real.cumsum(1) - 1).clamp(min=0)
         masks = None if mask is None else self._masks(mask, None, self.eager)
-        self._draw(_repeated(self._forward(ids, positions, masks), self.copies))
+        self._draw(repeated(self._forward(ids, positions, masks), self.copies))
         self.slot = torch.tensor([self.width], device=ids.device)
         for layer in self.layers:
             layer.slot = self.slot
@@ -397,56 +397,6 @@ class _Decoding:
     def _deliver(self) -> None:
         for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
             whole[self.rows] = part
-
-
-def _repeated(x: Tensor, copies: int) -> Tensor:
-    """Return each row `copies` times, side by side; x itself if that is once."""
-    return x if copies == 1 else x.repeat_interleave(copies, 0)
-
-
-class _Layer(CacheLayerMixin):
-    """Keys and values of one layer in buffers that are allocated once; a step reads a view of the first `window`.
-
-    Each prompt has `copies` rows in them.
-    """
-
-    keys: Tensor  # both from the first update on
-    values: Tensor
-
-    def __init__(self, slots: int, copies: int = 1):
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not annotate it
-        self.slots = slots
-        self.copies = copies
-        self.window = 0
-        self.slot: Tensor | None = None  # (1,) where the next token goes; None while the prompts go in
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        prompts, heads, _, size = key_states.shape
-        batch_size = prompts * self.copies
-        # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
-        self.keys = key_states.new_zeros(batch_size, heads, self.slots, size)
-        self.values = value_states.new_zeros(batch_size, heads, self.slots, value_states.shape[-1])
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.slot is None:
-            self.lazy_initialization(key_states, value_states)
-            self.window = key_states.shape[2]
-            self.keys[:, :, : self.window] = _repeated(key_states, self.copies)
-            self.values[:, :, : self.window] = _repeated(value_states, self.copies)
-            return key_states, value_states
-        self.keys.index_copy_(2, self.slot, key_states)
-        self.values.index_copy_(2, self.slot, value_states)
-        return self.keys[:, :, : self.window], self.values[:, :, : self.window]
-
-    def get_seq_length(self) -> int:
-        return self.window
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.window or query_length, 0  # nothing is cached before the prompts go in
-
-    def get_max_length(self) -> int:
-        return self.slots
 
 
 @contextmanager

@@ -38,8 +38,8 @@ class Download(NamedTuple):
     rows: int | None  # of a data set
 
 
-class What(TypedDict):
-    """A version of a repository, by the hub's names of arguments."""
+class Version(TypedDict):
+    """A version of a repository, named as in the hub's functions."""
 
     repo_id: str
     repo_type: str
@@ -47,7 +47,7 @@ class What(TypedDict):
 
 
 class Patterns(TypedDict, total=False):
-    """Which of its files are taken, likewise."""
+    """Patterns of the files to take, named as in the hub's functions."""
 
     allow_patterns: list[str]
     ignore_patterns: list[str]
@@ -88,7 +88,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
     from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, snapshot_download
 
     api = HfApi()
-    repository: What = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
+    repository: Version = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
     with working(f"asking for {source.name}"):
         info = api.repo_info(**repository)
         assert isinstance(info, ModelInfo | DatasetInfo) and info.siblings is not None

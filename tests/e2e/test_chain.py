@@ -97,6 +97,7 @@ def test_the_merged_model_is_base_plus_adapter(chain):
     assert (bare - expected).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes_in_another_process(chain, tmp_path):
     code = "from pathlib import Path; from tests.conftest import content_of, run_stages, small; "
     code += f"run_stages(small(), Path({str(tmp_path)!r}), 'pretrain', 'sft', 'rm', 'ppo', 'dpo')"

@@ -65,6 +65,7 @@ def test_after_a_crash_it_ends_with_the_same_bytes(done, trained, tmp_path, monk
         assert (out / ROOT / stage / name).read_bytes() == (whole / ROOT / stage / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_killed_without_warning_it_ends_with_the_same_bytes(trained, tmp_path):
     """SIGKILL between two steps of a longer run."""
     longer = GROUP | {"steps": 10, "eval_steps": 5}

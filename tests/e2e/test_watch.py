@@ -133,6 +133,7 @@ PPO = {
 }
 
 
+@pytest.mark.slow
 def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
     """The score is the share of eight tokens. The policy says little else soon, far from the reference."""
 
@@ -196,7 +197,7 @@ def test_updates_that_are_too_large(taught, tmp_path, capsys):
     more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 10}
     loaded = small(**TAUGHT | PPO | more)
     out = beside(taught, tmp_path, "pretrain", "sft", "rm")
-    with pytest.raises(UserError, match=r"ppo: stopped on (clipping|large_updates); with another"):
+    with pytest.raises(UserError, match=r"ppo: stopped on (clipping|large_updates); start again with another"):
         run_stages(loaded, out, "ppo", stop_on=["clipping", "large_updates"])
     assert not (tmp_path / "cpu-tiny/v1/ppo/summary.json").exists()
     run_stages(loaded, out, "ppo")

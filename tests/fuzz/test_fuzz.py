@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 
 
+@pytest.mark.slow
 def test_the_quick_share_finds_no_flaw():
     """In a process of its own: a fork of this one would have whatever other tests have left in it."""
     command = [sys.executable, "-m", "tests.fuzz", "--quick"]

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Mistra
 from rlhf.data.batch import Rollout
 from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import engine
+from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.engine import Sampling, Window, pick, sample
 from tests.unit.test_lean import activated, adapted
 
@@ -151,7 +152,7 @@ def test_windows_on_cuda(width, windows):
     room = 128 if width > 100 else 528
     growth = engine.WINDOW["cuda"]
     decoding: Any = SimpleNamespace(width=width, room=room, growth=growth)
-    decoding.layers = [engine._Layer(engine._round_up(width + room, growth.whole))]
+    decoding.layers = [CacheLayer(engine._round_up(width + room, growth.whole))]
     decoding.layers[0].window = width
     opened = [step for step in range(1, room) if engine._Decoding.open_window(decoding, step)]
     assert len(opened) == len(windows)

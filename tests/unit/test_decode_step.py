@@ -12,6 +12,7 @@ from rlhf.memory import decode_step
 from rlhf.memory.decode_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout import engine as rollout
+from rlhf.rollout.cache import CacheLayer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BF16, NF4 = RECIPES / "h100-mistral-7b" / "v2", RECIPES / "4090-llama2-7b" / "v2"
@@ -69,14 +70,14 @@ def test_planted_faults_are_found(monkeypatch, fault, reason):
 
 
 def test_a_fault_inside_a_layer_is_found_there(monkeypatch):
-    update = rollout._Layer.update
+    update = CacheLayer.update
 
     def faulty(self, keys: Tensor, values: Tensor, *args, **kwargs):
         if self.slot is not None:
             self.slot.item()
         return update(self, keys, values, *args, **kwargs)
 
-    monkeypatch.setattr(rollout._Layer, "update", faulty)
+    monkeypatch.setattr(CacheLayer, "update", faulty)
     for step in decode_step.decoding_steps(load(BF16)).values():
         assert [(op.layer, op.unsafe) for op in step.unsafe] == [(0, HOST_READ), (1, HOST_READ)]
 

@@ -20,6 +20,7 @@ from rlhf.memory.device import KNOWN, META, StandIn
 from rlhf.memory.tracker import Peak
 from rlhf.models import random_base
 from rlhf.rollout import engine as rollout
+from rlhf.rollout.cache import CacheLayer
 from tests.conftest import gradient
 
 PHASES = ("load", "train")
@@ -235,7 +236,7 @@ def watched() -> dict[str, dict[str, Any]]:
         random_base,
     ]
     places += [transformers.TrainingArguments, transformers.Trainer, transformers.PreTrainedModel]
-    places += [rollout._Decoding, rollout._Layer, trl.kernels.chunked_logprob, trl.trainer.utils]
+    places += [rollout._Decoding, CacheLayer, trl.kernels.chunked_logprob, trl.trainer.utils]
     places += [peft.tuners.lora.LoraLayer, nn.Module, torch.optim.Optimizer]
     places += [sys.modules["torch.utils._foreach_utils"], sys.modules["torch.optim.optimizer"]]
     places += [bitsandbytes.functional, bitsandbytes.optim.optimizer]

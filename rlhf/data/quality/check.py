@@ -85,10 +85,10 @@ class Leakage:
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
-    """What `check` counted. Rows left out on reading come first, then the rows kept.
+    """Counts of a check. Rows left out on reading come first, then the rows kept.
 
-    near_identical … html   rows with a flaw; flaws.py and oddities.py say what each is
-    leaked           held-out rows of which training shows the like
+    near_identical … html   rows with a flaw; flaws.py and oddities.py define them
+    leaked           held-out rows that resemble training rows
     repeated_prompts rows whose prompt appeared earlier, duplicates included
     chosen_longer    among the pairs whose answers differ in length
     unit             of the lengths: words, split at white space, or tokens
