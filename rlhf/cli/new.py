@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.memory import plan as planning
-from rlhf.memory.predict import Predictor
+from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import console
 from rlhf.recipe.published import GB
 from rlhf.use import new as making
@@ -53,7 +52,7 @@ def new(
     """Write a recipe for a model and a card.
 
     Of the model, only config.json and the tokenizer are downloaded. The settings are the fastest that are predicted to
-    fit.
+    need at most 95 % of the card.
     """
     wishes = making.Wishes(
         model=model,
@@ -68,7 +67,12 @@ def new(
     folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
     with console.quiet_libraries(), Predictor() as predict, console.working(f"reading {model}") as say:
         made = making.make(folder, wishes, predict, say)
-    planning.show_fits(made.loaded, made.found._replace(changes={}), round(wishes.card.memory_gb * GB), as_json=False)
+    rows = [
+        (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
+        for stage, phases in made.found.stages.items()
+    ]
+    title = f"{made.loaded.name} {made.loaded.version}: predicted memory, card {wishes.card.memory_gb:g} GB"
+    console.rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
     console.OUT.print(f"written to {made.folder}; next:", markup=False)
     run = f"rlhf run {wishes.stages[0]} --with-parents --recipe {shlex.quote(str(made.folder))}"
     console.OUT.print(f"  {run}", soft_wrap=True, markup=False)

@@ -6,7 +6,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -88,24 +88,14 @@ class Codec:
 
         Raises UserError where the template refuses it.
         """
-        rows = [{"role": m.role, "content": m.content} for m in messages]
-        try:
-            text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
-        except Exception as error:  # a template may raise anything
-            raise UserError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
-        assert isinstance(text, str)
-        return text
+        return chat_text(self.tokenizer, messages, add_generation_prompt)
 
     def _check_turn_end(self) -> None:
         """Raise UserError where the template ends an answer with a special token other than EOS.
 
         The model would have learned to stop there, and sampling would go on.
         """
-        answer = (Message("user", "Hello."), Message("assistant", chat_template.WORD))
-        text = self._chat_text(answer, add_generation_prompt=False)
-        behind = text.rpartition(chat_template.WORD)[2].lstrip()
-        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        ends = max((token for token in special if behind.startswith(token)), key=len, default=None)
+        ends = turn_end(self.tokenizer)
         if ends is not None and ends != self.tokenizer.eos_token:
             raise UserError(
                 f"the chat template ends an answer with {ends}, the tokenizer's end of sequence is "
@@ -269,23 +259,28 @@ def needed_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return candidates[0] if candidates else None
 
 
-def ends_turns_with(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> bool:
-    """Return whether the tokenizer's chat template ends an answer with one of `ids`, as a tuned model does.
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], add_generation_prompt: bool = False
+) -> str:
+    """Return a conversation as the tokenizer's chat template writes it. Raises UserError where that refuses it."""
+    rows = [{"role": m.role, "content": m.content} for m in messages]
+    try:
+        text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except Exception as error:  # a template may raise anything
+        raise UserError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
+    assert isinstance(text, str)
+    return text
 
-    Base models may have the chat template of the tuned one, but end texts otherwise.
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the special token with which the chat template ends an answer; None if it ends with none.
+
+    The template must have been checked: it runs in this process.
     """
-    if not tokenizer.chat_template:
-        return False
-
-    def render(messages: Sequence[Message]) -> str:
-        text = tokenizer.apply_chat_template([{"role": m.role, "content": m.content} for m in messages], tokenize=False)
-        assert isinstance(text, str)
-        return text
-
-    chat_template.check(render)
-    answered = (Message("user", "Hello."), Message("assistant", chat_template.WORD))
-    end = render(answered).rpartition(chat_template.WORD)[2]
-    return bool({*tokenizer(end, add_special_tokens=False)["input_ids"][:2]} & {*ids})
+    text = chat_text(tokenizer, (Message("user", "Hello."), Message("assistant", chat_template.WORD)))
+    behind = text.rpartition(chat_template.WORD)[2].lstrip()
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return max((token for token in special if behind.startswith(token)), key=len, default=None)
 
 
 def render_plain(messages: Sequence[Message]) -> str:

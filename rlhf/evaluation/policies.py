@@ -20,7 +20,8 @@ from rlhf.recipe import Evaluate
 from rlhf.rollout.engine import Sampling, sample
 from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
 
-KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time
+KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, and
+KL_LOGITS = 2**25  # numbers in each of them, at most: 220 tokens of a vocabulary of 152,000, 128 MiB in float32
 HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
 EVALUATION_SEED = 7_000  # held-out sampling has a random stream of its own, apart from that of training
 
@@ -135,7 +136,8 @@ def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float
     shared.activate("reference")
     theirs = shared.response_hidden(rollout)[mask]
     total = 0.0
-    for a, b in zip(ours.split(KL_CHUNK), theirs.split(KL_CHUNK), strict=True):
+    chunk = max(1, min(KL_CHUNK, KL_LOGITS // shared.vocabulary))
+    for a, b in zip(ours.split(chunk), theirs.split(chunk), strict=True):
         logp = (shared.logits(a).float() / temperature).log_softmax(-1)
         logq = (shared.logits(b).float() / temperature).log_softmax(-1)
         total += (logp.exp() * (logp - logq)).sum(dtype=torch.float64).item()

@@ -185,6 +185,11 @@ class SharedBase:
         logits: Tensor = self.base.get_output_embeddings()(hidden)
         return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of logits of a token."""
+        return len(self.base.get_output_embeddings().weight)
+
     def logprobs(
         self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: str = "none"
     ) -> tuple[Tensor, Tensor | None]:
@@ -197,7 +202,7 @@ class SharedBase:
         head = self.base.get_output_embeddings()
         if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
             raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
-        chunk = max(1, LOGITS // len(head.weight))
+        chunk = max(1, LOGITS // self.vocabulary)
         logp, entropies = linear_token_logprobs(
             hidden[mask], head.weight, rollout.tokens[mask], temperature / self.logit_scale, chunk, entropy
         )

@@ -28,12 +28,14 @@ from rlhf.memory.strategies import micro_batch, with_changes
 from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe
 from rlhf.recipe.published import GB
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
 # Files of a model without its weights: sizes, special tokens and the tokenizer.
-SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
+SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
 TEMPLATES = ("chat", "hh", "plain")
+USED = 0.95  # share of the card that settings may need: nothing predicted was measured on a GPU yet
 LARGE = 20e9  # parameters; QLoRA (arXiv 2305.14314, appendix B) halves the learning rate above 13B
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 PPO_STEPS = 500
@@ -47,6 +49,11 @@ class Card(NamedTuple):
     name: str
     memory_gb: float
     note: str  # where the memory is from
+
+    @property
+    def limit(self) -> int:
+        """Return the bytes that settings may need."""
+        return round(self.memory_gb * GB * USED)
 
 
 CARDS = {"4090": Card("4090", 25.7, "24,564 MiB"), "h100": Card("h100", 85.5, "81,559 MiB")}
@@ -99,8 +106,7 @@ class Facts(NamedTuple):
 
     architecture: dict[str, Any]  # the recipe's section
     parameters: int
-    template: str
-    pad_token: str | None
+    tokenizer: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
 
 
 class Wishes(NamedTuple):
@@ -219,15 +225,40 @@ def describe(source: Source, template: str | None) -> Facts:
     folders.check_full(config, source.name)
     try:
         section = architecture.architecture_of(config)
+        count = parameters(section)
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from None
     with reading(source.folder):
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    ends = _end_ids(config, read_json(source.folder / "generation_config.json") or {})
-    chosen = template or ("chat" if tokenize.ends_turns_with(tokenizer, ends) else "hh")
-    pad_token = tokenize.needed_pad_token(tokenizer)
-    tokenize.Codec(tokenizer, chosen, pad_token)  # refuses what stages would refuse
-    return Facts(section, parameters(section), chosen, pad_token)
+    chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(source.folder / GENERATION) or {}))
+    # Refuse now what stages would refuse.
+    tokenize.load(source.folder, recipes.Tokenizer(source="local", name=source.name, **chosen))
+    return Facts(section, count, chosen)
+
+
+def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str, Any]:
+    """Return the keys of the section `tokenizer` that a tokenizer needs.
+
+    A model that ends texts (`ends`) with the token that its chat template writes behind an answer was tuned with that
+    template. Base models may have the chat template of the tuned model, but end texts with another token.
+    """
+    from rlhf.data import chat_template, tokenize
+
+    found: dict[str, Any] = {}
+    end = None
+    if tokenizer.chat_template and template in ("chat", None):
+        chat_template.check(lambda messages: tokenize.chat_text(tokenizer, messages))
+        end = tokenize.turn_end(tokenizer)
+    tuned = end is not None and tokenizer.convert_tokens_to_ids(end) in ends
+    found["template"] = template or ("chat" if tuned else "hh")
+    if found["template"] == "chat":
+        if end is not None and end != tokenizer.eos_token:
+            found["eos_token"] = tokenizer.eos_token = end
+        if THINKING in str(tokenizer.chat_template):
+            found["chat_template_kwargs"] = {THINKING: False}
+    if pad_token := tokenize.needed_pad_token(tokenizer):
+        found["pad_token"] = pad_token
+    return found
 
 
 def parameters(section: Mapping[str, Any]) -> int:
@@ -237,7 +268,7 @@ def parameters(section: Mapping[str, Any]) -> int:
 
     from rlhf.models import architecture
 
-    config = architecture.config_of(recipes.Architecture.model_validate(section))
+    config = architecture.config_of(recipes.Architecture.model_validate(section), pad_token_id=None)
     with torch.device("meta"):
         return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
 
@@ -256,7 +287,7 @@ def _end_ids(*configs: Mapping[str, Any]) -> set[int]:
 
 def settings(wishes: Wishes, source: Source, facts: Facts) -> dict[str, Any]:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
-    chat = facts.template == "chat"
+    chat = facts.tokenizer["template"] == "chat"
     large = facts.parameters > LARGE
     data = _data(wishes.data or ("ultrafeedback" if chat else "hh",))
     longest = min(
@@ -295,8 +326,7 @@ def settings(wishes: Wishes, source: Source, facts: Facts) -> dict[str, Any]:
         "architecture": facts.architecture,
         "billions": round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
         "quantization": "none",
-        "template": facts.template,
-        "pad_token": facts.pad_token,
+        "tokenizer": {"pad_token": None, "eos_token": None, "chat_template_kwargs": None, **facts.tokenizer},
         "chat": chat,
         "large": large,
         "data": data,
@@ -311,8 +341,8 @@ def settings(wishes: Wishes, source: Source, facts: Facts) -> dict[str, Any]:
 
 
 def every(rows: int) -> int:
-    """Return the steps between two evaluations of `rows` rows, 16 a step: ten of an epoch, and at most 200 steps."""
-    return min(200, max(10, rows // 16 // 100 * 10))
+    """Return the steps between two evaluations in an epoch of `rows` rows, 16 a step: a quarter of it, at most 200."""
+    return min(200, max(10, rows // 16 // 4 // 10 * 10))
 
 
 def _card(card: Card) -> str:
@@ -431,11 +461,11 @@ def search(
 def _too_large(needs: Mapping[str, int], limit: int) -> str:
     stage = max(needs, key=needs.__getitem__)
     least = needs[stage] / GB
-    card = next((size for size in SIZES_GB if size >= least), None)
+    card = next((size for size in SIZES_GB if USED * size >= least), None)
     which = f"the smallest card that would do has {card} GB" if card else "no card that is sold would do"
     return (
-        f"{limit / GB:g} GB are too few: {stage} needs {math.ceil(10 * least) / 10:g} GB even with a 4-bit base and "
-        f"one row at a time; {which}. --max-length makes rows shorter"
+        f"{limit / GB:.3g} GB, {USED:.0%} of the card, are too few: {stage} needs {math.ceil(10 * least) / 10:g} GB "
+        f"even with a 4-bit base and one row at a time; {which}. --max-length makes rows shorter"
     )
 
 
@@ -467,7 +497,7 @@ def make(root: Path, wishes: Wishes, predict: Predictor, say: Say) -> Made:
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
         loaded = _written(draft, content)
-        found = search(predict, loaded, facts.parameters, stages, round(wishes.card.memory_gb * GB), say)
+        found = search(predict, loaded, facts.parameters, stages, wishes.card.limit, say)
         others = [stage for stage in ("ppo", "dpo") if stage not in stages]  # every recipe has them: as small as can be
         others_small = frugal(loaded, others)
         if found.changes.get("model.quantization") == "nf4":

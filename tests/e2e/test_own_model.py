@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from rlhf import recipe
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec
 from rlhf.run.directory import Run
+from rlhf.use import new
 from tests.conftest import RECIPE, beside, run_stages, small
 from tests.models import TEMPLATE, checkpoint, recipe_for
 
@@ -35,14 +35,13 @@ def test_what_is_in_the_way_is_said(trained, tmp_path):
         load_base(Run(tmp_path / "other", described, "sft"), torch.device("cpu"))
 
 
-def test_the_changes_on_the_page_make_a_valid_recipe(tmp_path):
-    (changes,) = blocks("yaml")
-    content = yaml.safe_load((recipe.default_root() / "4090-llama2-7b" / "v2" / "recipe.yaml").read_text())
-    folder = tmp_path / "4090-qwen3-8b" / "v1"
-    folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(content | yaml.safe_load(changes)))
-    loaded = recipe.load(folder).recipe
-    assert loaded.model.architecture is None and loaded.tokenizer.pad_token == "<|fim_pad|>"
+def test_the_walk_on_the_page_names_the_folder_that_is_written():
+    walk = PAGE.partition("```\n")[2].partition("```")[0]
+    (line,) = [line.partition("  #")[0].split() for line in walk.splitlines() if line.startswith("rlhf new")]
+    options = dict(zip(line[2::2], line[3::2], strict=True))
+    folder = new.target_of(Path("recipes"), new.Wishes(options["--model"], new.card_of(options["--card"])))
+    named = re.findall(r"recipes/[\w./-]+\w", walk)
+    assert len(named) == 5 and {Path(name) for name in named} == {folder}
 
 
 def test_the_snippets_on_the_page_give_the_models_own_answer(trained, tmp_path, monkeypatch, capsys):

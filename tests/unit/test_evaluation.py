@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.data.batch import Rollout
+from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
 from rlhf.evaluation.policies import PolicySamples, closer_look, compare, exact_kl, gains_over_base, win_rate
 from rlhf.rollout.engine import collate
@@ -83,6 +84,7 @@ class Roles:
 
     def __init__(self, rows: int, slots: int):
         generator = torch.Generator().manual_seed(0)
+        self.vocabulary, self.largest = 23, 0
         self.states = {
             role: scale * torch.randn(rows, slots, 23, generator=generator)
             for role, scale in {"policy": 3.0, "reference": 1.0}.items()
@@ -95,12 +97,14 @@ class Roles:
         return self.states[self.active].masked_fill(~rollout.mask[..., None], torch.nan)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        self.largest = max(self.largest, len(hidden))
         return hidden
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_the_exact_divergence_is_from_the_role_to_the_reference(temperature):
+@pytest.mark.parametrize(("temperature", "tokens"), [(1.0, 1024), (0.4, 1024), (1.0, 2), (1.0, 0)])
+def test_the_exact_divergence_is_from_the_role_to_the_reference(monkeypatch, temperature, tokens):
     """Over whole distributions at the response tokens, one by one in float64; the other direction is another number."""
+    monkeypatch.setattr(policies, "KL_LOGITS", 23 * tokens)
     lengths = [4, 6, 1]
     rollout = collate([[1, 3], [1], [1, 4, 5]], [[7] * n for n in lengths], PAD, EOS)
     roles: Any = Roles(len(lengths), max(lengths))
@@ -113,6 +117,7 @@ def test_the_exact_divergence_is_from_the_role_to_the_reference(temperature):
             back += sum(b * math.log(b / a) for a, b in zip(p.tolist(), q.tolist(), strict=True))
     assert abs(there / back - 1) > 0.1
     assert exact_kl(roles, "policy", rollout, temperature) == pytest.approx(there, rel=1e-5)
+    assert roles.largest == min(sum(lengths), max(tokens, 1)), "tokens at once"
     assert exact_kl(roles, "reference", rollout, temperature) == 0.0
 
 

@@ -1,0 +1,350 @@
+"""`rlhf new`: recipes for local checkpoints of four types and for a model of the hub."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.memory import Phase, Stage
+from rlhf.memory.predict import CONTEXT
+from rlhf.memory.strategies import with_changes
+from rlhf.recipe import PinnedRecipe
+from rlhf.use import new
+from rlhf.use.new import Wishes, card_of
+from tests import models
+from tests.conftest import run_stages
+from tests.hub import COMMIT, Hub
+
+KINDS = ("llama", "qwen3", "gemma3_text", "phi3")
+ROOT = Path(__file__).parents[2]
+LEAST = 100_000_000  # bytes of a card that the stand-in below needs for anything
+
+
+class Predictor:
+    """A stand-in that needs `row` bytes for each row at once, four times as many without checkpointing."""
+
+    def __init__(self, row: int = 200_000_000, base: int = LEAST):
+        self.row, self.base, self.asked = row, base, 0
+
+    def __enter__(self) -> "Predictor":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+        self.asked += 1
+        settings, found = loaded.recipe, {}
+        base = self.base // (4 if settings.model.quantization == "nf4" else 1)
+        section: Any = getattr(settings, stage)
+        rows = {"evaluate": settings.evaluate.batch_size}
+        if stage in ("sft", "rm", "ppo", "grpo", "dpo"):
+            factor = 1 if section.gradient_checkpointing else 4
+            rows["train"] = rows["update"] = factor * section.per_device_train_batch_size
+        if stage in ("ppo", "grpo"):
+            rows["rollout"] = section.rollout_batch_size
+        for phase, count in rows.items():
+            found[phase] = self.phase(base + count * self.row)
+        most = max(phase.peak_bytes for phase in found.values())
+        return {"": self.phase(most), **found}
+
+    @staticmethod
+    def phase(size: int) -> Phase:
+        return Phase(size, {"base": size}, 0, 0, 0, 0, 0, reserved_bytes=size, needed_bytes=size)
+
+    def decoding_step(self, loaded: PinnedRecipe) -> None:
+        return None
+
+
+def quiet(what: str) -> None:
+    """Say nothing."""
+
+
+def make(root: Path, model: str, card: str = "24GB", predict: Any = None, **options: Any) -> new.Made:
+    return new.make(root, Wishes(model, card_of(card), **options), predict or Predictor(), quiet)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for kind in KINDS:
+        models.checkpoint(folder / f"Tiny_{kind}", kind)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_in_a_folder_becomes_a_recipe(checkpoints, tmp_path, kind):
+    folder = checkpoints / f"Tiny_{kind}"
+    made = make(tmp_path / "recipes", str(folder))
+    assert made.folder == tmp_path / "recipes" / f"24gb-tiny_{kind}" / "v1"
+    assert {file.name for file in made.folder.iterdir()} == {"recipe.yaml", "README.md", "predicted.json"}
+    found = made.loaded.recipe
+    assert (found.model.source, found.model.name, found.hardware.memory_gb) == ("local", str(folder), 24.0)
+    assert found.model.architecture == recipe.Architecture.model_validate(models.described(str(folder)))
+    assert (found.tokenizer.template, found.tokenizer.pad_token) == ("chat", "<pad>")
+    assert found.data.name == "HuggingFaceH4/ultrafeedback_binarized" and found.data.split == "train_prefs"
+    assert found.sft.max_length == 512, "the model's own limit"
+    assert json.loads((made.folder / "predicted.json").read_text())["stages"].keys() >= {"sft", "rm", "ppo", "dpo"}
+
+
+def test_the_recipe_trains(checkpoints, trained, tmp_path):
+    """On a CPU, with its own lengths, tokenizer and template; only device and steps are changed."""
+    pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl"))
+    made = make(tmp_path / "recipes", str(checkpoints / "Tiny_qwen3"), data=(str(pairs),), max_length=64)
+    changes: dict[str, Any] = {"hardware.device": "cpu", "hardware.memory_gb": None, "hardware.threads": 1}
+    for stage in ("sft", "rm"):
+        changes |= {f"{stage}.max_steps": 2, f"{stage}.max_eval_samples": 8, f"{stage}.eval_steps": None}
+        changes |= {f"{stage}.adapter": "last", f"{stage}.max_samples": 64}
+    changes |= {"ppo.steps": 1, "ppo.warmup_steps": 0, "ppo.norm_responses": 8, "ppo.max_eval_samples": 4}
+    changes |= {"ppo.save_steps": 1, "ppo.eval_steps": 1, "ppo.response_length": 8}
+    summary = run_stages(recipe.load(made.folder, changes), tmp_path / "runs", "sft", "rm", "ppo")
+    assert summary["stage"] == "ppo"
+
+
+def test_more_room_is_used_and_less_is_made_do_with(checkpoints, tmp_path):
+    """The stand-in needs 200 MB a row: 16 rows without checkpointing need 12.9 GB, PPO's 32 rollouts 6.5."""
+    model = str(checkpoints / "Tiny_llama")
+    large, small = (make(tmp_path / size, model, size).loaded.recipe for size in ("24GB", "1.7GB"))
+    assert (large.sft.per_device_train_batch_size, large.sft.gradient_checkpointing) == (16, False)
+    assert (large.ppo.rollout_batch_size, large.evaluate.batch_size, large.model.quantization) == (32, 32, "none")
+    assert (small.ppo.rollout_batch_size, small.evaluate.batch_size, small.model.quantization) == (4, 4, "none")
+    assert small.sft.per_device_train_batch_size * small.sft.gradient_accumulation_steps == 16
+    for found in (large, small):
+        rows = found.sft.per_device_train_batch_size * (1 if found.sft.gradient_checkpointing else 4)
+        assert CONTEXT + LEAST + rows * 200_000_000 <= new.USED * found.hardware.memory_gb * 1e9
+
+
+def test_four_bits_are_taken_where_sixteen_do_not_fit(checkpoints, tmp_path):
+    predict = Predictor(base=4_000_000_000)
+    found = make(tmp_path, str(checkpoints / "Tiny_llama"), "2GB", predict).loaded.recipe
+    assert (found.model.quantization, found.ppo.optim, found.dpo.optim) == ("nf4", *["paged_adamw_8bit"] * 2)
+
+
+def test_a_card_that_is_too_small_is_refused_with_one_that_would_do(checkpoints, tmp_path):
+    predict = Predictor(base=70_000_000_000)
+    with pytest.raises(UserError) as caught:
+        make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), "12GB", predict)
+    message = str(caught.value)
+    assert "11.4 GB, 95% of the card, are too few" in message and "18.3 GB even with a 4-bit base" in message
+    assert "the smallest card that would do has 20 GB" in message and "\n" not in message
+    assert not (tmp_path / "recipes").exists()
+    assert make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), "20GB", predict).loaded.recipe
+
+
+@pytest.mark.parametrize("stages", ["grpo", "dpo", "ppo,dpo,grpo"])
+def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tmp_path, stages):
+    made = make(tmp_path, str(checkpoints / "Tiny_llama"), "3GB", stages=new.stages_of(stages))
+    found = made.loaded.recipe
+    assert found.merge.stage == stages.split(",")[0]
+    assert (found.grpo is not None) == ("grpo" in stages) and found.rloo is None
+    assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
+    assert all(Predictor()(made.loaded, stage)[""].peak_bytes + CONTEXT <= 3e9 for stage in ("sft", "rm", "ppo", "dpo"))
+
+
+def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
+    wishes = Wishes(str(checkpoints / "Tiny_llama"), card_of("3GB"))
+    source = new.read_model(wishes.model, None)
+    facts = new.describe(source, None)
+    content = new.settings(wishes, source, facts)
+    draft = tmp_path / "a" / "v1"
+    draft.mkdir(parents=True)
+    before = new._written(draft, content)
+    found = new.search(Predictor(), before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
+    assert len(found.changes) > 5
+    expected = with_changes(before, found.changes).recipe
+    after = new._written(draft, new.changed(content, found.changes))
+    assert after.recipe == expected != before.recipe
+
+
+def test_a_base_model_with_the_chat_template_of_the_tuned_one_gets_hh(checkpoints, tmp_path):
+    folder = tmp_path / "base"
+    folder.mkdir()
+    for file in (checkpoints / "Tiny_qwen3").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}))
+    (folder / "generation_config.json").unlink()
+    assert new.describe(new.read_model(str(folder), None), None).tokenizer["template"] == "hh"
+    assert new.describe(new.read_model(str(folder), None), "chat").tokenizer["template"] == "chat"
+    ids = [config["eos_token_id"], 2]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    assert new.describe(new.read_model(str(folder), None), None).tokenizer["template"] == "chat"
+
+
+def test_reasoning_is_switched_off_and_the_end_of_a_turn_is_named(checkpoints, tmp_path):
+    folder = tmp_path / "reasoner"
+    folder.mkdir()
+    for file in (checkpoints / "Tiny_qwen3").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text("{%- if enable_thinking is defined %}{% endif %}" + template)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<eos>", "pad_token": "<pad>"}))
+    found = make(tmp_path / "recipes", str(folder)).loaded.recipe.tokenizer
+    assert found.chat_template_kwargs == {"enable_thinking": False}
+    assert (found.eos_token, found.pad_token) == ("<|im_end|>", None)
+
+
+def test_an_existing_folder_is_never_touched(checkpoints, tmp_path, monkeypatch):
+    model = str(checkpoints / "Tiny_llama")
+    there = tmp_path / "24gb-tiny_llama" / "v1"
+    there.mkdir(parents=True)
+    predict = Predictor()
+    with pytest.raises(UserError, match=r"24gb-tiny_llama/v1 exists already: choose another name with --name"):
+        make(tmp_path, model, predict=predict)
+    assert predict.asked == 0 and not any(there.iterdir())
+    assert make(tmp_path, model, name="mine").folder == tmp_path / "mine" / "v1"
+
+    def meanwhile(draft: Path, target: Path, place=new._place) -> None:
+        target.mkdir(parents=True)
+        (target / "recipe.yaml").write_text("another's")
+        place(draft, target)
+
+    monkeypatch.setattr(new, "_place", meanwhile)
+    with pytest.raises(UserError, match="exists already"):
+        make(tmp_path, model, name="raced")
+    assert [file.name for file in (tmp_path / "raced").rglob("*")] == ["v1", "recipe.yaml"]
+
+
+def test_an_interrupt_leaves_nothing(checkpoints, tmp_path, monkeypatch):
+    class Interrupted(Predictor):
+        def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+            if self.asked == 12:
+                raise KeyboardInterrupt
+            return super().__call__(loaded, stage)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), predict=Interrupted())
+    assert not (tmp_path / "recipes").exists() and not any((tmp_path / "temporary").iterdir())
+    monkeypatch.setattr(new, "sync_tree", lambda folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"))
+    assert not any((tmp_path / "recipes").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "t5"}, "t5 is an encoder with a decoder"),
+        ({"model_type": "unheard"}, "transformers knows no model_type unheard"),
+        ({"model_type": "gemma2"}, "caps its logits"),
+        ({"quantization_config": {"bits": 4}}, "its weights are quantised already"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_in_one_line(checkpoints, tmp_path, change, message):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for file in (checkpoints / "Tiny_llama").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UserError) as caught:
+        make(tmp_path / "recipes", str(folder))
+    assert message in str(caught.value) and str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "recipes").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "nowhere"}, "--model nowhere: there is no such folder"),
+        ({"model": "org/tiny", "revision": "main"}, "--revision main: a commit of 40 hexadecimal digits"),
+        ({"revision": COMMIT}, "--revision belongs to a model of the hub"),
+        ({"data": ("absent.jsonl",)}, "--data absent.jsonl: there is no such file; hh or ultrafeedback names a set"),
+        ({"name": "../up"}, "--name ../up: letters, digits"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(checkpoints, tmp_path, options, message):
+    given = {"model": str(checkpoints / "Tiny_llama")} | options
+    with pytest.raises(UserError) as caught:
+        make(tmp_path / "recipes", **given)
+    assert message in str(caught.value)
+
+
+def test_sizes_and_names_of_cards():
+    assert card_of("24GB") == new.Card("24gb", 24.0, "as given by --card")
+    assert (card_of("12 GiB").name, card_of("12 GiB").memory_gb) == ("12gib", 12.88)
+    assert card_of("H100").memory_gb == 85.5
+    for wrong in ("24", "big", "0GB"):
+        with pytest.raises(UserError, match=f"--card {wrong}: name a size with its unit"):
+            card_of(wrong)
+    with pytest.raises(UserError, match="--stages ppo,sft: sft is none of"):
+        new.stages_of("ppo,sft")
+
+
+def test_data_without_pairs_is_refused(checkpoints, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"instruction": "Add 2 and 3.", "output": "5"}\n')
+    with pytest.raises(UserError, match="no preference pairs"):
+        make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), data=(str(file),))
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(checkpoints):
+    """The hub with a tiny model."""
+    found = Hub()
+    folder = checkpoints / "Tiny_qwen3"
+    found.repos["models/org/Tiny-Chat"] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    server = found.serve()
+    yield found, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+COMMAND = """
+import sys
+from rlhf import cli
+from rlhf.cli import new
+from tests.e2e.test_new import Predictor
+new.Predictor = Predictor
+sys.argv[0] = "rlhf"
+cli.main()
+"""
+
+
+def run(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`rlhf new` in a process of its own, with the stand-in for the predictor."""
+    keep = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HTTP", "RLHF"))}
+    keep |= {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1", **environment}
+    command = [sys.executable, "-c", COMMAND, "new", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=keep)
+
+
+def test_a_gated_or_absent_model_is_refused(hub, tmp_path):
+    repos, address = hub
+    repos.gated.add("models/org/Tiny-Chat")
+    done = run(tmp_path, "--model", "org/Tiny-Chat", "--card", "24GB", HF_ENDPOINT=address)
+    assert done.returncode == 1
+    assert "org/Tiny-Chat is gated: accept its licence there, then `hf auth login`" in done.stderr
+    assert not (tmp_path / "recipes").exists()
+
+
+def test_a_model_of_the_hub_becomes_a_recipe_without_its_weights(hub, tmp_path):
+    """From an empty folder; only small files are asked for, at the commit of the branch."""
+    repos, address = hub
+    options = ("--model", "org/Tiny-Chat", "--card", "2GB", "--max-length", "16", "--stages", "ppo")
+    done = run(tmp_path, *options, HF_ENDPOINT=address)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "recipes" / "2gb-tiny-chat" / "v1"
+    assert f"rlhf run ppo --with-parents --recipe {folder.relative_to(tmp_path)}" in done.stdout
+    found = recipe.load(folder).recipe
+    assert (found.model.name, found.model.revision, found.tokenizer.revision) == ("org/Tiny-Chat", COMMIT, COMMIT)
+    assert "apache-2.0" in (folder / "README.md").read_text()
+    asked = [path for path in repos.requests if "/resolve/" in path]
+    assert asked and not [path for path in asked if "safetensors" in path]
+    assert all(f"/resolve/{COMMIT}/" in path for path in asked)
+    text = (folder / "recipe.yaml").read_text()
+    assert text.count("# fits") >= 8 and yaml.safe_load(text)["hardware"]["name"] == "2gb"
+    again = run(tmp_path, *options, HF_ENDPOINT=address)
+    assert again.returncode == 1 and "exists already" in again.stderr
