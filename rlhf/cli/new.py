@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.memory import plan as planning
+from rlhf.memory import tables
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console
 from rlhf.recipe.published import GB
@@ -68,7 +68,7 @@ def new(
     folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
     with console.quiet_libraries(), Predictor() as predict, console.working(f"reading {model}") as say:
         made = making.make(folder, wishes, predict, say)
-    planning.show_fits(made.loaded, made.found._replace(changes={}), round(wishes.card.memory_gb * GB), as_json=False)
+    tables.show_fits(made.loaded, made.found._replace(changes={}), round(wishes.card.memory_gb * GB), as_json=False)
     console.OUT.print(f"written to {made.folder}; next:", markup=False)
     run = f"rlhf run {wishes.stages[0]} --with-parents --recipe {shlex.quote(str(made.folder))}"
     console.OUT.print(f"  {run}", soft_wrap=True, markup=False)

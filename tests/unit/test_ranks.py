@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
 from rlhf.memory import Phase, ranks
-from rlhf.memory.plan import between_rows
+from rlhf.memory.tables import between_rows
 from rlhf.recipe import PinnedRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
