@@ -21,8 +21,8 @@ from rlhf import recipe as recipes
 from rlhf.data.tokenize import Codec
 from rlhf.memory.adapters import write_adapters
 from rlhf.memory.device import META, StandIn
+from rlhf.memory.operations import ALLOCATIONS, tensors_in
 from rlhf.memory.rehearse import PHASES, settings
-from rlhf.memory.tracker import ALLOCATIONS, tensors_in
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase

@@ -141,8 +141,8 @@ Watch = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
 class Rehearsals:
     """Rehearses stages at one depth (None: the recipe's) on the stand-in device.
 
-    What a stage builds on is not run: it gets new adapters of the recipe's shape. With `watch` the stages run on
-    another device, and so do those that they build on. `events` are those of the last stage on the stand-in device.
+    Stages that it builds on are not run: their adapters are made, in the recipe's shape. With `watch` all of them run,
+    on another device. `events` are those of the last stage on the stand-in device.
     """
 
     def __init__(self, layers: int | None, watch: Watch | None = None):

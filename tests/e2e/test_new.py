@@ -68,12 +68,13 @@ def quiet(what: str) -> None:
 
 
 def make(root: Path, model: str, card: str = "24GB", predict: Any = None, **options: Any) -> Any:
-    return new.make(root, Wishes(model, card_of(card), **options), predict or Predictor(), quiet)
+    predictor: Any = predict or Predictor()
+    return new.make(root, Wishes(model, card_of(card), **options), predictor, quiet)
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoints")
+    folder: Path = tmp_path_factory.mktemp("checkpoints")
     for kind in KINDS:
         models.checkpoint(folder / f"Tiny_{kind}", kind)
     return folder
