@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf import recipe, terminal
+from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
 from rlhf.cli.options import PRICE
 from rlhf.errors import UserError
@@ -72,7 +73,7 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[str], limit: int, as_json:
         raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
     with Predictor() as predict, console.working("looking for settings that fit") as say:
         fits = fitting(predict, loaded, on_card, limit, say)
-    planning.show_fits(loaded, fits, limit, as_json)
+    tables.show_fits(loaded, fits, limit, as_json)
 
 
 def _show_strategies(loaded: PinnedRecipe, stages: Sequence[str], as_json: bool) -> None:
@@ -82,7 +83,7 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[str], as_json: bool)
         raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
     with Predictor() as predict, console.working("rehearsing each strategy"):
         ablation = {stage: planning.ablation(predict, loaded, stage) for stage in learning}
-    planning.show_ablation(loaded, ablation, as_json)
+    tables.show_ablation(loaded, ablation, as_json)
 
 
 def _show_published(loaded: PinnedRecipe, stage: str | None, price: float | None, as_json: bool) -> None:
@@ -92,14 +93,14 @@ def _show_published(loaded: PinnedRecipe, stage: str | None, price: float | None
         say("rehearsing each strategy")
         effects = planning.ablation(predict, loaded, "sft")
     rows = planning.published(loaded, prediction, effects)
-    planning.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
+    tables.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
 
 
 def _show_plan(loaded: PinnedRecipe, stages: Sequence[str], price: float | None, as_json: bool) -> None:
     """Print the plan. Raises UserError if a stage does not fit the card."""
     with Predictor() as predict, console.working("rehearsing the stages") as say:
         prediction = planning.make(predict, loaded, stages, price, say)
-    planning.show(prediction, as_json)
+    tables.show(prediction, as_json)
     if any(stage["fits"] is False for stage in prediction["stages"].values()):
         options = shlex.join(typed_options(only=NAMES_RECIPE))
         raise UserError(f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do")

@@ -69,3 +69,8 @@ class StepOperations(NamedTuple):
     outside: int  # before, between and after the layers
     total: int
     unsafe: list[str]  # what a captured graph must not hold, with the reason
+
+
+def gb(size: float, digits: int = 2) -> str:
+    """Return a size in bytes as GB of 10^9 bytes; `-` for none."""
+    return f"{size / 1e9:.{digits}f}" if size else "-"

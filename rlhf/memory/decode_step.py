@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlhf import recipe as recipes
 from rlhf.data.tokenize import Codec
+from rlhf.memory.adapters import write_adapters
 from rlhf.memory.device import META, StandIn
+from rlhf.memory.operations import ALLOCATIONS, tensors_in
 from rlhf.memory.rehearse import PHASES, settings
-from rlhf.memory.tracker import ALLOCATIONS, tensors_in
-from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
-from rlhf.models.shared_base import SCORE_WEIGHT, SharedBase
-from rlhf.models.weights import ADAPTER_FILE
+from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Ppo
 from rlhf.rollout import engine as rollout
 from rlhf.run.directory import Run
@@ -121,12 +119,7 @@ def step(recorder: "_Recorder", shared: SharedBase, role: str, codec: Codec, opt
 def _roles(run: Run) -> SharedBase:
     """The roles of PPO over one base on the stand-in device, from new adapters."""
     policy, reward = run.root / "sft", run.root / "rm"
-    adapter = new_adapter(load_base(run, META), run)
-    for stage in (policy, reward):
-        save_adapter(adapter, run, stage / "adapter", adapter="default")
-    file = reward / "adapter" / ADAPTER_FILE
-    hidden = adapter.config.hidden_size
-    save_file(load_file(file) | {SCORE_WEIGHT: torch.zeros(1, hidden)}, file, {"format": "pt"})
+    write_adapters(run, ("sft", "rm"))
     shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
     shared.add_reward(reward)
     shared.add_value(run.loaded.recipe.ppo.value_model, reward, 0.0, 1.0)

@@ -26,9 +26,10 @@ from torch.utils import checkpoint
 from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
+from rlhf.memory.operations import tensors_in
 from rlhf.memory.replay import BACKWARD, CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
-from rlhf.memory.tracker import OUTSIDE, Tracker, tensors_in
+from rlhf.memory.tracker import OUTSIDE, Tracker
 from rlhf.models import random_base, trunk
 from rlhf.rollout import engine as rollout
 from rlhf.rollout.cache import CacheLayer

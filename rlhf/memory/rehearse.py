@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from rlhf import recipe as recipes
@@ -31,6 +31,9 @@ from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Architecture, PinnedRecipe, Recipe
 from rlhf.run.directory import Run
 from rlhf.stages import module_of
+
+if TYPE_CHECKING:
+    from rlhf.memory.device import StandIn
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
@@ -136,28 +139,36 @@ Watch = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
 
 
 class Rehearsals:
-    """Rehearses stages at one depth (None: the recipe's), each after its parents, whose adapters are made once.
+    """Rehearses stages at one depth (None: the recipe's) on the stand-in device.
 
-    `watch` runs them on the stand-in, unless another is given. `events` are those of the last stage on the stand-in.
+    Stages that it builds on are not run: their adapters are made, in the recipe's shape. With `watch` all of them run,
+    on another device. `events` are those of the last stage on the stand-in device.
     """
 
     def __init__(self, layers: int | None, watch: Watch | None = None):
-        self.layers, self.watch = layers, watch or self._stand_in
+        self.layers, self.watch = layers, watch
         self.folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
-        self.peaks: dict[tuple[str, str], dict[str, Any]] = {}
+        self.finished: set[tuple[str, str]] = set()  # (stage, hash of model and adapter) whose adapters are there
         self.events: list[Event] = []
 
     def __call__(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
-        """Peaks of every phase of a stage."""
+        """Return the peaks of every phase of a stage."""
         changes = loaded.overrides | settings(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
         shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
+        folder = Path(self.folder.name) / shape[:12]
         present = [name for name in recipes.POLICIES if getattr(changed.recipe, name) is not None]
         policies = present if stage == "evaluate" else []  # it measures all that are there
-        for name in (*recipes.parents(changed.recipe, stage), *policies, stage):
-            if name == stage or (name, shape) not in self.peaks:
-                self.peaks[name, shape] = self._rehearse(changed, name, Path(self.folder.name) / shape[:12])
-        return self.peaks[stage, shape]
+        needed = dict.fromkeys((*recipes.parents(changed.recipe, stage), *policies))
+        missing = [name for name in needed if (name, shape) not in self.finished]
+        if self.watch is None and missing:
+            with self._device(changed.recipe):
+                _write_adapters(_Rehearsal(folder, changed, stage), missing)
+        elif self.watch is not None:
+            for name in missing:
+                self._rehearse(changed, name, folder)
+        self.finished |= {(name, shape) for name in (*missing, stage)}
+        return self._rehearse(changed, stage, folder)
 
     def _rehearse(self, changed: PinnedRecipe, stage: str, folder: Path) -> dict[str, Any]:
         run = _Rehearsal(folder, changed, stage)
@@ -165,19 +176,30 @@ class Rehearsals:
         (run.path / "checkpoints").mkdir(parents=True)
         stage_module = importlib.import_module(module_of(stage))
         gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
-        found = self.watch(changed.recipe, lambda device: stage_module.run_stage(run, device))
+        peaks = (self.watch or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
-        return found
+        return peaks
 
     def _stand_in(self, recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
-        from rlhf.memory.device import META, StandIn
+        from rlhf.memory.device import META
 
-        architecture, hardware = recipe.model.architecture, recipe.hardware
-        assert architecture and architecture.vocab_size
-        with StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name)) as stand_in:
+        with self._device(recipe) as stand_in:
             run_stage(META)
         self.events = stand_in.events()
         return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
+
+    def _device(self, recipe: Recipe) -> "StandIn":
+        from rlhf.memory.device import StandIn
+
+        architecture, hardware = recipe.model.architecture, recipe.hardware
+        assert architecture and architecture.vocab_size
+        return StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name))
+
+
+def _write_adapters(run: Run, stages: list[str]) -> None:
+    from rlhf.memory.adapters import write_adapters  # imports torch
+
+    write_adapters(run, stages)
 
 
 class Rehearser:

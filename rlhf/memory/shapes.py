@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.memory.tracker import PLAIN
+from rlhf.memory.operations import PLAIN
 
 Key = tuple[Any, ...]
 Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor

@@ -15,25 +15,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from rlhf.memory import COMPONENTS, Event
-from rlhf.memory.kernels import FLOPS
+from rlhf.memory.operations import Counts, tensors_in
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 ADD = torch.ops.aten.add.Tensor
-ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
-PICKS = {"embedding", "index", "index_select", "gather"}
-PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # arguments that hold no tensor
 OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
 
 
@@ -75,42 +71,6 @@ class _Storage:
         return "temporaries" if self.freed_in == self.phase else "buffers"
 
 
-class _Counts(NamedTuple):
-    """What is counted of one operation of torch."""
-
-    flops: Callable[[Any, Any, Any], int] | None  # floating-point operations from (args, kwargs, result); of products
-    inside: Callable[[Any, Any], int] | None  # bytes that its kernels allocate, from (args, kwargs)
-    writes: bool  # into an argument
-    allocates: bool  # and launches no kernel
-    picks: bool  # rows of its first argument
-
-    @classmethod
-    def of(cls, func: Any, inside: Callable[[Any, Any], int] | None) -> "_Counts":
-        name = func._schema.name.removeprefix("aten::")
-        return cls(_flops_of(func), inside, func._schema.is_mutable, name in ALLOCATIONS, name in PICKS)
-
-
-def _flops_of(func: Any) -> Callable[[Any, Any, Any], int] | None:
-    """Return what counts an operation's floating-point operations; None where it multiplies nothing."""
-    if func._overloadpacket in flop_registry:
-        count = flop_registry[func._overloadpacket]
-        of_shapes = getattr(count, "__wrapped__", None)  # without torch's walk that turns tensors into shapes
-        if of_shapes is None:
-            return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)
-        return lambda args, kwargs, out: of_shapes(*map(_shape, args), **kwargs, out_shape=_shape(out))
-    if func in FLOPS:
-        ours = FLOPS[func]
-        return lambda args, kwargs, out: ours(args, kwargs)
-    return None
-
-
-def _shape(value: Any) -> Any:
-    """Return a tensor's shape, the shapes of several, and anything else as it is."""
-    if isinstance(value, Tensor):
-        return value.shape
-    return type(value)(map(_shape, value)) if type(value) in (list, tuple) else value
-
-
 class Tracker(TorchDispatchMode):
     """Use it as a context manager around the code, and ask for `peaks()` afterwards.
 
@@ -129,7 +89,7 @@ class Tracker(TorchDispatchMode):
         self._storages: list[_Storage] = []
         self._events: list[Event] = []
         self._names: dict[int, str] = {}  # of operations, by id
-        self._counts: dict[int, _Counts] = {}  # by an operation's id
+        self._counts: dict[int, Counts] = {}  # by an operation's id
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # id of a live storage -> its index
         self._sum: tuple[int, int, int] | None = None  # key of a gradients' sum, its index, that of its first summand
         self._multiplied: set[bool] = set()  # threads that have: the program's own (False), autograd's (True)
@@ -178,7 +138,7 @@ class Tracker(TorchDispatchMode):
             self._note_sum(out, args[0])
         counts = self._counts.get(id(func))  # torch's operations live for ever, and take long to hash
         if counts is None:
-            counts = self._counts[id(func)] = _Counts.of(func, self.kernels.get(func))
+            counts = self._counts[id(func)] = Counts.of(func, self.kernels.get(func))
         if counts.flops is not None:
             self.count_flops(counts.flops(args, kwargs, out), recomputed=self.recomputing > 0)
         if made or counts.writes:
@@ -199,7 +159,7 @@ class Tracker(TorchDispatchMode):
         self._flops[self._phase] += flops
         self._recomputed[self._phase] += flops if recomputed else 0
 
-    def _count_traffic(self, counts: "_Counts", args: Any, kwargs: Any, out: Any) -> None:
+    def _count_traffic(self, counts: "Counts", args: Any, kwargs: Any, out: Any) -> None:
         """Count an operation that works on the device, and what it moves unless it is a product.
 
         One that picks rows reads as much as it writes; others read every input once.
@@ -419,19 +379,6 @@ class Tracker(TorchDispatchMode):
 def _around(found: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
     """The peaks of a phase and of those that it is inside of."""
     return [found.setdefault("/".join(phase[:depth]), Peak()) for depth in range(len(phase) + 1)]
-
-
-def tensors_in(*things: Any) -> list[Tensor]:
-    """Return the tensors among an operation's arguments or results; torch's own walk takes far longer."""
-    tensors: list[Tensor] = []
-    for thing in things:
-        if type(thing) in PLAIN:
-            continue
-        if isinstance(thing, Tensor):
-            tensors.append(thing)
-        elif isinstance(thing, (list, tuple)):
-            tensors += tensors_in(*thing)
-    return tensors
 
 
 def _unmark(parameter: "weakref.ref[nn.Parameter]") -> None:

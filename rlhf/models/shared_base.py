@@ -126,7 +126,7 @@ class SharedBase:
     def activate(self, role: str) -> None:
         """Make a role's adapter the active one; the role `base` switches all adapters off.
 
-        This sets two attributes of each LoRA layer and no more: an update switches twice in each micro-batch, and
+        This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
         peft's own `set_adapter` also walks all modules and parameters. Which of them have gradients never changes.
         Raises ValueError when there is no such role.
         """
@@ -148,8 +148,8 @@ class SharedBase:
     def role(self, name: str) -> Iterator[None]:
         """Make a role the active one inside a block; the role that was active before is restored after it.
 
-        A backward pass belongs into the block of its forward pass, and the role's weights must not change in the block:
-        the lean trunk merges them once. Raises ValueError when there is no such role.
+        A backward pass must run in the same block as its forward pass, and the role's weights must not change in the
+        block: the lean trunk merges them once. Raises ValueError when there is no such role.
         """
         before = self._active
         self.activate(name)

@@ -36,7 +36,7 @@ class OnPolicy(Section):
     steps: Steps
     batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
     num_mini_batches: BatchRows  # optimizer steps per epoch
-    per_device_train_batch_size: BatchRows  # micro-batch: memory only, never the result
+    per_device_train_batch_size: BatchRows  # micro-batch: decides memory; the result changes by rounding only
     rollout_batch_size: BatchRows  # prompts decoded together
     rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
     rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md

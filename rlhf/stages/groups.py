@@ -82,20 +82,20 @@ class Batch:
 def run_stage(run: Run, device: torch.device) -> Result:
     options = getattr(run.loaded.recipe, run.stage)
     session = Session(run, device, options)
-    learner = start(session, options)
+    learner = make_learner(session, options)
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             judged = sample_and_judge(session, learner, step)  # 1, the rewards of 2
             with session.phase("score"):
-                batch = collect(learner, judged)  # 2, 3, 4
-            metrics = describe(batch, learner)
+                batch = make_batch(learner, judged)  # 2, 3, 4
+            metrics = batch_metrics(batch, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             session.end_step(learner.state, batch.rollout, metrics, bar)
     return session.finish(learner.state)
 
 
-def start(session: Session, options: GroupOptions) -> "Learner":
+def make_learner(session: Session, options: GroupOptions) -> "Learner":
     """Make the learner, from the newest checkpoint where the run is resumed."""
     checkpoint, stage = session.run.resumed_from, session.run.stage
     if checkpoint:
@@ -169,7 +169,7 @@ def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[
 
 
 @torch.no_grad()
-def collect(learner: "Learner", judged: Judged) -> Batch:
+def make_batch(learner: "Learner", judged: Judged) -> Batch:
     shared, options = learner.shared, learner.options
     shared.base.eval()
     size = options.score_rows
@@ -205,8 +205,8 @@ class Learner:
 
     def __init__(self, stage: str, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
         self.shared, self.options, self.norm = shared, options, norm
-        self.policy = shared.parameters("policy")
-        self.state = TrainState(stage, shared, options, {"policy": self.policy}, {"norm": tuple(norm)})
+        self.policy_parameters = shared.parameters("policy")
+        self.state = TrainState(stage, shared, options, {"policy": self.policy_parameters}, {"norm": tuple(norm)})
 
     @classmethod
     def load(cls, stage: str, shared: SharedBase, options: GroupOptions, folder: Path) -> "Learner":
@@ -257,8 +257,8 @@ class Learner:
         weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
         each = 1 / tokens.clamp(min=1)  # in a mean over the minibatch's tokens
         hidden = shared.response_hidden(part)
-        differentiate = "gradient" if options.entropy_coef else "value"
-        logp, entropy = shared.logprobs(hidden, part, options.temperature, differentiate)
+        entropy_mode = "gradient" if options.entropy_coef else "value"
+        logp, entropy = shared.logprobs(hidden, part, options.temperature, entropy_mode)
         assert entropy is not None
         ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
@@ -284,7 +284,7 @@ class Learner:
         return dict(zip(stats, numbers.tolist(), strict=True))  # one wait for the device
 
 
-def describe(batch: Batch, learner: Learner) -> dict[str, float]:
+def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
     rollout, judged = batch.rollout, batch.judged
     mask, groups = rollout.mask, learner.grouped(judged.rewards)

@@ -7,7 +7,8 @@
     5 update     clipped policy and value losses, a few passes over the batch in minibatches
 
 All four roles are adapters on one frozen base (rlhf/models/shared_base.py). Every loss is divided by the number of
-response tokens in the whole minibatch, so neither the micro-batch size nor the number of processes changes the result.
+response tokens in the whole minibatch: the micro-batch size and the number of processes change the result by rounding
+only.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key.
@@ -39,7 +40,7 @@ from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
 
-# 1 / (1 + exp(-s)) is about (s + 2) / 4 near 0: where a critic that predicts squashed scores starts.
+# Near 0 a sigmoid of the score s is about (s + 2) / 4: a critic of squashed scores starts from that line.
 SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
 
 
@@ -68,21 +69,21 @@ class Batch:
 def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.ppo
     session = Session(run, device, options)
-    learner = start(session, options)
+    learner = make_learner(session, options)
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             with session.phase("rollout"):
                 rollout = session.sample_step(step, learner.value_fn)  # 1
             with session.phase("score"):
-                batch = collect(learner, rollout)  # 2, 3, 4
-            metrics = describe(batch, learner)
+                batch = make_batch(learner, rollout)  # 2, 3, 4
+            metrics = batch_metrics(batch, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             session.end_step(learner.state, rollout, metrics, bar)
     return session.finish(learner.state)
 
 
-def start(session: Session, options: Ppo) -> "Learner":
+def make_learner(session: Session, options: Ppo) -> "Learner":
     """Make the learner, from the newest checkpoint if the run is resumed."""
     shared, checkpoint = session.shared, session.run.resumed_from
     if checkpoint:
@@ -100,7 +101,7 @@ def start(session: Session, options: Ppo) -> "Learner":
 
 
 @torch.no_grad()
-def collect(learner: "Learner", rollout: Rollout) -> Batch:
+def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     options, mask = learner.options, rollout.mask
 
     rollout = scoring.with_lower(learner.shared, rollout, options.score_rows)
@@ -166,11 +167,11 @@ class Learner:
         critic_start = SIGMOID_NORM if options.sigmoid_scores else norm
         shared.add_value(options.value_model, rm_dir, critic_start.mean, critic_start.sd)
         assert shared.value_head is not None
-        self.policy = shared.parameters("policy")
-        self.value = list(shared.value_head.parameters())
+        self.policy_parameters = shared.parameters("policy")
+        self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_shares_trunk:
-            self.value += shared.parameters("value")
-        roles = {"policy": self.policy, "value": self.value}
+            self.critic_parameters += shared.parameters("value")
+        roles = {"policy": self.policy_parameters, "value": self.critic_parameters}
         self.state = TrainState("ppo", shared, options, roles, {"norm": tuple(norm)})
 
     @classmethod
@@ -208,7 +209,7 @@ class Learner:
 
         Returns the micro-batch's share of the statistics.
         """
-        part, share = self._share(batch, index, rows)
+        part, token_share = self._micro_batch(batch, index, rows)
         policy_learns = self.state.step >= self.options.value_warmup_steps
         with torch.set_grad_enabled(policy_learns):
             hidden = self.shared.response_hidden(part)
@@ -216,19 +217,19 @@ class Learner:
         if self.critic_shares_trunk:
             value_loss, value_stats = self._value_loss(batch, index, part, hidden)
             stats |= value_stats
-            ((self.options.vf_coef * value_loss + policy_loss) * share).backward()
+            ((self.options.vf_coef * value_loss + policy_loss) * token_share).backward()
         elif policy_learns:
-            (policy_loss * share).backward()
-        return _shares(stats, share)
+            (policy_loss * token_share).backward()
+        return _weighted(stats, token_share)
 
     def _backward_value(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter, as `_backward_policy`."""
-        part, share = self._share(batch, index, rows)
+        part, token_share = self._micro_batch(batch, index, rows)
         value_loss, stats = self._value_loss(batch, index, part, self.shared.response_hidden(part))
-        (self.options.vf_coef * value_loss * share).backward()
-        return _shares(stats, share)
+        (self.options.vf_coef * value_loss * token_share).backward()
+        return _weighted(stats, token_share)
 
-    def _share(self, batch: Batch, index: Tensor, rows: Tensor) -> tuple[Rollout, Tensor]:
+    def _micro_batch(self, batch: Batch, index: Tensor, rows: Tensor) -> tuple[Rollout, Tensor]:
         """Return a micro-batch, and its share of the response tokens of the minibatch `rows`."""
         part = batch.rollout.rows(index)
         return part, part.mask.sum() / batch.rollout.response_length[rows].sum()
@@ -237,8 +238,8 @@ class Learner:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
         options, mask = self.options, part.mask
         slots = slice(mask.shape[1])
-        differentiate = "gradient" if options.entropy_coef else "value"
-        logp, entropy = self.shared.logprobs(hidden, part, options.temperature, differentiate)
+        entropy_mode = "gradient" if options.entropy_coef else "value"
+        logp, entropy = self.shared.logprobs(hidden, part, options.temperature, entropy_mode)
         assert entropy is not None
         loss, clip_stats = ppo_policy_loss(
             logp, batch.logp[index, slots], batch.advantages[index, slots], mask, options.cliprange
@@ -267,13 +268,13 @@ class Learner:
         return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clip_stats["clipfrac"]}
 
 
-def _shares(stats: Stats, share: Tensor) -> dict[str, float]:
-    """Return statistics times `share`, with one wait for the device."""
-    shares = torch.stack([number.detach() for number in stats.values()]) * share
-    return dict(zip(stats, shares.tolist(), strict=True))
+def _weighted(stats: Stats, token_share: Tensor) -> dict[str, float]:
+    """Return statistics times `token_share`; all of them are fetched from the device at once."""
+    weighted = torch.stack([number.detach() for number in stats.values()]) * token_share
+    return dict(zip(stats, weighted.tolist(), strict=True))
 
 
-def describe(batch: Batch, learner: Learner) -> dict[str, float]:
+def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
     mask = batch.rollout.mask
     kl_per_response = (batch.kl * mask).sum(1)

@@ -16,7 +16,7 @@ from rlhf.memory import Phase, Stage
 from rlhf.memory.predict import CONTEXT
 from rlhf.memory.strategies import with_changes
 from rlhf.recipe import PinnedRecipe
-from rlhf.use import new
+from rlhf.use import new, new_model
 from rlhf.use.new import Wishes, card_of
 from tests import models
 from tests.conftest import run_stages
@@ -67,9 +67,9 @@ def quiet(what: str) -> None:
     """Say nothing."""
 
 
-def make(root: Path, model: str, card: str = "24GB", predict: Any = None, **options: Any) -> new.Made:
-    stand_in: Any = predict or Predictor()
-    return new.make(root, Wishes(model, card_of(card), **options), stand_in, quiet)
+def make(root: Path, model: str, card: str = "24GB", predict: Any = None, **options: Any) -> Any:
+    predictor: Any = predict or Predictor()
+    return new.make(root, Wishes(model, card_of(card), **options), predictor, quiet)
 
 
 @pytest.fixture(scope="session")
@@ -151,8 +151,8 @@ def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tm
 
 def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     wishes = Wishes(str(checkpoints / "Tiny_llama"), card_of("3GB"))
-    source = new.read_model(wishes.model, None)
-    facts = new.describe(source, None)
+    source = new_model.read_model(wishes.model, None)
+    facts = new_model.describe(source, None)
     content = new.settings(wishes, source, facts)
     draft = tmp_path / "a" / "v1"
     draft.mkdir(parents=True)
@@ -173,11 +173,11 @@ def test_a_base_model_with_the_chat_template_of_the_tuned_one_gets_hh(checkpoint
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}))
     (folder / "generation_config.json").unlink()
-    assert new.describe(new.read_model(str(folder), None), None).tokenizer["template"] == "hh"
-    assert new.describe(new.read_model(str(folder), None), "chat").tokenizer["template"] == "chat"
+    assert new_model.describe(new_model.read_model(str(folder), None), None).tokenizer["template"] == "hh"
+    assert new_model.describe(new_model.read_model(str(folder), None), "chat").tokenizer["template"] == "chat"
     ids = [config["eos_token_id"], 2]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    assert new.describe(new.read_model(str(folder), None), None).tokenizer["template"] == "chat"
+    assert new_model.describe(new_model.read_model(str(folder), None), None).tokenizer["template"] == "chat"
 
 
 def test_reasoning_is_switched_off_and_the_end_of_a_turn_is_named(checkpoints, tmp_path):

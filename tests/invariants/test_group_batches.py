@@ -17,7 +17,7 @@ from rlhf.models.trunk import SharedPrompts
 from rlhf.recipe import GroupOptions
 from rlhf.rollout.engine import Sampling, collate, joined, sample
 from rlhf.run.directory import Run
-from rlhf.stages.groups import Batch, Judged, Learner, collect, describe
+from rlhf.stages.groups import Batch, Judged, Learner, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm
 from tests.conftest import beside, grouped, noted, run_stages
 
@@ -59,7 +59,7 @@ def learner(run: Run, stage: str, lean: bool = False, **changes: Any) -> Learner
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():
-        for weight in made.policy:
+        for weight in made.policy_parameters:
             weight.add_(0.05 * torch.randn(weight.shape))
     return made
 
@@ -70,10 +70,10 @@ def judged(rollout: Rollout, rewards: list[float] = REWARDS) -> Judged:
 
 
 def updated(made: Learner, responses: Judged) -> tuple[Tensor, dict[str, float], Batch]:
-    batch = collect(made, responses)
+    batch = make_batch(made, responses)
     torch.manual_seed(1)
     stats = made.update(batch)
-    return torch.cat([p.detach().flatten() for p in made.policy]), stats, batch
+    return torch.cat([p.detach().flatten() for p in made.policy_parameters]), stats, batch
 
 
 def assert_same(a: Tensor, b: Tensor) -> None:
@@ -123,7 +123,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("stage", "changes"), VARIANTS)
 def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, changes):
-    start = torch.cat([p.detach().flatten() for p in learner(run, stage).policy])
+    start = torch.cat([p.detach().flatten() for p in learner(run, stage).policy_parameters])
     whole, stats, _ = updated(learner(run, stage, per_device_train_batch_size=8, **changes), judged(rollout))
     split, split_stats, _ = updated(learner(run, stage, per_device_train_batch_size=1, **changes), judged(rollout))
     assert (whole - start).abs().mean() > 1e-4
@@ -219,17 +219,17 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage):
     moved = []
     for independent in (False, True):
         made = learner(run, stage, per_device_train_batch_size=3, **changes)
-        before = torch.cat([p.detach().flatten() for p in made.policy])
-        sgd = torch.optim.SGD(made.policy, lr=0.5 if stage == "grpo" else 0.1)
+        before = torch.cat([p.detach().flatten() for p in made.policy_parameters])
+        sgd = torch.optim.SGD(made.policy_parameters, lr=0.5 if stage == "grpo" else 0.1)
         if independent:
             torch.manual_seed(1)
             reference_step(made.shared, rollout, made.options, stage, sgd)
         else:
-            batch = collect(made, judged(rollout))
+            batch = make_batch(made, judged(rollout))
             made.state.optimizer = sgd
             torch.manual_seed(1)
             stats = made.update(batch)
-        moved.append(torch.cat([p.detach().flatten() for p in made.policy]) - before)
+        moved.append(torch.cat([p.detach().flatten() for p in made.policy_parameters]) - before)
     ours, theirs = moved
     assert stats["policy/clipfrac_avg"] > 0
     assert theirs.abs().max() > 1e-3
@@ -243,11 +243,11 @@ def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout
     rewards = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     one = rewards.copy()
     one[1] = 4.0
-    batch = collect(made, judged(rollout, one))
+    batch = make_batch(made, judged(rollout, one))
     batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert made.update(batch)["policy/grad_norm"] == 0
     again = learner(run, "grpo", beta=0.0)
-    batch = collect(again, judged(rollout, one))
+    batch = make_batch(again, judged(rollout, one))
     batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert again.update(batch)["policy/grad_norm"] > 0
 
@@ -257,8 +257,8 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     roles: list[str] = []
     activate = SharedBase.activate
     monkeypatch.setattr(SharedBase, "activate", lambda self, role: noted(roles, role, activate(self, role)))
-    batch = collect(made, judged(rollout))
-    found = describe(batch, made) | made.update(batch)
+    batch = make_batch(made, judged(rollout))
+    found = batch_metrics(batch, made) | made.update(batch)
     assert set(roles) == {"policy"} and batch.kl is None
     assert "objective/kl_per_token" not in found and "loss/kl_avg" not in found
 
@@ -266,7 +266,7 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
 def test_only_the_policy_moves(run, rollout):
     made = learner(run, "rloo")
     before = {name: p.detach().clone() for name, p in made.shared.peft.named_parameters()}
-    made.update(collect(made, judged(rollout)))
+    made.update(make_batch(made, judged(rollout)))
     moved = {name for name, p in made.shared.peft.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if ".policy." in name}
 
@@ -274,19 +274,19 @@ def test_only_the_policy_moves(run, rollout):
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, stage):
     made = learner(run, stage, kl_target=0.1)
-    made.update(collect(made, judged(rollout)))
+    made.update(make_batch(made, judged(rollout)))
     folder = tmp_path / "step-000001"
     folder.mkdir()
     made.state.save(run, folder)
     drawn = random.random(), np.random.rand()
-    made.update(collect(made, judged(rollout)))
+    made.update(make_batch(made, judged(rollout)))
 
     fresh = learner(run, stage)
     again = Learner.load(stage, fresh.shared, made.options, folder)
     assert (again.state.step, again.norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
-    again.update(collect(again, judged(rollout)))
-    assert all(torch.equal(a, b) for a, b in zip(made.policy, again.policy, strict=True))
+    again.update(make_batch(again, judged(rollout)))
+    assert all(torch.equal(a, b) for a, b in zip(made.policy_parameters, again.policy_parameters, strict=True))
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------

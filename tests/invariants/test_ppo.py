@@ -23,7 +23,7 @@ from rlhf.rollout.engine import Sampling, collate, sample
 from rlhf.run.directory import Run
 from rlhf.stages.online.scoring import ScoreNorm, score_norm
 from rlhf.stages.online.session import prompt_order, sampling
-from rlhf.stages.ppo import Batch, Learner, collect, describe
+from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch
 from tests.conftest import noted, small
 
 NORM = ScoreNorm(0.1, 0.7)
@@ -92,11 +92,11 @@ def updated(
     """Trainable weights after one step on the same rollouts, and the step's statistics."""
     learner = trainer(run, kind, **changes)
     change(learner.shared)
-    batch = collect(learner, rollout)
+    batch = make_batch(learner, rollout)
     torch.manual_seed(1)
     stats = learner.update(batch)
     return (
-        torch.cat([p.detach().flatten() for p in (*learner.policy, *learner.value)]),
+        torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)]),
         stats,
         batch,
     )
@@ -127,11 +127,11 @@ def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, 
     sizes: list[int] = []
     hidden = SharedBase.hidden
     monkeypatch.setattr(SharedBase, "hidden", lambda self, ids: noted(sizes, len(ids), hidden(self, ids)))
-    usual = collect(trainer(run, kind, per_device_train_batch_size=2), rollout)
+    usual = make_batch(trainer(run, kind, per_device_train_batch_size=2), rollout)
     assert set(sizes) == {2}
     passes = len(sizes) // 4
     sizes.clear()
-    together = collect(trainer(run, kind, per_device_train_batch_size=2, score_batch_size=8), rollout)
+    together = make_batch(trainer(run, kind, per_device_train_batch_size=2, score_batch_size=8), rollout)
     assert sizes == [8] * passes
     for name in ("logp", "ref_logp", "values", "rewards", "advantages", "returns"):
         assert (getattr(usual, name) - getattr(together, name))[rollout.mask].abs().max() < 2e-5, name
@@ -209,7 +209,7 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
             return out
 
     with Watch():
-        learner.update(collect(learner, rollout))
+        learner.update(make_batch(learner, rollout))
     hidden = learner.shared.base.config.hidden_size
     matrix = {(vocabulary, hidden), (hidden, vocabulary)}  # the output matrix itself
     sizes = {shape: func for shape, func in seen.items() if shape not in matrix}
@@ -220,13 +220,15 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
     learner = trainer(run, kind, value_warmup_steps=1)
-    policy, value = ([p.detach().clone() for p in group] for group in (learner.policy, learner.value))
-    stats = learner.update(collect(learner, rollout))
-    assert all(torch.equal(a, b) for a, b in zip(policy, learner.policy, strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.value[:2], strict=True))
+    policy, value = (
+        [p.detach().clone() for p in group] for group in (learner.policy_parameters, learner.critic_parameters)
+    )
+    stats = learner.update(make_batch(learner, rollout))
+    assert all(torch.equal(a, b) for a, b in zip(policy, learner.policy_parameters, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.critic_parameters[:2], strict=True))
     assert stats["policy/grad_norm"] == 0 < stats["val/grad_norm"]
-    learner.update(collect(learner, rollout))
-    assert not all(torch.equal(a, b) for a, b in zip(policy, learner.policy, strict=True))
+    learner.update(make_batch(learner, rollout))
+    assert not all(torch.equal(a, b) for a, b in zip(policy, learner.policy_parameters, strict=True))
 
 
 def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
@@ -243,10 +245,10 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
     learner = trainer(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
-    learner.update(collect(learner, rollout))
+    learner.update(make_batch(learner, rollout))
     assert learner.state.kl_coef == pytest.approx(0.2 * 0.9)  # the policy is the reference: KL 0, far below the target
-    batch = collect(learner, rollout)
-    assert describe(batch, learner)["objective/kl_coef"] == learner.state.kl_coef
+    batch = make_batch(learner, rollout)
+    assert batch_metrics(batch, learner)["objective/kl_coef"] == learner.state.kl_coef
     score = (batch.scores[0] - NORM[0]) / NORM[1]
     assert batch.rewards[0, 0] == pytest.approx((score - learner.state.kl_coef * batch.kl[0, 0]).item(), abs=1e-6)
 
@@ -255,27 +257,27 @@ def test_the_kl_coefficient_follows_its_target(run, rollout):
 def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind):
     learner = trainer(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
     with torch.no_grad():
-        for weight in learner.policy:
+        for weight in learner.policy_parameters:
             weight.add_(0.05 * torch.randn_like(weight))
     learner.shared.activate("policy")
     rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.value_fn)
     assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
-    taken = collect(learner, rollout)
+    taken = make_batch(learner, rollout)
     assert rollout.logprobs is not None
     assert torch.equal(taken.logp[rollout.mask], rollout.logprobs[rollout.mask])
     again = trainer(run, kind, response_length=8, temperature=0.7)
     for mine, theirs in zip(
-        (*again.policy, *again.value),
-        (*learner.policy, *learner.value),
+        (*again.policy_parameters, *again.critic_parameters),
+        (*learner.policy_parameters, *learner.critic_parameters),
         strict=True,
     ):
         mine.data.copy_(theirs)
-    recomputed = collect(again, rollout)
+    recomputed = make_batch(again, rollout)
     for name in ("logp", "values", "rewards", "advantages"):
         assert (getattr(taken, name) - getattr(recomputed, name)).abs().max() < 2e-5, name
-    found = describe(recomputed, again)
+    found = batch_metrics(recomputed, again)
     assert 0 < found["rollout/logprob_diff_avg"] <= found["rollout/logprob_diff_max"] < 2e-5
-    assert describe(taken, learner)["rollout/logprob_diff_max"] == 0
+    assert batch_metrics(taken, learner)["rollout/logprob_diff_max"] == 0
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
@@ -286,7 +288,7 @@ def test_only_policy_and_value_move(run, rollout, kind):
     assert shared.score_head and shared.value_head
     score = shared.score_head.weight.clone()
     head = shared.value_head.weight.detach().clone()
-    learner.update(collect(learner, rollout))
+    learner.update(make_batch(learner, rollout))
     trainable = {"policy", "value"} if kind == "adapter" else {"policy"}
     moved = {name for name, p in shared.peft.named_parameters() if not torch.equal(p, before[name])}
     expected = {name for name in before if any(f".{role}." in name for role in trainable)}
@@ -319,14 +321,14 @@ def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advant
 
 def test_at_the_start_the_policy_is_the_reference(run, rollout):
     learner = trainer(run)
-    batch = collect(learner, rollout)
+    batch = make_batch(learner, rollout)
     assert torch.equal(batch.logp, batch.ref_logp)
-    assert describe(batch, learner)["objective/kl"] == 0
+    assert batch_metrics(batch, learner)["objective/kl"] == 0
 
 
 def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(run, rollout):
     learner = trainer(run, missing_eos_penalty=2.0, kl_coef=0.3)
-    batch = collect(learner, rollout)
+    batch = make_batch(learner, rollout)
     for row, length in enumerate(rollout.response_length.tolist()):
         score = (batch.scores[row].item() - NORM[0]) / NORM[1] - (2.0 if row == 1 else 0.0)
         expected = [-0.3 * k for k in batch.kl[row, :length].tolist()]
@@ -338,7 +340,7 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
     base = str(run.parent("pretrain") / "model")
-    batch = collect(trainer(run), rollout)
+    batch = make_batch(trainer(run), rollout)
     sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.parent("sft") / "adapter").eval()
     rm = PeftModel.from_pretrained(
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parent("rm") / "adapter"
@@ -391,19 +393,19 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     if optim != "adamw_torch_fused":
         pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
     learner = trainer(run, "adapter", optim=optim, kl_target=0.1)
-    learner.update(collect(learner, rollout))
+    learner.update(make_batch(learner, rollout))
     (tmp_path / "step-000001").mkdir()
     learner.state.save(run, tmp_path / "step-000001")
     drawn = random.random(), np.random.rand()
-    learner.update(collect(learner, rollout))
+    learner.update(make_batch(learner, rollout))
 
     again = Learner.load(roles(run), run.parent("rm"), learner.options, tmp_path / "step-000001")
     assert (again.state.step, again.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
-    again.update(collect(again, rollout))
+    again.update(make_batch(again, rollout))
     for a, b in zip(
-        (*learner.policy, *learner.value),
-        (*again.policy, *again.value),
+        (*learner.policy_parameters, *learner.critic_parameters),
+        (*again.policy_parameters, *again.critic_parameters),
         strict=True,
     ):
         assert torch.equal(a, b)
@@ -466,6 +468,6 @@ def test_rows_of_a_rollout_keep_their_tokens(rollout):
 
 
 def test_unused_experience_slots_are_zero(run, rollout):
-    batch: Batch = collect(trainer(run), rollout)
+    batch: Batch = make_batch(trainer(run), rollout)
     for tensor in (batch.logp, batch.ref_logp, batch.rewards, batch.advantages, batch.returns):
         assert not tensor[~rollout.mask].any()

@@ -272,7 +272,7 @@ def test_nothing_changes_without_a_planted_defect(two):
 def test_hidden_states_that_are_kept_while_scoring_raise_that_phase(two, monkeypatch):
     """(8, 48, 64) float32 numbers for every one of four roles' passes; here one more tensor of that size."""
     loaded, rehearse, before = two
-    collect = ppo.collect
+    collect = ppo.make_batch
 
     def keeping(trained, found) -> ppo.Batch:
         kept = torch.zeros(*found.ids.shape, HIDDEN, device=found.ids.device)
@@ -286,7 +286,7 @@ def test_hidden_states_that_are_kept_while_scoring_raise_that_phase(two, monkeyp
 
 def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
     loaded, rehearse, before = two
-    collect = ppo.collect
+    collect = ppo.make_batch
 
     def leaving(trained, found) -> ppo.Batch:
         batch = collect(trained, found)

@@ -639,21 +639,26 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
     moved = []
     for independent in (False, True):
         step = trained_roles(trained, settings)
-        before = torch.cat([p.detach().flatten() for p in (*step.policy, *step.value)])
-        groups = [{"params": p, "lr": lr} for p, lr in zip((step.policy, step.value), rates, strict=True)]
+        before = torch.cat([p.detach().flatten() for p in (*step.policy_parameters, *step.critic_parameters)])
+        groups = [
+            {"params": p, "lr": lr}
+            for p, lr in zip((step.policy_parameters, step.critic_parameters), rates, strict=True)
+        ]
         torch.manual_seed(1)
         if independent:
             reference_step(step.shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
         else:
-            batch = ppo.collect(step, rollout)
+            batch = ppo.make_batch(step, rollout)
             step.state.optimizer = torch.optim.SGD(groups)
             torch.manual_seed(1)
             stats = step.update(batch)
-        moved.append(torch.cat([p.detach().flatten() for p in (*step.policy, *step.value)]) - before)
+        moved.append(
+            torch.cat([p.detach().flatten() for p in (*step.policy_parameters, *step.critic_parameters)]) - before
+        )
     assert stats["policy/clipfrac_avg"] > 0
     assert stats["val/clipfrac_avg"] > 0
     assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
-    policy = sum(p.numel() for p in step.policy)
+    policy = sum(p.numel() for p in step.policy_parameters)
     for part in (slice(None, policy), slice(policy, None)):
         ours, theirs = moved[0][part], moved[1][part]
         assert theirs.abs().max() > 1e-3
@@ -675,14 +680,14 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
     for group in (policy, value):
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-5, 0.0)
-    step.update(ppo.collect(step, rollout))
+    step.update(ppo.make_batch(step, rollout))
     assert {int(state["step"]) for state in step.state.optimizer.state.values()} == {3 * 4}
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
     settings = small(ppo__whiten_advantages=wanted).recipe.ppo
-    batch = ppo.collect(trained_roles(trained, settings), rollout)
+    batch = ppo.make_batch(trained_roles(trained, settings), rollout)
     real = torch.cat([row[:n] for row, n in zip(batch.advantages, LENGTHS, strict=True)])
     assert len(real) == sum(LENGTHS)
     assert (abs(real.mean().item()) < 1e-5) is wanted

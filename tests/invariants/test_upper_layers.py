@@ -18,7 +18,7 @@ from rlhf.process import distributed
 from rlhf.rollout.engine import collate, joined
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Judged
-from rlhf.stages.groups import collect as collect_groups
+from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import scoring
 from tests.conftest import beside, grouped, run_stages, small, there
 from tests.invariants.test_group_batches import REWARDS, assert_same
@@ -107,7 +107,7 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
         batch = collect_groups(made, Judged(rollout, {"model": numbers}, numbers, numbers))
         torch.manual_seed(1)
         made.update(batch)
-        weights.append(torch.cat([p.detach().flatten() for p in made.policy]))
+        weights.append(torch.cat([p.detach().flatten() for p in made.policy_parameters]))
     assert_same(*weights)
     assert counted[0] == 2 < counted[1]
 

@@ -88,9 +88,8 @@ def test_a_stage_imports_no_other_stage():
 
 def test_only_the_command_line_knows_click():
     """A module below cli takes values and raises UserError; options and their errors belong to cli."""
-    prints_json = {"memory/plan.py"}
     for file in FILES:
-        if part(file) != "cli" and str(file.relative_to(ROOT / "rlhf")) not in prints_json:
+        if part(file) != "cli":
             assert not re.search(r"^\s*(import|from) click\b", file.read_text(), re.M), file
 
 
@@ -101,4 +100,4 @@ def test_the_package_has_fewer_than_twenty_rooms():
 
 def test_files_stay_short_enough_to_read():
     for file in FILES:
-        assert len(file.read_text().splitlines()) <= 600, file
+        assert len(file.read_text().splitlines()) <= 450, file

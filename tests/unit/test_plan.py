@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from rlhf import recipe
+from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
@@ -632,9 +633,9 @@ def test_hours_and_cost_of_the_chain_are_added_up():
     stage |= {"in_memory_of": "cuda"}
     stage |= {"limit_hours": 0.5, "projected_hours": 2.0, "projected_hours_range": [1.5, 3.0], "projected_cost": 4.0}
     stages = dict.fromkeys(("sft", "rm", "ppo", "dpo"), stage)
-    *_, total = plan.stage_rows({"stages": stages})
+    *_, total = tables.stage_rows({"stages": stages})
     assert total == ("sft, rm, ppo", "", "", "", "", "", "1.5", "6.0 (4.5-9.0)", "$12.00")
-    *_, last = plan.stage_rows({"stages": {"sft": stage}})
+    *_, last = tables.stage_rows({"stages": {"sft": stage}})
     assert last[0] == "sft"
 
 
@@ -719,7 +720,7 @@ def test_published_figures_as_json_and_of_one_stage(command, folder, small):
 
 
 def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
-    monkeypatch.setattr("rlhf.memory.plan.console.OUT._width", 80)
+    monkeypatch.setattr("rlhf.cli.plan_tables.console.OUT._width", 80)
     _, out, _ = command("plan", "--recipe", small, "--stage", "sft")
     assert "most of it" in out and "activ" not in out.replace("activations", "")
     assert max(map(len, out.partition("peak: what")[0].splitlines())) <= 80
@@ -831,10 +832,10 @@ def test_operations_of_a_decoding_step_are_shown():
     counts = (
         "operations of a decoding step, each at least one kernel: policy 1,640 (50 a layer), base 1,640 (50 a layer)"
     )
-    assert plan.step_lines(of([])) == [counts]
+    assert tables.step_lines(of([])) == [counts]
     host_read = "aten::_local_scalar_dense reads a value on the host"
-    assert plan.step_lines(of([host_read])) == [counts, f"a captured graph cannot hold {host_read}"]
-    assert plan.step_lines({"stages": {"ppo": {}}}) == plan.step_lines({"stages": {}}) == []
+    assert tables.step_lines(of([host_read])) == [counts, f"a captured graph cannot hold {host_read}"]
+    assert tables.step_lines({"stages": {"ppo": {}}}) == tables.step_lines({"stages": {}}) == []
 
 
 def test_half_the_micro_batch_computes_as_much(predict, small):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhf.memory import plan
+from rlhf.cli import plan_tables as tables
 
 
 def made(needed: float, price: float | None = None) -> dict[str, Any]:
@@ -12,11 +12,11 @@ def made(needed: float, price: float | None = None) -> dict[str, Any]:
 
 
 def test_a_card_that_is_far_from_full_is_said_to_have_room():
-    (line, _) = plan.hints(made(11.0))
+    (line, _) = tables.hints(made(11.0))
     assert line.startswith("at most 11.00 of 25.00 GB are needed: --fastest (make: FIT=card)")
-    assert not [line for line in plan.hints(made(20.0)) if "--fastest" in line]
+    assert not [line for line in tables.hints(made(20.0)) if "--fastest" in line]
 
 
 def test_the_price_is_asked_for_where_it_would_make_a_cost():
-    assert "make: PRICE=" in plan.hints(made(20.0))[0]
-    assert plan.hints(made(20.0, price=2.5)) == []
+    assert "make: PRICE=" in tables.hints(made(20.0))[0]
+    assert tables.hints(made(20.0, price=2.5)) == []

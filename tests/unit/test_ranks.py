@@ -9,8 +9,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
+from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import Phase, ranks
-from rlhf.memory.plan import between_rows
 from rlhf.recipe import PinnedRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -1,0 +1,245 @@
+"""Tables of a plan on the console, or the plan as JSON."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from rlhf.errors import UserError
+from rlhf.memory import gb
+from rlhf.memory.fit import Fit
+from rlhf.memory.plan import claims
+from rlhf.memory.predict import needed
+from rlhf.observe import console
+from rlhf.recipe import PinnedRecipe, as_yaml
+from rlhf.recipe import published as figures
+from rlhf.recipe.published import Verdict
+
+OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
+SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
+PHASE_COLUMNS = ("stage", "phase", "peak", "base", "adapt", "grads", "optim", "activ", "logits", "KV", "temp", "other")
+FULL_WIDTH = 112  # of a terminal that has room for all columns
+ROOMY = 0.7  # share of a card below which faster settings are worth a look
+MOST = 2  # components that a narrow terminal has room for
+
+
+def phase_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each phase: stage, phase, its peak and the components of the peak in GB."""
+    rows = []
+    for stage, name, phase in _phases(plan):
+        parts = phase["components"]
+        cells = [gb(parts.get(part, 0)) for part in SHOWN]
+        rows.append((stage, name, gb(phase["peak_bytes"]), *cells, gb(sum(parts.get(part, 0) for part in OTHERS))))
+    return rows
+
+
+def narrow_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each phase: stage, phase, its peak and the largest components of the peak in GB."""
+    rows: list[tuple[str, ...]] = []
+    for stage, name, phase in _phases(plan):
+        largest = sorted(phase["components"].items(), key=lambda part: -part[1])[:MOST]
+        parts = ", ".join(f"{part} {gb(size)}" for part, size in largest)
+        rows.append((stage, name, gb(phase["peak_bytes"]), parts))
+    return rows
+
+
+def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield each phase with its stage, which is named once, and its numbers."""
+    for stage, summary in plan["stages"].items():
+        for position, (name, phase) in enumerate(summary["phases"].items()):
+            yield "" if position else stage, name, phase
+
+
+STAGE_COLUMNS = (
+    "stage",
+    "peak",
+    "needs",
+    "reserved",
+    "published",
+    "verdict",
+    "hours at limit",
+    "hours projected",
+    "cost",
+)
+
+
+def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each stage: peak, need, published budget, verdict, hours, cost; and one for the chain."""
+    rows = []
+    for stage, summary in plan["stages"].items():
+        published = "-".join(dict.fromkeys(gb(x, 0) for x in summary["budget_bytes"] or () if x)) or "-"
+        verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {summary['in_memory_of']}"}[summary["fits"]]
+        verdict += f", {summary['verdict']}" if summary["verdict"] else ""
+        limit = f"{summary['limit_hours']:.1f}" if "limit_hours" in summary else "-"
+        hours = [limit, _hours([summary]) if "projected_hours" in summary else "-"]
+        cost = f"${summary['projected_cost']:.2f}" if "projected_cost" in summary else "-"
+        sizes = [gb(summary[f"{size}_bytes"]) for size in ("peak", "needed", "reserved")]
+        rows.append((stage, *sizes, published, verdict, *hours, cost))
+    chain = [plan["stages"].get(stage, {}) for stage in figures.CHAIN]
+    if all("projected_hours" in summary for summary in chain):
+        hours = [f"{sum(summary['limit_hours'] for summary in chain):.1f}", _hours(chain)]
+        cost = f"${sum(summary['projected_cost'] for summary in chain):.2f}" if "projected_cost" in chain[0] else "-"
+        rows.append((", ".join(figures.CHAIN), "", "", "", "", "", *hours, cost))
+    return rows
+
+
+def _hours(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the projected hours of stages together, with their interval: `3.2 (2.4-5.1)`."""
+    low, high = (sum(summary["projected_hours_range"][end] for summary in stages) for end in (0, 1))
+    return f"{sum(summary['projected_hours'] for summary in stages):.1f} ({low:.1f}-{high:.1f})"
+
+
+BETWEEN_COLUMNS = ("stage", "gradients, GB", "layers, GB", "at the link's limit", "scaling")
+
+
+def between_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each stage: kind a rank receives in a step, the seconds at the link's nominal rate, the scaling.
+
+    Scaling: the share of n times the speed that n cards reach, from nothing of the messages hidden behind computing to
+    all that can be.
+    """
+    rows = []
+    for stage, summary in plan["stages"].items():
+        if messages := summary.get("between_ranks"):
+            sizes = [gb(messages[f"{kind}_bytes_per_step"], 3) for kind in ("gradient", "weight")]
+            scaling = " to ".join(f"{share:.0%}" for share in messages["projected_scaling"])
+            rows.append((stage, *sizes, f"{messages['seconds_per_step']:.3f} s", scaling))
+    return rows
+
+
+def step_lines(plan: Mapping[str, Any]) -> list[str]:
+    """Return lines on what a decoding step of PPO launches, and what of it no graph can hold."""
+    roles = plan["stages"].get("ppo", {}).get("decoding_step")
+    if not roles:
+        return []
+    counts = ", ".join(f"{role} {n['total']:,} ({n['per_layer']} a layer)" for role, n in roles.items())
+    unsafe = dict.fromkeys(reason for n in roles.values() for reason in n["unsafe"])
+    return [f"operations of a decoding step, each at least one kernel: {counts}"] + [
+        f"a captured graph cannot hold {reason}" for reason in unsafe
+    ]
+
+
+def hints(plan: Mapping[str, Any]) -> list[str]:
+    """Return advice: to look for faster settings where the card is far from full, and to name a price."""
+    needs = [summary["needed_bytes"] for summary in plan["stages"].values() if summary["in_memory_of"] == "cuda"]
+    lines = []
+    if plan["card_bytes"] and needs and max(needs) < ROOMY * plan["card_bytes"]:
+        lines.append(
+            f"at most {gb(max(needs))} of {gb(plan['card_bytes'])} GB are needed: --fastest (make: FIT=card) looks "
+            "for settings that use the rest"
+        )
+    if plan["price_per_hour"] is None and any("projected_hours" in summary for summary in plan["stages"].values()):
+        lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
+    return lines
+
+
+def show(plan: Mapping[str, Any], as_json: bool) -> None:
+    """Print a plan, as tables or as one JSON object."""
+    if as_json:
+        click.echo(json.dumps(plan, indent=2))
+        return
+    name = f"{plan['recipe']} {plan['version']}" + (", modified" if plan["modified"] else "")
+    wide = console.OUT.width >= FULL_WIDTH
+    columns, rows = (PHASE_COLUMNS, phase_rows) if wide else (("stage", "phase", "peak", "most of it"), narrow_rows)
+    console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
+    cards = f"each of {plan['cards']} cards" if plan["cards"] > 1 else "card"
+    card = f", {cards} {gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
+    console.rows_table(f"{name}: predicted memory in GB, projected time{card}", STAGE_COLUMNS, stage_rows(plan))
+    for line in hints(plan):
+        console.OUT.print(line, markup=False)
+    if between := between_rows(plan):
+        console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
+    for line in step_lines(plan):
+        console.OUT.print(line, markup=False)
+    console.OUT.print(
+        "peak: what torch allocates. needs: what the card must have for it, with gaps between blocks, paged states and "
+        "the driver. reserved: what the process is seen to hold. hours at limit: at the card's nominal rates. "
+        "hours projected (from-to): training at rates calibrated on other people's runs, decoding at an assumed share "
+        "of the bandwidth (docs/memory.md). No GPU of ours has measured any of it yet.",
+        style="dim",
+        markup=False,
+    )
+
+
+def show_ablation(loaded: PinnedRecipe, effects: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    """Print the effect of each strategy on each stage, beside what is published."""
+    if as_json:
+        click.echo(json.dumps(effects, indent=2))
+        return
+    rows = []
+    for stage, strategies in effects.items():
+        without = strategies["none"]["peak_bytes"]
+        for position, (name, effect) in enumerate(strategies.items()):
+            saved = without - effect["peak_bytes"]
+            saves = f"{gb(saved)} ({saved / without:.0%})" if name != "none" else ""
+            claim = "; ".join(claims(loaded, name))
+            rows.append(
+                (
+                    "" if position else stage,
+                    name,
+                    gb(effect["peak_bytes"]),
+                    saves,
+                    f"x {effect['operations']:.2f}",
+                    claim,
+                )
+            )
+    columns = ("stage", "strategy alone", "peak, GB", "saves", "operations", "published")
+    console.rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
+
+
+def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) -> None:
+    """Print the settings that fit. Raises UserError where a stage needs more than `limit` bytes with all of them."""
+    needs = {stage: needed(phases[""]) for stage, phases in settings.stages.items()}
+    if as_json:
+        stages = {
+            stage: {"peak_bytes": phases[""].peak_bytes, "needed_bytes": needs[stage], "fits": needs[stage] <= limit}
+            for stage, phases in settings.stages.items()
+        }
+        click.echo(json.dumps({"limit_bytes": limit, "set": settings.changes, "stages": stages}, indent=2))
+    else:
+        rows = [
+            (
+                stage,
+                gb(phases[""].peak_bytes),
+                gb(needs[stage]),
+                "DOES NOT FIT" if stage in settings.lacking else "fits",
+            )
+            for stage, phases in settings.stages.items()
+        ]
+        title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {gb(limit)} GB"
+        console.rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
+    if settings.lacking:
+        raise UserError(
+            f"{', '.join(settings.lacking)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
+            "max_prompt_length, response_length"
+        )
+    if not as_json:
+        chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
+        console.OUT.print(f"{chain}:")
+        console.OUT.print(_assignments(loaded.overrides | settings.changes), soft_wrap=True, markup=False)
+
+
+def _assignments(changes: Mapping[str, Any]) -> str:
+    """Return changes as they are written for make and for rlhf."""
+    pairs = [f"{key}={as_yaml(value).replace(', ', ',')}" for key, value in changes.items()]
+    options = " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
+    return f"  make: SET='{' '.join(pairs)}'\n  rlhf: {options}"
+
+
+def show_published(loaded: PinnedRecipe, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print the published figures beside their predictions."""
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    titles = {(figure.stage, figure.source, figure.name): figure for figure in loaded.targets}
+    cells = []
+    for row in rows:
+        figure = titles[row["stage"], row["source"], row["name"]]
+        verdict = Verdict(row["verdict"], row["detail"])
+        value = "" if row["predicted"] is None else console.number(float(f"{row['predicted']:.3g}"))
+        judgement = f"{row['basis']}: {verdict}" if row["basis"] else str(verdict)
+        cells.append((row["stage"], figure.title, console.figure_text(figure, in_full=True), value, judgement))
+    columns = ("stage", "figure", "published", "predicted", "verdict")
+    console.rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)

@@ -1,0 +1,28 @@
+"""Adapters that finished stages would have left, made without running those stages."""
+
+from collections.abc import Iterable
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf.memory.device import META
+from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.loading import load_base
+from rlhf.models.weights import ADAPTER_FILE, SCORE_WEIGHT
+from rlhf.run.directory import Run
+
+
+def write_adapters(run: Run, stages: Iterable[str]) -> None:
+    """Write a new adapter of the recipe's shape as the result of each stage, beside the run; `rm` also has its head.
+
+    Call it where the stand-in device is on (rlhf/memory/device.py).
+    """
+    model = new_adapter(load_base(run, META), run)
+    for stage in stages:
+        folder = run.root / stage / "adapter"
+        save_adapter(model, run, folder)
+        if stage == "rm":
+            file = folder / ADAPTER_FILE
+            head = torch.zeros(1, model.config.hidden_size)
+            save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})
+        (run.root / stage / "summary.json").write_text("{}")

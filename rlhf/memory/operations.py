@@ -1,0 +1,63 @@
+"""What is counted of one operation of torch: floating-point operations, and what it writes, allocates or picks."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from rlhf.memory.kernels import FLOPS
+
+ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
+PICKS = {"embedding", "index", "index_select", "gather"}
+PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # arguments that hold no tensor
+
+
+def tensors_in(*things: Any) -> list[Tensor]:
+    """Return the tensors among an operation's arguments or results; torch's own walk takes far longer."""
+    tensors: list[Tensor] = []
+    for thing in things:
+        if type(thing) in PLAIN:
+            continue
+        if isinstance(thing, Tensor):
+            tensors.append(thing)
+        elif isinstance(thing, (list, tuple)):
+            tensors += tensors_in(*thing)
+    return tensors
+
+
+class Counts(NamedTuple):
+    """What is counted of one operation of torch."""
+
+    flops: Callable[[Any, Any, Any], int] | None  # floating-point operations from (args, kwargs, result); of products
+    inside: Callable[[Any, Any], int] | None  # bytes that its kernels allocate, from (args, kwargs)
+    writes: bool  # into an argument
+    allocates: bool  # and launches no kernel
+    picks: bool  # rows of its first argument
+
+    @classmethod
+    def of(cls, func: Any, inside: Callable[[Any, Any], int] | None) -> "Counts":
+        name = func._schema.name.removeprefix("aten::")
+        return cls(_flops_of(func), inside, func._schema.is_mutable, name in ALLOCATIONS, name in PICKS)
+
+
+def _flops_of(func: Any) -> Callable[[Any, Any, Any], int] | None:
+    """Return what counts an operation's floating-point operations; None where it multiplies nothing."""
+    if func._overloadpacket in flop_registry:
+        count = flop_registry[func._overloadpacket]
+        of_shapes = getattr(count, "__wrapped__", None)  # without torch's walk that turns tensors into shapes
+        if of_shapes is None:
+            return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)
+        return lambda args, kwargs, out: of_shapes(*map(_shape, args), **kwargs, out_shape=_shape(out))
+    if func in FLOPS:
+        ours = FLOPS[func]
+        return lambda args, kwargs, out: ours(args, kwargs)
+    return None
+
+
+def _shape(value: Any) -> Any:
+    """Return a tensor's shape, the shapes of several, and anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.shape
+    return type(value)(map(_shape, value)) if type(value) in (list, tuple) else value

@@ -1,0 +1,156 @@
+"""A model for which `rlhf new` writes a recipe: its config.json and tokenizer, read without its weights."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf import recipe as recipes
+from rlhf.data import hub
+from rlhf.errors import UserError
+from rlhf.files import read_json
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
+# Files of a model without its weights: sizes, special tokens and the tokenizer.
+SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
+
+
+class Source(NamedTuple):
+    """A model without its weights: where it is from, and a folder with its small files."""
+
+    source: str  # hub or local, as in a recipe
+    name: str
+    revision: str | None
+    folder: Path
+    licence: str
+    gated: bool
+
+
+class Facts(NamedTuple):
+    """What a recipe needs to know about a model."""
+
+    architecture: dict[str, Any]  # the recipe's section
+    parameters: int
+    tokenizer: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
+
+
+def read_model(model: str, revision: str | None) -> Source:
+    """Return a model's small files: of a local folder, or downloaded from the hub at a commit. Raises UserError."""
+    folder = Path(model)
+    if folder.is_dir():
+        if revision is not None:
+            raise UserError(f"--revision belongs to a model of the hub; {model} is a folder")
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"{model}: no {CONFIG} there; name the folder of a checkpoint")
+        return Source("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
+        raise UserError(f"--model {model}: there is no such folder, and models of the hub are named like Qwen/Qwen3-8B")
+    if revision is not None and not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise UserError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
+    try:
+        return _download(model, revision)
+    except Exception as error:  # the library raises many unrelated types
+        way_out = "is the network up? A local folder needs none"
+        reason = hub.reason(error, f"https://huggingface.co/{model}", revision or "main", way_out)
+        raise UserError(f"{model}: {reason}") from error
+
+
+def _download(model: str, revision: str | None) -> Source:
+    """Download the small files of a model. The commit of its main branch is asked for if none is given."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi().model_info(model, revision=revision)
+    assert info.sha
+    folder = snapshot_download(
+        model, revision=info.sha, allow_patterns=list(SMALL_FILES), ignore_patterns=list(INDEXES)
+    )
+    card = info.card_data
+    licence = str((card.get("license_name") or card.get("license") if card else None) or "not stated")
+    return Source("hub", model, info.sha, Path(folder), licence, bool(info.gated))
+
+
+def _licence_in(folder: Path) -> str:
+    """Return the licence that a folder's README.md names in its header; "not stated" without one."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "not stated"
+    header = re.match(r"---\n(.*?)\n---", text, re.S)
+    named = re.search(r"^license(?:_name)?: *([\w.+-]+) *$", header[1], re.M) if header else None
+    return named[1] if named else "not stated"
+
+
+def describe(source: Source, template: str | None) -> Facts:
+    """Return what a recipe needs to know about a model. Raises UserError for one that cannot be trained here.
+
+    `template`: the one to use; None chooses `chat` for a model that ends its turns as its chat template does.
+    """
+    from transformers import AutoTokenizer
+
+    from rlhf.data import tokenize
+    from rlhf.models import architecture, folders
+    from rlhf.run.reader import reading
+
+    config = read_json(source.folder / CONFIG)
+    if config is None:
+        raise UserError(f"{source.name}/{CONFIG} cannot be read")
+    folders.check_full(config, source.name)
+    try:
+        section = architecture.architecture_of(config)
+        count = parameters(section)
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}") from None
+    with reading(source.folder):
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(source.folder / GENERATION) or {}))
+    # Refuse now what stages would refuse.
+    tokenize.load(source.folder, recipes.Tokenizer(source="local", name=source.name, **chosen))
+    return Facts(section, count, chosen)
+
+
+def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str, Any]:
+    """Return the keys of the section `tokenizer` that a tokenizer needs.
+
+    A model that ends texts (`ends`) with the token that its chat template writes behind an answer was tuned with that
+    template. Base models may have the chat template of the tuned model, but end texts with another token.
+    """
+    from rlhf.data import chat_template, tokenize
+
+    found: dict[str, Any] = {}
+    end = None
+    if tokenizer.chat_template and template in ("chat", None):
+        chat_template.check(lambda messages: tokenize.chat_text(tokenizer, messages))
+        end = tokenize.turn_end(tokenizer)
+    tuned = end is not None and tokenizer.convert_tokens_to_ids(end) in ends
+    found["template"] = template or ("chat" if tuned else "hh")
+    if found["template"] == "chat":
+        if end is not None and end != tokenizer.eos_token:
+            found["eos_token"] = tokenizer.eos_token = end
+        if THINKING in str(tokenizer.chat_template):
+            found["chat_template_kwargs"] = {THINKING: False}
+    if pad_token := tokenize.needed_pad_token(tokenizer):
+        found["pad_token"] = pad_token
+    return found
+
+
+def parameters(section: Mapping[str, Any]) -> int:
+    """Return the number of parameters of an architecture."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlhf.models import architecture
+
+    config = architecture.config_of(recipes.Architecture.model_validate(section), pad_token_id=None)
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def _end_ids(*configs: Mapping[str, Any]) -> set[int]:
+    """Return the ids with which a model ends a text, by its config.json and generation_config.json."""
+    ids: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+    return ids
