@@ -29,15 +29,16 @@ def with_settings(template: str, variables: Mapping[str, Any], system_prompt: st
     `variables` are what `apply_chat_template` would pass on, such as `enable_thinking`. A conversation that begins with
     a system message keeps it. Since the template itself says so, a server that uses it renders what training did.
     """
-    lines = [f"{{%- set {name} = {json.dumps(value)} %}}" for name, value in variables.items()]
+    lines = [f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}" for name, value in variables.items()]
     if system_prompt is not None:
-        message = json.dumps({"role": "system", "content": system_prompt})
+        message = json.dumps({"role": "system", "content": system_prompt}, ensure_ascii=False)
         lines.append(
             "{%- if not messages or messages[0]['role'] != 'system' %}"
             f"{{%- set messages = [{message}] + messages %}}"
             "{%- endif %}"
         )
-    return "".join(lines) + template
+    # Jinja drops the line break behind a tag here, and with it what a template may begin with.
+    return "".join([*lines, "\n", template]) if lines else template
 
 
 def check(render: Callable[[Sequence[Message]], str]) -> None:

@@ -273,14 +273,14 @@ def chat_text(
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the special token with which the chat template ends an answer; None if it ends with none.
+    """Return the added token with which the chat template ends an answer; None if it ends with none.
 
     The template must have been checked: it runs in this process.
     """
     text = chat_text(tokenizer, (Message("user", "Hello."), Message("assistant", chat_template.WORD)))
     behind = text.rpartition(chat_template.WORD)[2].lstrip()
-    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return max((token for token in special if behind.startswith(token)), key=len, default=None)
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
+    return max((token for token in added if behind.startswith(token)), key=len, default=None)
 
 
 def render_plain(messages: Sequence[Message]) -> str:

@@ -17,7 +17,19 @@ DIVIDED = {
 }
 FETCHED = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
-OTHER_LAYERS = ("phi3", "qwen3_moe")  # types whose linear layers are not the seven of a Llama
+# Types whose linear layers are the seven of a Llama.
+LLAMA_LAYERS = (
+    "llama",
+    "mistral",
+    "ministral",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "granite",
+)
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
@@ -106,7 +118,7 @@ def adapter_parameters(recipe: Recipe) -> int:
 def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
     """The linear layers of one decoder layer: (in, out). Raises PredictionError for a type with other layers."""
     shape = _architecture(recipe)
-    if shape.model_type in OTHER_LAYERS:
+    if shape.model_type not in LLAMA_LAYERS:
         raise PredictionError(f"memory on several cards is not predicted for {shape.model_type} models")
     wide, inner = shape.hidden_size, shape.intermediate_size
     head = shape.others().get("head_dim") or wide // shape.num_attention_heads

@@ -21,6 +21,10 @@ from rlhf.models.weights import ADAPTER_FILE, adapter_weights
 from rlhf.run.directory import Run
 
 
+# Names that peft takes for layers of experts, in its map of models whose experts became one tensor.
+EXPERT_LAYERS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+
+
 def lora_config(run: Run, base: PreTrainedModel, task_type: str) -> LoraConfig:
     """Return the recipe's adapter for a base.
 
@@ -49,15 +53,23 @@ def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
 def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"], named: bool) -> list[str] | str:
     """Return the target modules of a base, for peft; `named`: as names of modules in any case.
 
-    Experts that share one tensor are no linear layers: they stay frozen, and `all-linear` means the others. peft would
-    give them adapters of another form. Raises UserError for a target that is the name of no module, with the names of
-    the linear layers.
+    Experts that share one tensor stay frozen: peft would give them adapters of another form wherever a target has the
+    name of an expert's layer. `all-linear` then leaves those names out. Raises UserError for a target that is the name
+    of no module, with the names of the linear layers, and for one of an expert.
     """
     modules = dict(base.base_model.named_modules())
     linear = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)})
+    experts = has_fused_experts(base)
+    if experts:
+        linear = [name for name in linear if name not in EXPERT_LAYERS]
     if isinstance(targets, str):  # all-linear
-        return linear if named or has_fused_experts(base) else targets
+        return linear if named or experts else targets
     for target in targets:
+        if experts and target.rpartition(".")[2] in EXPERT_LAYERS:
+            raise UserError(
+                f"lora.target_modules: {target} is also the name of an expert's layer, and experts stay frozen; the other "
+                f"linear layers are {', '.join(linear)}"
+            )
         if not any(f".{name}".endswith(f".{target}") for name in modules):
             raise UserError(
                 f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"

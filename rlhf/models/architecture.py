@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
@@ -27,7 +28,8 @@ from transformers.models.auto.modeling_auto import (
 from rlhf.errors import UserError
 from rlhf.recipe import Architecture
 
-# Types that tests/e2e/test_models.py takes through every stage, and compares with transformers; docs/models.md.
+# Types that the tests take through every stage and compare with transformers (docs/models.md). A model of another type
+# is compared when it is loaded: `rlhf.rollout.probe`.
 TESTED = (
     "llama",
     "mistral",
@@ -42,6 +44,7 @@ TESTED = (
     "phi3",
     "granite",
 )
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 # Keys that transformers reads though the class of a type does not declare them: the width of a head, and older names
 # that it turns into `rope_parameters` or `layer_types`.
@@ -125,6 +128,9 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"config.json: {kind} {why}")
     required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}
     required["num_key_value_heads"] = required["num_key_value_heads"] or required["num_attention_heads"]
+    missing = sorted(key for key, value in required.items() if value is None or key not in _keys_of(kind))
+    if missing:
+        raise UserError(f"config.json: model.architecture cannot describe a {kind} model, which has no {missing[0]}")
     plain = AutoConfig.for_model(kind, **required)
     others = {
         key: value
@@ -140,12 +146,10 @@ def differences(architecture: Architecture, config: PreTrainedConfig) -> dict[st
     keys = architecture.config_keys().keys() - {"model_type"}
     if config.model_type != expected.model_type:
         return {"model_type": config.model_type}
-    return {
-        key: getattr(config, key, None)
-        for key in sorted(keys)
-        if getattr(config, key, None) != getattr(expected, key, None)
-        and not (key == "vocab_size" and architecture.vocab_size is None)
-    }
+    actual = {key: getattr(config, key, None) for key in sorted(keys)}
+    if actual.get("num_key_value_heads", 0) is None:  # as many as there are heads of queries
+        actual["num_key_value_heads"] = config.num_attention_heads
+    return {key: value for key, value in actual.items() if value != getattr(expected, key, None)}
 
 
 def unsupported(config: PreTrainedConfig) -> str | None:
@@ -157,7 +161,7 @@ def unsupported(config: PreTrainedConfig) -> str | None:
         return "reads more than text; use a checkpoint of its text model alone"
     if config.is_encoder_decoder:
         return "is an encoder with a decoder; a decoder alone is needed"
-    if getattr(config, "is_decoder", True) is False:
+    if getattr(config, "is_decoder", True) is False and not config.model_type.startswith("gpt_neox"):
         return "is no decoder"
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return "is no causal language model of transformers"
@@ -185,8 +189,9 @@ def add_classifier(config: PreTrainedConfig) -> None:
 
 def logit_scale(config: Any) -> float:
     """Return the constant by which a model multiplies the product of hidden states and output matrix."""
-    if getattr(config, "logits_scaling", None):  # Granite divides
-        return 1.0 / float(config.logits_scaling)
+    if getattr(config, "logits_scaling", None):  # Granite divides, HyperCLOVA X multiplies
+        scaling = float(config.logits_scaling)
+        return scaling if config.model_type == "hyperclovax" else 1.0 / scaling
     return float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
 
 
@@ -197,6 +202,38 @@ def sliding_window(config: Any) -> int | None:
     if not window or getattr(config, "use_sliding_window", True) is False:
         return None
     return window if kinds is None or "sliding_attention" in kinds else None
+
+
+def check_lengths(config: PreTrainedConfig, longest: int, name: str) -> None:
+    """Raise UserError where sequences of `longest` tokens would change the rotary frequencies.
+
+    With these ropes they depend on the longest row of a batch, so that a response would depend on its neighbours, and
+    keys that are cached would keep other frequencies than new ones.
+    """
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    for kind in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if kind.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            limit = kind.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", config.max_position_embeddings
+            )
+            if longest > limit:
+                raise UserError(
+                    f"{name}: with a rope of type {kind['rope_type']} a sequence may have {limit} tokens, and the recipe "
+                    f"admits {longest}: lower max_length, max_prompt_length or response_length"
+                )
+
+
+def check_layers(config: PreTrainedConfig) -> None:
+    """Raise UserError where the layers after the first are not alike, as memory is predicted from the first ones.
+
+    Nothing is allocated.
+    """
+    with torch.device("meta"):
+        layers: Any = AutoModelForCausalLM.from_config(config).get_decoder().layers
+    shapes = [sorted((name, tuple(weight.shape)) for name, weight in layer.named_parameters()) for layer in layers]
+    other = next((number for number, shape in enumerate(shapes) if number > 1 and shape != shapes[1]), None)
+    if other is not None:
+        raise UserError(f"memory of {config.model_type} models is not predicted where layers differ (1 and {other})")
 
 
 def has_fused_experts(model: PreTrainedModel) -> bool:
@@ -219,11 +256,13 @@ def check_model(model: PreTrainedModel, name: str) -> None:
     if model.device.type == "meta":
         return
     ids = torch.arange(1, 9, device=model.device)[None] % int(head.weight.shape[0])
-    logits = model(input_ids=ids, use_cache=False).logits.float()
+    logits = model(input_ids=ids, use_cache=False).logits
+    logits_type, logits = logits.dtype, logits.float()
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     product = head(hidden).float() * logit_scale(model.config)
     shorter = model(input_ids=ids[:, :4], use_cache=False).logits.float()
-    bound = 0.05 * float(logits.abs().max()) + 1e-4  # far above rounding in bfloat16, far below another formula
+    # far above rounding, far below another formula
+    bound = (1e-3 if logits_type == torch.float32 else 0.05) * float(logits.abs().max()) + 1e-4
     for other, what in (
         (product, "its logits are not its hidden states times the output matrix"),
         (shorter, "its output for a token depends on later tokens"),

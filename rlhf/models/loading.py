@@ -22,7 +22,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models import weights as stored
-from rlhf.models.architecture import add_classifier, check_model, config_of, differences, unsupported
+from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, nf4_config
 from rlhf.models.random_base import random_base
@@ -142,8 +142,9 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     else:
         with _loading("the base model", name, settings):
             base = _read_base(settings, name, device, kind, nf4, options)
-        _check_loaded(base, settings, name, whole=head == "lm")
+            _check_loaded(base, settings, name, whole=head == "lm")
     check_experts(base, settings, name)
+    check_lengths(base.config, recipes.longest(recipe), name)
     return _plain(base, recipe)
 
 

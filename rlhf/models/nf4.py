@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -33,7 +34,9 @@ def check_blocks(architecture: recipes.Architecture | None, device: torch.device
 
 
 def check_experts(base: PreTrainedModel, settings: recipes.Model, name: str) -> None:
-    """Raise UserError where NF4 would leave most weights as they are: bitsandbytes packs linear layers alone."""
+    """Raise UserError where NF4 would leave most weights as they are: linear layers alone are packed here."""
+    if settings.quantization == "nf4" and any(isinstance(module, Conv1D) for module in base.modules()):
+        raise UserError(f"{name}: model.quantization: nf4 packs linear layers, which a {base.config.model_type} has not")
     if settings.quantization == "nf4" and has_fused_experts(base):
         raise UserError(
             f"{name}: model.quantization: nf4 packs linear layers, and the experts of a {base.config.model_type} model "

@@ -48,7 +48,7 @@ class Architecture(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
 
-    model_type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")] = "llama"
+    model_type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")] = "llama"
     vocab_size: Vocabulary | None = None  # null: the tokenizer's
     sliding_window: Tokens | None = None
     hidden_size: Width
@@ -80,8 +80,8 @@ class Architecture(Section):
     def config_keys(self) -> dict[str, Any]:
         """Return the keys for transformers' configuration, model_type among them.
 
-        `sliding_window` is left out where it is not written and where Llama, which has none, would be given one. For
-        Mistral null is a value: transformers' own default is a window of 4,096 tokens.
+        `sliding_window` is left out where it is null, but for Mistral: there null means that there is no window, and
+        transformers' own default is one of 4,096 tokens.
         """
         keys = self.model_dump()
         if self.model_type == "llama" or (
@@ -129,7 +129,7 @@ class Tokenizer(Section):
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
     system_prompt: Annotated[str, Field(max_length=10_000)] | None = None  # of conversations that have none
-    chat_template_kwargs: dict[VariableName, bool | int | float | str] | None = None  # enable_thinking: false
+    chat_template_kwargs: dict[VariableName, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] | None = None  # enable_thinking: false
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -147,6 +147,11 @@ class Tokenizer(Section):
         for key in ("pad_token", "eos_token"):
             if made_here and getattr(self, key) is not None:
                 raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
+        reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"} & set(
+            self.chat_template_kwargs or ()
+        )
+        if reserved:
+            raise ValueError(f"chat_template_kwargs: {reserved.pop()} is set by what renders a conversation")
         for key in ("system_prompt", "chat_template_kwargs"):
             if self.template != "chat" and getattr(self, key) is not None:
                 raise ValueError(f"{key} belongs to template: chat, but template is {self.template}")
