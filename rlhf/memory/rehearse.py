@@ -45,6 +45,7 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
     assert architecture
     if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
         raise UserError("memory is predicted for lora.layers: all and upper_half only")
+    _check_depth(architecture)
     changes = few_steps(recipe, STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
         **_shallow(architecture, layers or architecture.num_hidden_layers),
@@ -57,6 +58,14 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
         accumulated = getattr(recipe, stage).gradient_accumulation_steps
         changes[f"{stage}.gradient_accumulation_steps"] = min(2, accumulated)
     return changes
+
+
+def _check_depth(architecture: Architecture) -> None:
+    """Raise UserError where the first layers are not like the others. Types that are tested have equal layers."""
+    from rlhf.models.architecture import TESTED, check_layers, config_of
+
+    if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
+        check_layers(config_of(architecture))
 
 
 def _shallow(architecture: Architecture, layers: int) -> dict[str, Any]:

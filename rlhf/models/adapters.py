@@ -20,7 +20,6 @@ from rlhf.models.model import computes_in_bfloat16
 from rlhf.models.weights import ADAPTER_FILE, adapter_weights
 from rlhf.run.directory import Run
 
-
 # Names that peft takes for layers of experts, in its map of models whose experts became one tensor.
 EXPERT_LAYERS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 
@@ -67,8 +66,8 @@ def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear
     for target in targets:
         if experts and target.rpartition(".")[2] in EXPERT_LAYERS:
             raise UserError(
-                f"lora.target_modules: {target} is also the name of an expert's layer, and experts stay frozen; the other "
-                f"linear layers are {', '.join(linear)}"
+                f"lora.target_modules: {target} is also the name of an expert's layer, and experts stay frozen; the "
+                f"other linear layers are {', '.join(linear)}"
             )
         if not any(f".{name}".endswith(f".{target}") for name in modules):
             raise UserError(

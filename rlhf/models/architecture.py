@@ -218,8 +218,8 @@ def check_lengths(config: PreTrainedConfig, longest: int, name: str) -> None:
             )
             if longest > limit:
                 raise UserError(
-                    f"{name}: with a rope of type {kind['rope_type']} a sequence may have {limit} tokens, and the recipe "
-                    f"admits {longest}: lower max_length, max_prompt_length or response_length"
+                    f"{name}: with a rope of type {kind['rope_type']} a sequence may have {limit} tokens, and the "
+                    f"recipe admits {longest}: lower max_length, max_prompt_length or response_length"
                 )
 
 

@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, 
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.architecture import sliding_window
 from rlhf.models.products import Before, Gate, Node, Norm, Part, Product, Rotary, heads_of, part_of
 
 SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
@@ -37,6 +38,15 @@ class Trunk:
         self.eps = float(base.config.rms_norm_eps)
         self._merging: list[str] = []  # roles of the blocks that are open
         self._merged: dict[str, dict[tuple[nn.Module, ...], Tensor]] = {}
+
+    def check_length(self, longest: int) -> None:
+        """Raise UserError where sequences of `longest` tokens exceed a sliding window, which has no form here."""
+        window = sliding_window(self.base.config)
+        if window and longest > window:
+            raise UserError(
+                f"hardware.trunk: lean has no sliding windows: the recipe admits sequences of {longest} tokens, the "
+                f"model's window has {window}: use hardware.trunk: library"
+            )
 
     @contextmanager
     def merging(self, role: str) -> Iterator[None]:

@@ -84,9 +84,7 @@ class Architecture(Section):
         transformers' own default is one of 4,096 tokens.
         """
         keys = self.model_dump()
-        if self.model_type == "llama" or (
-            self.model_type != "mistral" and "sliding_window" not in self.model_fields_set
-        ):
+        if self.sliding_window is None and self.model_type != "mistral":
             keys.pop("sliding_window")
         if keys["vocab_size"] is None:
             keys.pop("vocab_size")
@@ -129,7 +127,9 @@ class Tokenizer(Section):
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
     template: Literal["hh", "plain", "chat"]
     system_prompt: Annotated[str, Field(max_length=10_000)] | None = None  # of conversations that have none
-    chat_template_kwargs: dict[VariableName, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] | None = None  # enable_thinking: false
+    chat_template_kwargs: dict[VariableName, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] | None = (
+        None  # enable_thinking: false
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -147,6 +147,14 @@ class Tokenizer(Section):
         for key in ("pad_token", "eos_token"):
             if made_here and getattr(self, key) is not None:
                 raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
+        if not made_here and not self.name:
+            raise ValueError(f"source: {self.source} needs a name")
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError("source: hub needs revision: the 40-digit commit")
+        return self
+
+    @model_validator(mode="after")
+    def _chat_settings(self) -> Self:
         reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"} & set(
             self.chat_template_kwargs or ()
         )
@@ -155,10 +163,6 @@ class Tokenizer(Section):
         for key in ("system_prompt", "chat_template_kwargs"):
             if self.template != "chat" and getattr(self, key) is not None:
                 raise ValueError(f"{key} belongs to template: chat, but template is {self.template}")
-        if not made_here and not self.name:
-            raise ValueError(f"source: {self.source} needs a name")
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
-            raise ValueError("source: hub needs revision: the 40-digit commit")
         return self
 
 

@@ -30,6 +30,7 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import GROUPS
+from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.online.rewarding import By, Rewards
@@ -71,6 +72,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         folders = {role: run.folder_of(stage) for role, stage in _roles(trained).items()}
         shared = SharedBase(load_base(run, device), folders)
         shared.add_reward(run.folder_of("rm"))
+        check_sampling(shared.base, codec)
         references = [pair for pair in answers(corpus, prompts) for _ in range(options.num_samples)]
         overlap = Overlap(references, options.bertscore_model, device)
     samples: dict[str, PolicySamples] = {}

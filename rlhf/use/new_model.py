@@ -136,7 +136,7 @@ def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str
 
 
 def parameters(section: Mapping[str, Any]) -> int:
-    """Return the number of parameters of an architecture."""
+    """Return the number of parameters of an architecture. Raises UserError for a model that is not supported."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -144,7 +144,9 @@ def parameters(section: Mapping[str, Any]) -> int:
 
     config = architecture.config_of(recipes.Architecture.model_validate(section), pad_token_id=None)
     with torch.device("meta"):
-        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+        model = AutoModelForCausalLM.from_config(config)
+    architecture.check_model(model, config.model_type)
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _end_ids(*configs: Mapping[str, Any]) -> set[int]:

@@ -66,6 +66,19 @@ def test_a_value_of_another_kind_is_one_line():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("kind", "key"), [("gpt2", "intermediate_size"), ("bloom", "intermediate_size")])
+def test_a_configuration_without_a_key_that_every_architecture_has_is_one_line(kind, key):
+    with pytest.raises(UserError, match=f"cannot describe a {kind} model, which has no {key}$"):
+        architecture_of(AutoConfig.for_model(kind).to_dict())
+
+
+def test_as_many_key_value_heads_as_heads_may_be_written_as_null():
+    config = AutoConfig.for_model("nemotron", **models.SIZES | {"vocab_size": 64, "num_key_value_heads": None})
+    section = architecture_of(config.to_dict())
+    assert section["num_key_value_heads"] == config.num_attention_heads
+    assert differences(Architecture.model_validate(section), config) == {}
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_the_engine_cannot_do_is_refused_with_the_reason(kind):
     config = AutoConfig.for_model(kind).to_dict()

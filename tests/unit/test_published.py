@@ -247,10 +247,21 @@ def known(stage: str) -> set[str]:
     return {*re.findall(r'"([a-z_/]+)":', written), *re.findall(r"`([a-z_]+(?:/[a-z_]+)*)`", explained)}
 
 
+# Recipes of `rlhf new`, which no one has published figures for.
+WITHOUT_FIGURES = {
+    "12gb-qwen3-4b",
+    "4090-qwen3-14b",
+    "4090-qwen3-8b",
+    "8gb-qwen3-1.7b",
+    "h100-qwen3-32b",
+    "h100-qwen3-8b",
+}
+
+
 @pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_every_row_names_its_place_and_what_it_is_compared_with(directory):
     loaded = recipe.load(directory)
-    assert loaded.targets
+    assert bool(loaded.targets) == (loaded.name not in WITHOUT_FIGURES)
     for target in loaded.targets:
         guide, *place = target.source.split(" > ")
         if directory.parent.name in FIGURES:
@@ -266,7 +277,7 @@ def test_every_row_names_its_place_and_what_it_is_compared_with(directory):
 
 def test_every_recipe_of_a_guide_is_checked():
     ours = {"cpu-tiny", "cpu-tiny-groups", "cpu-tiny-sums", "2xcpu-tiny", "2x4090-llama2-13b", "8xh100-llama2-70b"}
-    ours |= {"4090-llama31-8b-gsm8k", "h100-llama31-8b-gsm8k"}
+    ours |= {"4090-llama31-8b-gsm8k", "h100-llama31-8b-gsm8k", *WITHOUT_FIGURES}
     assert {d.parent.name for d in DIRECTORIES} - ours == set(FIGURES) == set(SETTINGS)
 
 

@@ -248,6 +248,26 @@ def test_thinking_is_switched_off_and_a_system_prompt_is_put_first(tmp_path):
     assert "yes" not in codec.prompt_text(own)
 
 
+@pytest.mark.parametrize("start", ["", "\n", "  {% if true %}", "   "])
+def test_settings_leave_the_template_behind_them_as_it_is(tmp_path, start):
+    """Jinja drops line breaks and spaces around tags; an emoji is two escapes in JSON."""
+    template = f"{start}{THINKING}" + ("{% endif %}" if "if" in start else "")
+    plain = tokenize.load(chat_tokenizer(tmp_path / "a", template), settings("chat"))
+    keys: dict[str, Any] = {"chat_template_kwargs": {"greeting": "\U0001f600"}}
+    codec = tokenize.load(chat_tokenizer(tmp_path / "b", template), settings("chat", **keys))
+    assert codec.prompt_text(PROMPT) == plain.prompt_text(PROMPT)
+    keys = {"system_prompt": "Be \U0001f600 and \u00e9."}
+    codec = tokenize.load(chat_tokenizer(tmp_path / "c", template), settings("chat", **keys))
+    assert "Be \U0001f600 and \u00e9.<|im_end|>" in codec.prompt_text(PROMPT)
+    assert codec.encode_prompts([PROMPT], 256)[0][0]
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+def test_variables_that_a_conversation_sets_are_reserved(name):
+    with pytest.raises(ValidationError, match=f"{name} is set by what renders a conversation"):
+        settings("chat", chat_template_kwargs={name: True})
+
+
 def test_a_conversation_of_several_turns_continues_with_what_training_saw(tmp_path):
     turns = (*PROMPT, Message("assistant", "Paris"), Message("user", "Sure?"))
     codec = tokenize.load(chat_tokenizer(tmp_path, THINKING), settings("chat"))

@@ -17,9 +17,10 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Group, OnlineOptions
+from rlhf.recipe import Group, OnlineOptions, longest
 from rlhf.rollout import vllm
 from rlhf.rollout.engine import Sampling, ValueFn, sample
+from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.online.checkpoints import choose_checkpoints
@@ -65,6 +66,9 @@ class Session:
                 self.shared.base.enable_input_require_grads()
             if options.model_scores:
                 self.shared.add_reward(self.rm)
+            check_sampling(self.shared.base, self.codec)
+            if self.shared.trunk is not None:
+                self.shared.trunk.check_length(longest(recipe))
         self.telemetry.loaded()
         self.before = self.evaluate("reference")
         self.after: PolicySamples | None = None
