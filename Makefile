@@ -11,7 +11,7 @@ HW ?= cpu
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
-## OUT        root of the run directories [runs; with WEIGHTS, DATA or SEED a folder in it: runs/data-a/seed-1]
+## OUT        root of the run directories [runs, or a folder in it where WEIGHTS, DATA or SEED is set]
 OUT ?= $(OUT_DEFAULT)
 ## PARENTS    another root of run directories; runs in OUT build on its finished stages: runs
 PARENTS ?=
@@ -150,7 +150,7 @@ fetch: $(ready) ## download the pinned model and data of a recipe and check them
 	@$(rlhf) fetch $(strip $(recipe) $(sets))
 plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
-data-check: setup ## check the quality of the files in DATA; Error 3: warnings, Error 1: errors
+data-check: setup ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-check needs DATA="file ..."))
 data-show: setup ## show some rows of the files in DATA, chosen beside rejected answers
 	@$(VENV)/bin/rlhf data show $(if $(DATA),$(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-show needs DATA="file ..."))
@@ -242,7 +242,7 @@ bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
-budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write pins anew)
+budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write writes new pins)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## write results/README.md from the records in results/
 	@$(VENV)/bin/python -m bench.results

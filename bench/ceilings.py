@@ -11,7 +11,7 @@ SIZES = {"cuda": (8192, 2**30, 20), "cpu": (1024, 2**27, 10)}  # side of the mat
 
 
 def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Return operations per second of a large product and bytes per second (read and written) of a large copy.
+    """Return the operations per second of a large product and bytes per second (read and written) of a large copy.
 
     Both are medians of several runs after a warm-up, with torch's current number of threads.
     """

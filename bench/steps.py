@@ -70,7 +70,7 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, quartiles and number of repeated measurements."""
+    """Return the median, quartiles and number of repeated measurements."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return {"median": median, "low": low, "high": high, "n": len(values)}
 

@@ -69,7 +69,7 @@ def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
 
 
 def step_seconds(shared: SharedBase, codec: Codec, sampling: Sampling) -> dict[str, float]:
-    """Return median seconds of a decoding step, captures included, and of the prefill, over whole rollouts."""
+    """Return the median seconds of a decoding step, captures included, and of the prefill, over whole rollouts."""
     prompt, response = sampling.max_prompt_length, sampling.response_length
     lengths = [prompt - row % min(7, prompt - 1) for row in range(sampling.batch_size)]
     prompts = [[3 + (7 * row + i) % 40 for i in range(length)] for row, length in enumerate(lengths)]

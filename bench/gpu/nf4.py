@@ -88,7 +88,7 @@ def _applies(choice: str, rows: int) -> bool:
 
 
 def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float | str:
-    """Return median microseconds of a product, over a whole ring of weights; an error as text."""
+    """Return the median microseconds of a product, over a whole ring of weights; an error as text."""
     import bitsandbytes
 
     group, switch = CHOICES[choice]

@@ -60,7 +60,7 @@ def measure(context: Context) -> Verdict:
 
 
 def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dict[str, float | None]:
-    """Return median seconds of both passes, of queuing them on the host, and of a forward pass without gradients.
+    """Return the median seconds of both passes, of queuing them on the host, and of a forward pass without gradients.
 
     With `padded` half of the last row is masked padding, on the right. `operations` are those of products and
     attention, as torch counts them, without 4-bit products.
@@ -104,7 +104,7 @@ def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dic
 
 
 def timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Return median seconds until the device is done, and until the host has queued the work; after a warm-up call."""
+    """Return the median seconds until the device is done, and until the host has queued the work, after a warm-up."""
     work()
     whole, host = [], []
     for _ in range(REPEATS):
@@ -118,7 +118,7 @@ def timed(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def switch_ms(shared: SharedBase) -> float:
-    """Return median milliseconds of a role switch between policy and value, as in PPO's micro-batches."""
+    """Return the median milliseconds of a role switch between policy and value, as in PPO's micro-batches."""
     spent = []
     for _ in range(REPEATS):
         for role in ("value", "policy"):

@@ -20,12 +20,12 @@ ALLOWED = 0.03  # growth of a phase's peak over what is pinned
 
 
 def pinned_recipes(root: Path) -> list[Path]:
-    """The recipes that are made for a card."""
+    """Return the recipes that are made for a card."""
     return [d for d in recipes.available(root) if recipes.load(d).recipe.hardware.memory_gb is not None]
 
 
 def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, Any] | None:
-    """What each way to save memory does to SFT's step, for a recipe whose source publishes that."""
+    """Return what each way to save memory does to SFT's step, for a recipe whose source publishes that."""
     published = any(target.metric and target.metric.startswith("effect.") for target in loaded.targets)
     return ablation(predictor, loaded, "sft") if published else None
 
@@ -36,19 +36,19 @@ def pinned(directory: Path) -> Peaks:
 
 
 def pinned_step(directory: Path) -> Step:
-    """The operations of a decoding step that are pinned; empty where none are."""
+    """Return the operations of a decoding step that are pinned; empty where none are."""
     step: Step = json.loads((directory / FILE).read_text(encoding="utf-8")).get("decoding_step", {})
     return step
 
 
 def pinned_needs(directory: Path) -> Needs:
-    """What the phases need as it is pinned; empty where nothing is."""
+    """Return what the phases need as it is pinned; empty where nothing is."""
     needs: Needs = json.loads((directory / FILE).read_text(encoding="utf-8")).get("needed", {})
     return needs
 
 
 def more_needed(before: Needs, now: Needs) -> Iterator[str]:
-    """One line for each phase that needs more than `ALLOWED` above what is pinned."""
+    """Yield one line for each phase that needs more than `ALLOWED` above what is pinned."""
     for stage, phases in before.items():
         for phase, old in phases.items():
             new = now.get(stage, {}).get(phase, 0)
@@ -57,7 +57,7 @@ def more_needed(before: Needs, now: Needs) -> Iterator[str]:
 
 
 def more_operations(before: Step, now: Step) -> Iterator[str]:
-    """One line for each role whose decoding step has more operations than are pinned, or none pinned."""
+    """Yield one line for each role whose decoding step has more operations than are pinned, or none pinned."""
     for role, counts in now.items():
         for where, count in counts.items():
             old = before.get(role, {}).get(where)
@@ -69,7 +69,7 @@ def more_operations(before: Step, now: Step) -> Iterator[str]:
 
 
 def growth(before: Peaks, now: Peaks) -> Iterator[str]:
-    """One line for each phase that is missing, new, or grown by more than `ALLOWED`, with what grew most."""
+    """Yield one line for each phase that is missing, new, or grown by more than `ALLOWED`, with what grew most."""
     for stage in STAGES:
         for phase in {**before[stage], **now[stage]}:
             if phase not in before[stage] or phase not in now[stage]:
@@ -102,7 +102,7 @@ def peaks_table(root: Path) -> str:
 
 
 def strategies_table(directory: Path) -> str:
-    """The pinned effects of the strategies as Markdown, beside what is published about each."""
+    """Return the pinned effects of the strategies as Markdown, beside what is published about each."""
     effects = json.loads((directory / FILE).read_text(encoding="utf-8"))["strategies"]
     loaded = recipes.load(directory)
     lines = ["| strategy, alone | peak, GB | memory | operations | published |", "| --- | ---: | ---: | ---: | --- |"]

@@ -21,7 +21,7 @@ Peaks = dict[str, dict[str, int]]  # phase -> {"bytes": allocated, and on CUDA "
 
 
 def tracked_on_cpu(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
-    """Bytes of storages alive, as the tracker counts them on real CPU tensors."""
+    """Return the bytes of storages alive, as the tracker counts them on real CPU tensors."""
     assert recipe.model.architecture and recipe.model.architecture.vocab_size
     with alone(), Tracker("cpu", PHASES, recipe.model.architecture.vocab_size) as tracker:
         run_stage(torch.device("cpu"))
@@ -29,7 +29,7 @@ def tracked_on_cpu(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
 
 
 def allocated_on_cuda(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
-    """Peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
+    """Return the peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
     with alone(), AllocatorPeaks() as meter:
         run_stage(CUDA)
         take_peak(CUDA)
@@ -105,12 +105,12 @@ def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[str], Peaks]]:
 
 
 def pinned_peaks(directory: Path, stage: str) -> dict[str, int]:
-    """Bytes at the peak of each phase of a stage, as the recipe's predicted.json has them."""
+    """Return the bytes at the peak of each phase of a stage, as the recipe's predicted.json has them."""
     return {phase: sum(parts.values()) for phase, parts in budgets.pinned(directory)[stage].items()}
 
 
 def beside(stage: str, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[dict[str, Any]]:
-    """One row for each phase that has both peaks, in bytes; `error` is predicted / measured - 1."""
+    """Return one row for each phase that has both peaks, in bytes; `error` is predicted / measured - 1."""
     return [
         {
             "stage": stage,
@@ -125,6 +125,6 @@ def beside(stage: str, predicted: Mapping[str, int], measured: Mapping[str, int]
 
 
 def measure(loaded: PinnedRecipe, stages: list[str]) -> dict[str, dict[str, int]]:
-    """Bytes at the peak of each phase of each of the stages, as `measuring` has them."""
+    """Return the bytes at the peak of each phase of each of the stages, as `measuring` has them."""
     with measuring(loaded) as measure_stage:
         return {s: {phase: peak["bytes"] for phase, peak in measure_stage(s).items()} for s in stages}

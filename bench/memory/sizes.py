@@ -48,7 +48,7 @@ LARGE = 20.0  # billions of parameters from which the card is an H100 and not a 
 
 
 def changes(size: Size) -> dict[str, Any]:
-    """The keys that make the recipe one for this model."""
+    """Return the keys that make the recipe one for this model."""
     found: dict[str, Any] = {
         f"model.architecture.{key}": value
         for key, value in {
@@ -77,7 +77,7 @@ def changes(size: Size) -> dict[str, Any]:
 
 
 def predict(root: Path, said: Callable[[str], None]) -> dict[str, Any]:
-    """Bytes of the card that each stage is predicted to need, by model."""
+    """Return the bytes of the card that each stage is predicted to need, by model."""
     found: dict[str, Any] = {}
     with Predictor() as predictor:
         for size in SIZES:
@@ -88,12 +88,12 @@ def predict(root: Path, said: Callable[[str], None]) -> dict[str, Any]:
 
 
 def largest(needs: Mapping[str, Mapping[str, int]], stage: str, mebibytes: int) -> Size | None:
-    """The largest model with which a stage needs no more than a card has."""
+    """Return the largest model with which a stage needs no more than a card has."""
     return next((s for s in reversed(SIZES) if needs[s.name][stage] <= mebibytes * 2**20), None)
 
 
 def table(content: Mapping[str, Any]) -> str:
-    """Predicted need in GB as Markdown, and the largest model of the list whose PPO fits each card."""
+    """Return the predicted need in GB as Markdown, and the largest model of the list whose PPO fits each card."""
     needs = content["needed"]
     lines = ["| model | parameters, 10^9 | " + " | ".join(STAGES) + " |", "| --- | ---: |" + " ---: |" * len(STAGES)]
     for size in SIZES:
@@ -117,7 +117,9 @@ WORDS = {"sft": "SFT", "rm": "reward model", "ppo": "PPO", "dpo": "DPO"}
 
 
 def chart(content: Mapping[str, Any]) -> str:
-    """Predicted need over model size as SVG, both on logarithmic axes, a line for each stage and one for each card."""
+    """Return the predicted need over model size as SVG, both on logarithmic axes, a line for each stage and one for
+    each card.
+    """
     from math import log
 
     def x(billions: float) -> float:

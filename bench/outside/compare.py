@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def runs(only: str = "") -> list[Row]:
-    """The measured runs whose name contains `only`."""
+    """Return the measured runs whose name contains `only`."""
     found = json.loads(DATA.read_text(encoding="utf-8"))["runs"]
     return [run for run in found if only in name(run)]
 
@@ -48,7 +48,9 @@ def name(run: Row) -> str:
 
 
 def predict(run: Row) -> Row:
-    """Bytes as the comparison reports them, and what was counted on the way; `failed` says why there are none."""
+    """Return the bytes as the comparison reports them, and what was counted on the way; `failed` says why there are
+    none.
+    """
     from bench.outside import steps
 
     row = {"name": name(run), "file": run["file"], "measured": {size: run["measured"][size] for size in SIZES}}
@@ -80,8 +82,9 @@ def predict(run: Row) -> Row:
 
 
 def _recorded(run: Row, virtual: int) -> tuple[Any, int, np.ndarray]:
-    """The run's steps at its depth, its trainable parameters, and the work of each step: from 2 and 4 layers, or from
-    all of them where what two layers do more is not the same in every step."""
+    """Return the run's steps at its depth, its trainable parameters, and the work of each step: from 2 and 4 layers, or
+    from all of them where what two layers do more is not the same in every step.
+    """
     from bench.outside import loop, steps
 
     few, more = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
@@ -96,7 +99,7 @@ def _recorded(run: Row, virtual: int) -> tuple[Any, int, np.ndarray]:
 
 
 def _work_of_a_step(work: np.ndarray) -> dict[str, float]:
-    """What a step does on average over the run: each count is a polynomial of second degree in a batch's length."""
+    """Return the mean work of a step over the run: each count is a polynomial of second degree in a batch's length."""
     every = lengths.windows().ravel()
     means = np.array([np.mean(every**power) for power in (2.0, 1.0, 0.0)])
     found = np.polyfit(RECORDED[1:], work[1:], 2).T @ means  # the first step makes the optimizer's states
@@ -104,7 +107,7 @@ def _work_of_a_step(work: np.ndarray) -> dict[str, float]:
 
 
 def _windows() -> tuple[np.ndarray, list[int]]:
-    """The windows that are replayed, in their order, and which of them make the averages.
+    """Return the windows that are replayed, in their order, and which of them make the averages.
 
     Those with the longest rows, each after those before it, since what they leave behind matters; and pairs that are
     spread over the run. The 117 up to the longest row give LoRA's maximum to the MiB, as the last seven of them do.
@@ -118,14 +121,14 @@ def _windows() -> tuple[np.ndarray, list[int]]:
 
 
 def predict_all(chosen: Sequence[Row], jobs: int) -> Iterator[Row]:
-    """Each run's prediction, in order; `jobs` processes work side by side."""
+    """Yield each run's prediction, in order; `jobs` processes work side by side."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
         yield from pool.map(predict, chosen)
 
 
 def predict_packed(jobs: int) -> Iterator[Row]:
-    """Predictions of fms-acceleration's runs, in order."""
+    """Yield predictions of fms-acceleration's runs, in order."""
     chosen = json.loads(PACKED_DATA.read_text(encoding="utf-8"))["runs"]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
         yield from pool.map(_packed, chosen)

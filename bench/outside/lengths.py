@@ -19,14 +19,14 @@ WINDOW = 10  # steps after which run.py empties the cache
 
 
 def windows() -> np.ndarray:
-    """Tokens of the longest row of each batch, (windows, steps), in the order of a run."""
+    """Return the tokens of the longest row of each batch, (windows, steps), in the order of a run."""
     lengths = np.minimum(np.round(_rows()).astype(int), LIMIT)
     buckets = -np.sort(-lengths.reshape(-1, BUCKET), axis=1)
     return buckets[:, ::BATCH].reshape(-1, WINDOW)
 
 
 def _rows() -> np.ndarray:
-    """Gamma-distributed lengths (Wilson and Hilferty's approximation), one from each part of equal probability."""
+    """Return gamma-distributed lengths (Wilson and Hilferty's approximation), one from each of equal parts."""
     order = np.random.default_rng(0).permutation(ROWS)
     normal = NormalDist()
     z = np.array([normal.inv_cdf((place + 0.5) / ROWS) for place in order])

@@ -66,7 +66,7 @@ class Recorder(StandIn):
         super().mark(name)
 
     def requests(self) -> list[Event]:
-        """The events, with the bytes that were asked for."""
+        """Return the events, with the bytes that were asked for."""
         found = []
         for event in self.events():
             if event.storage is not None:
@@ -115,7 +115,7 @@ def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> Rehear
 
 
 def _base_model(recorder: Recorder, layers: int, attention: str | None) -> Any:
-    """The model, each of whose weights and buffers is allocated by itself, as from_pretrained does."""
+    """Return the model, each of whose weights and buffers is allocated by itself, as from_pretrained does."""
     config = transformers.LlamaConfig(num_hidden_layers=layers, **SHAPE)
     options = {"attn_implementation": attention} if attention else {}
     with recorder.paused(), torch.device("meta"):
@@ -130,7 +130,7 @@ def _base_model(recorder: Recorder, layers: int, attention: str | None) -> Any:
 
 
 def _config(adapter: dict[str, Any], layers: int) -> peft.PeftConfig:
-    """The adapter's settings; one that names every layer gets as many as there are here."""
+    """Return the adapter's settings; one that names every layer gets as many as there are here."""
     if adapter.get("adapter_layers") == LAYERS:
         adapter = adapter | {"adapter_layers": layers}
     kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(adapter["peft_type"])]
@@ -193,7 +193,7 @@ def _train(recorder: Recorder, model: Any, optimizer: Any, schedule: Any, length
 
 
 def _batch(longest: int) -> dict[str, Tensor]:
-    """Rows on the CPU, padded on the right."""
+    """Return the rows on the CPU, padded on the right."""
     ids, mask = torch.full((ROWS, longest), PAD), torch.zeros((ROWS, longest), dtype=torch.int64)
     for row in range(ROWS):
         ids[row, : _length(row, longest)], mask[row, : _length(row, longest)] = 1000 + row, 1
@@ -201,5 +201,5 @@ def _batch(longest: int) -> dict[str, Tensor]:
 
 
 def _length(row: int, longest: int) -> int:
-    """Each row is two tokens shorter than the one before."""
+    """Return the lengths, each row two tokens shorter than the one before."""
     return max(2, longest - 2 * row)

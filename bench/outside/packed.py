@@ -57,7 +57,7 @@ def name(run: dict[str, Any]) -> str:
 
 
 def predict(run: dict[str, Any]) -> dict[str, Any]:
-    """One run's figures, in bytes: the peak of allocated memory, and what is allocated after a step."""
+    """Return one run's figures, in bytes: the peak of allocated memory, and what is allocated after a step."""
     (few, few_work), (more, more_work) = (_rehearse(run, depth) for depth in DEPTHS)
     layers = SHAPES[run["model"]]["num_hidden_layers"]
     events = deepen(few, more, layers)
@@ -75,7 +75,9 @@ def predict(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rehearse(run: dict[str, Any], layers: int) -> tuple[list[Event], dict[str, float]]:
-    """Events of loading and of two steps, the first of which makes the optimizer's states; and the work of a step."""
+    """Return the events of loading and of two steps, the first of which makes the optimizer's states; and the work of a
+    step.
+    """
     transformers.set_seed(0)
     gc.collect()
     gc.disable()  # what Python's collector frees, and when, would differ between depths
@@ -96,7 +98,7 @@ def _rehearse(run: dict[str, Any], layers: int) -> tuple[list[Event], dict[str, 
 
 
 def _model(run: dict[str, Any], layers: int) -> Any:
-    """The model as a run trains it, with checkpointing switched on."""
+    """Return the model as a run trains it, with checkpointing switched on."""
     four_bit = run["base"] != "bfloat16"
     fields = {**SHAPES[run["model"]], "num_hidden_layers": layers}
     settings = recipes.Model.model_validate(
@@ -132,13 +134,16 @@ def _step(run: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> 
 
 
 def _precision(run: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    """Autocast to bfloat16, which the runs with an NF4 base asked for and the others did not."""
+    """Return autocast to bfloat16, which the runs with an NF4 base asked for and the others did not."""
     return contextlib.nullcontext() if run["base"] == "bfloat16" else torch.autocast("meta", torch.bfloat16)
 
 
 def _loss(model: Any, ids: Tensor) -> Tensor:
-    """Cross-entropy in float32 over a shifted copy of the logits, as transformers 4.48 computes it; later versions need
-    no copy. The decoder's output and the logits live until the loss is known."""
+    """Return cross-entropy in float32 over a shifted copy of the logits, as transformers 4.48 computes it; later
+    versions need no copy.
+
+    The decoder's output and the logits live until the loss is known.
+    """
     plain: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     hidden = plain.model(input_ids=ids).last_hidden_state
     logits = plain.lm_head(hidden)

@@ -127,12 +127,12 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
-    """Errors over all runs but the calibrated one, one line of Markdown's list for each size."""
+    """Return the errors over all runs but the calibrated one, one line of Markdown's list for each size."""
     return [f"- {WORDS[size]}, {_spread(rows, size)}" for size in SIZES]
 
 
 def packed_line(rows: Sequence[Row]) -> str:
-    """Errors of the packed runs' peaks."""
+    """Return the errors of the packed runs' peaks."""
     return f"- peak allocated, NF4 and checkpointing, {_spread(rows, 'peak_allocated')}"
 
 
@@ -151,7 +151,7 @@ def packed_cells(row: Row) -> tuple[str, ...]:
 
 
 def _packed(record: Mapping[str, Any]) -> str:
-    """The section about packed runs."""
+    """Return the section about packed runs."""
     about = record["packed_source"]
     table = _markdown(PACKED_COLUMNS, map(packed_cells, record["packed"]))
     return PACKED.format(
@@ -164,7 +164,7 @@ def _packed(record: Mapping[str, Any]) -> str:
 
 
 def _time(record: Mapping[str, Any]) -> str:
-    """The section about time."""
+    """Return the section about time."""
     calibrated, others = speed.timed(record)
     low, high = SPREAD
     names = {row["name"] for row, _ in calibrated}
@@ -184,7 +184,7 @@ def _time(record: Mapping[str, Any]) -> str:
 
 
 def time_spread(runs: Sequence[speed.Timed], card: Card) -> str:
-    """Errors of projected times of the runs on a card."""
+    """Return the errors of projected times of the runs on a card."""
     return speed.spread([speed.ratio(run) for run in runs if run[1] == card])
 
 
@@ -203,7 +203,7 @@ def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(record: Mapping[str, Any], file: str) -> str:
-    """The whole page; `file` is where the record is, as seen from docs/."""
+    """Return the whole page; `file` is where the record is, as seen from docs/."""
     rows = sorted((row for row in record["rows"] if "error" in row), key=lambda row: -row["measured"]["reserved_max"])
     failed = [row for row in record["rows"] if "failed" in row]
     source = record["outside"]
@@ -223,7 +223,7 @@ def page(record: Mapping[str, Any], file: str) -> str:
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """Predicted over measured maximum of reserved memory as SVG, one dot for each run, with the diagonal."""
+    """Return the predicted over measured maximum of reserved memory as SVG, one dot for each run, with the diagonal."""
     wide, high, left, bottom = 560, 360, 60, 46
     low, top = 18.0, 38.0  # GiB
 

@@ -36,7 +36,7 @@ def timed(record: Mapping[str, Any]) -> tuple[list[Timed], list[Timed]]:
 
 
 def fit(runs: Sequence[Timed]) -> Rates:
-    """The rates with the smallest mean error, as a factor, each card counted equally.
+    """Return the rates with the smallest mean error, as a factor, each card counted equally.
 
     Tried are all on a grid on which no part is faster than the card's nominal rates: without that bound these runs,
     which compute and move nearly the same, make bandwidth free.
@@ -58,7 +58,7 @@ def _nominal(step: Row, card: Card) -> tuple[float, float, float]:
 
 
 def ratio(run: Timed, rates: Rates = CALIBRATED) -> float:
-    """Projected over measured time of a step."""
+    """Return the projected over measured time of a step."""
     row, card = run
     step = row["step"]
     measured: float = step["seconds_measured"]
@@ -66,7 +66,7 @@ def ratio(run: Timed, rates: Rates = CALIBRATED) -> float:
 
 
 def spread(ratios: Sequence[float]) -> str:
-    """Errors of projected times in words."""
+    """Return the errors of projected times in words."""
     errors = [abs(r - 1) for r in ratios]
     return (
         f"{len(errors)} runs: median error {median(errors):.0%}, mean {mean(errors):.0%}, "

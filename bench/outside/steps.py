@@ -25,7 +25,7 @@ class Step(NamedTuple):
     exact: bool  # whether the polynomials give the recorded bytes
 
     def sizes(self, length: int) -> list[int]:
-        """Bytes at each place for a batch whose longest row has `length` tokens."""
+        """Return the bytes at each place for a batch whose longest row has `length` tokens."""
         sizes = np.maximum(np.rint(self.bytes @ _terms(np.array([length]))[:, 0]), 1).astype(np.int64)
         return cast(list[int], sizes.tolist())
 
@@ -72,7 +72,9 @@ def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, firs
 
 
 def _terms(lengths: np.ndarray) -> np.ndarray:
-    """What sizes depend on, (terms, n): the length, also padded to 16 for a bias, to 32 and 64 for kernels' blocks."""
+    """Return what sizes depend on, (terms, n): the length, also padded to 16 for a bias, to 32 and 64 for kernels'
+    blocks.
+    """
     bias, block, tile = (np.ceil(lengths / n) * n for n in (16, 32, 64))
     return np.stack([np.ones(len(lengths)), lengths, lengths**2, lengths * bias, bias, block, tile])
 
@@ -81,7 +83,9 @@ FORMS = ((0,), (0, 1), (0, 5), (0, 4), (0, 3), (0, 1, 6), (0, 1, 2), (0, 4, 3), 
 
 
 def _fit(sizes: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Polynomials for sizes (steps, places): the first of `FORMS` that gives all of them to the byte, else the last."""
+    """Return the polynomials for sizes (steps, places): the first of `FORMS` that gives all of them to the byte, else
+    the last.
+    """
     terms = _terms(lengths)
     found = np.zeros((sizes.shape[1], len(terms)))
     left = np.ones(sizes.shape[1], dtype=bool)

@@ -102,7 +102,7 @@ class OutOfMemory(Exception):
 
 
 def peer_python(folder: Path) -> Path:
-    """The interpreter of an environment that holds TRL 1.12 and otherwise the versions that are installed here."""
+    """Return the interpreter of an environment that holds TRL 1.12 and otherwise the versions installed here."""
     python = folder / "bin" / "python"
     check = [str(python), "-c", f"import peft, trl; assert trl.__version__ == '{TRL}'"]
     if not python.exists() or subprocess.run(check, capture_output=True).returncode:
@@ -154,7 +154,7 @@ def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], step
 
 
 def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
-    """Operations of each phase of our first contender's step, and how many a second the device can do."""
+    """Return the operations of each phase of our first contender's step, and how many a second the device can do."""
     settings = read_json(inputs / "settings.json") or {}
     arguments = prepare_ours(method, inputs, out, next(iter(METHODS[method].ours.values())), 1, micro)
     printed = _call([sys.executable, "-m", "bench.peer.floor", settings["device"], settings["dtype"], "2", *arguments])
@@ -187,7 +187,7 @@ def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def summarise(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
-    """Medians over all measured steps of each contender, and the ratios to both of TRL's.
+    """Return the medians over all measured steps of each contender, and the ratios to both of TRL's.
 
     `clock`: cpu, whose seconds other processes disturb least, or on a GPU wall.
     """
@@ -298,7 +298,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The figures as docs/ppo.md shows them."""
+    """Return the figures as docs/ppo.md shows them."""
     clock = {"cpu": "CPU", "wall": "wall"}[next(r["clock"] for r in record["figures"].values() if "clock" in r)]
     lines = [
         f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median of "
@@ -338,7 +338,7 @@ def phases_table(record: dict[str, Any]) -> str:
 
 
 def cpu_name() -> str:
-    """The processor as the operating system names it."""
+    """Return the processor as the operating system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

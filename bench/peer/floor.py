@@ -23,7 +23,7 @@ from rlhf.rollout import engine as rollout
 
 
 def count(arguments: list[str], steps: int) -> dict[str, float]:
-    """Operations of each phase, per step, over a run of `steps`."""
+    """Return the operations of each phase, per step, over a run of `steps`."""
     flops: dict[str, int] = defaultdict(int)
     timed = Telemetry.phase
 
@@ -41,7 +41,7 @@ def count(arguments: list[str], steps: int) -> dict[str, float]:
 
 
 def rate(device: str, dtype: torch.dtype, size: int) -> float:
-    """Operations a second of a size x size product: the median of five."""
+    """Return the operations a second of a size x size product: the median of five."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     seconds = []
     for _ in range(6):

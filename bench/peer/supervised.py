@@ -73,7 +73,7 @@ def main(
 
 
 def compare(loaded: PinnedRecipe, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Medians over all repeats of both sides, and the ratios of ours to TRL's."""
+    """Return the medians over all repeats of both sides, and the ratios of ours to TRL's."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
@@ -91,7 +91,7 @@ def compare(loaded: PinnedRecipe, stage: str, count: int, repeats: int) -> dict[
 
 
 def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median of the repeats' medians; the peak is a GPU's while it trains; a whole process has more in it."""
+    """Return the median of the repeats' medians; the peak is a GPU's while it trains, and a whole process has more."""
     return {
         "step_seconds": statistics.median(part["step_seconds"]["median"] for part in parts),
         "tokens_per_second": statistics.median(part["tokens_per_second"] for part in parts),

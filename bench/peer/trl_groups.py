@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from bench.peer.training import Clock, timed
-from rlhf.stages.online.rewards import find
+from rlhf.stages.online.reward_functions import find
 
 BETA = {"rloo": 0.05, "grpo": 0.0}  # TRL's defaults
 

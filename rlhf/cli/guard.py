@@ -36,7 +36,7 @@ def guarded(command: click.Command) -> None:
         cause = error.__cause__  # click turns an EOFError into Abort, as for Ctrl-D
         sys.exit(_failed(cause) if isinstance(cause, EOFError) else _stopped(error))
     except BrokenPipeError:  # the reader has left, as in `rlhf plan … | head`; a run's own processes continue
-        say(f"{command.name}: nobody reads the output any more")
+        say(f"{command.name}: the output was closed by its reader")
         _abandon_stdout()
         sys.exit(1)
     except Exception as error:
@@ -81,7 +81,8 @@ def _failed(error: Exception) -> int:
         return distributed.LOST
     text = "".join(traceback.format_exception(error))
     print(visible(shortened(text, LONGEST_TRACEBACK)), end="", file=sys.stderr)
-    say("error: this is a bug, and no mistake of yours: please report the lines above, the command and its version")
+    advice = "please report the lines above, your command and `rlhf --version`"
+    say(f"error: this is a bug in rlhf and not your mistake: {advice}")
     return BUG
 
 

@@ -69,7 +69,7 @@ def new(
         made = making.make(folder, wishes, predict, say)
     rows = [
         (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
-        for stage, phases in made.found.stages.items()
+        for stage, phases in made.fit.stages.items()
     ]
     title = f"{made.loaded.name} {made.loaded.version}: predicted memory, card {wishes.card.memory_gb:g} GB"
     console.rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)

@@ -142,7 +142,7 @@ class Allocator:
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
     def releasable(self) -> int:
-        """Bytes that empty_cache would return to the card."""
+        """Return the bytes that empty_cache would return to the card."""
         return sum(
             self._whole(block)
             for private in (None, *self._freeable)
@@ -151,7 +151,7 @@ class Allocator:
         )
 
     def free_blocks(self) -> Iterator[Block]:
-        """All blocks that are free and have memory behind them."""
+        """Yield all blocks that are free and have memory behind them."""
         for pools in self._pools.values():
             for pool in pools:
                 yield from (block for _, _, block in pool.blocks)
@@ -195,7 +195,7 @@ class Allocator:
         return True
 
     def _whole(self, block: Block) -> int:
-        """Bytes of a free block that can be returned: its whole pages, or itself where it is a segment."""
+        """Return the bytes of a free block that can be returned: its whole pages, or itself where it is a segment."""
         if self.expandable:
             start, end = _pages(block)
             return max(0, end - start)
@@ -296,12 +296,12 @@ class Allocator:
 
 
 def rounded(size: int) -> int:
-    """Bytes of the block that a request gets at least (round_size)."""
+    """Return the bytes of the block that a request gets at least (round_size)."""
     return max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
 
 
 def segment_size(size: int) -> int:
-    """Bytes of the segment that is asked of the card for a block (get_allocation_size)."""
+    """Return the bytes of the segment that is asked of the card for a block (get_allocation_size)."""
     if size <= SMALL:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < MIN_LARGE else -(-size // ROUND_LARGE) * ROUND_LARGE

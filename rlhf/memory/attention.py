@@ -21,7 +21,7 @@ Backend = Literal["flash", "efficient", "math"]
 
 
 def attention(stands_for: str, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
-    """The kernels that torch chooses on the device; on `meta` it would compute attention in plain steps."""
+    """Return the kernels that torch chooses on the device; on `meta` it would compute attention in plain steps."""
     kernel = partial(_attention_on_cuda, gpu) if stands_for == "cuda" else _attention_on_cpu
 
     def attend(
@@ -42,7 +42,7 @@ def attention(stands_for: str, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
 def backend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, enable_gqa: bool, gpu: Gpu
 ) -> Backend:
-    """The kernel that CUDA takes for queries, keys and values (rows, heads, tokens, size), cuDNN's being off.
+    """Return the kernel that CUDA takes for queries, keys and values (rows, heads, tokens, size), cuDNN's being off.
 
     Each condition is one of the checks of use_flash_attention and use_mem_efficient_attention.
     """
@@ -71,7 +71,7 @@ def backend(
 
 
 def _no_flash_backward(size: int, dropout: float, gpu: Gpu) -> bool:
-    """Whether a head is too large for flash attention's backward pass on 8.6, 8.9 and 12.x."""
+    """Return whether a head is too large for flash attention's backward pass on 8.6, 8.9 and 12.x."""
     return (gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12) and (
         192 < size <= 224 or (size > 224 and dropout > 0)
     )
@@ -88,7 +88,7 @@ def _attention_on_cuda(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """The chosen kernel; the memory-efficient one wants a bias that is aligned to 16 elements."""
+    """Return the chosen kernel; the memory-efficient one wants a bias that is aligned to 16 elements."""
     chosen = backend(q, k, v, mask, dropout, causal, enable_gqa, gpu)
     if chosen == "flash":
         return cast(Tensor, aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0])

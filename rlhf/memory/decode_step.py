@@ -56,30 +56,32 @@ class DecodingStep:
 
     @property
     def per_layer(self) -> tuple[str, ...]:
-        """Operations of one decoder layer. Raises ValueError if layers differ."""
+        """Return the operations of one decoder layer. Raises ValueError if layers differ."""
         layers = {op.layer for op in self.operations} - {None}
-        found = {tuple(op.name for op in self.operations if op.layer == layer) for layer in layers}
-        if len(found) != 1:
-            raise ValueError(f"{len(layers)} decoder layers have {len(found)} different lists of operations")
-        return found.pop()
+        names = {tuple(op.name for op in self.operations if op.layer == layer) for layer in layers}
+        if len(names) != 1:
+            raise ValueError(f"{len(layers)} decoder layers have {len(names)} different lists of operations")
+        return names.pop()
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """Operations before, between and after the decoder layers: embedding, mask, rotation, output layer, draw."""
+        """Return the operations before, between and after the decoder layers: embedding, mask, rotation, output layer,
+        draw.
+        """
         return tuple(op.name for op in self.operations if op.layer is None)
 
     @property
     def unsafe(self) -> tuple[Operation, ...]:
-        """Operations that a captured graph must not hold."""
+        """Return the operations that a captured graph must not hold."""
         return tuple(op for op in self.operations if op.unsafe)
 
     def kernels(self, layers: int) -> int:
-        """Operations of a step of a model with this many decoder layers."""
+        """Return the operations of a step of a model with this many decoder layers."""
         return len(self.outside) + layers * len(self.per_layer)
 
 
 def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, DecodingStep]:
-    """One step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
+    """Return one step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
 
     Raises UserError when the recipe has no model.architecture.
     """
@@ -97,27 +99,27 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
 
 
 def step(recorder: "_Recorder", shared: SharedBase, role: str, codec: Codec, options: Ppo) -> DecodingStep:
-    """The second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
-    how = sampling(options)
-    lengths = [how.max_prompt_length] * how.batch_size
-    lengths[0] = max(1, how.max_prompt_length // 2)  # a padded row, so that there is a mask
+    """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
+    sampling_settings = sampling(options)
+    lengths = [sampling_settings.max_prompt_length] * sampling_settings.batch_size
+    lengths[0] = max(1, sampling_settings.max_prompt_length // 2)  # a padded row, so that there is a mask
     prompts = [[codec.eos_id] * length for length in lengths]
-    uniforms = torch.empty(how.batch_size, how.response_length, device=META)
+    uniforms = torch.empty(sampling_settings.batch_size, sampling_settings.response_length, device=META)
     on_policy = options.value_model == "head" and options.old_logprobs == "rollout"
     observe = shared.values if on_policy else None
     shared.activate(role)
     shared.base.eval()
-    with torch.no_grad(), mixed_precision(shared.base), rollout.cheaper(shared.base, how):
-        decoding = rollout._Decoding(shared.base, prompts, uniforms, how, codec, observe)
+    with torch.no_grad(), mixed_precision(shared.base), rollout.cheaper(shared.base, sampling_settings):
+        decoding = rollout._Decoding(shared.base, prompts, uniforms, sampling_settings, codec, observe)
         decoding.open_window(1)
         decoding.advance()
-        with recorder.recording(shared.base.get_decoder()) as found:
+        with recorder.recording(shared.base.get_decoder()) as operations:
             decoding.advance()
-    return DecodingStep(tuple(found))
+    return DecodingStep(tuple(operations))
 
 
 def _roles(run: Run) -> SharedBase:
-    """The roles of PPO over one base on the stand-in device, from new adapters."""
+    """Return the roles of PPO over one base on the stand-in device, from new adapters."""
     policy, reward = run.root / "sft", run.root / "rm"
     write_adapters(run, ("sft", "rm"))
     shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
@@ -132,21 +134,21 @@ class _Recorder(StandIn):
     def __init__(self, stands_for: str, vocab_size: int):
         super().__init__(stands_for, PHASES, vocab_size)
         self._layer: int | None = None
-        self._found: list[Operation] | None = None
+        self._operations_of_block: list[Operation] | None = None
 
     @contextmanager
     def recording(self, decoder: nn.Module) -> Iterator[list[Operation]]:
         """The operations inside the block, each with the decoder layer that asked for it."""
-        found: list[Operation] = []
+        operations: list[Operation] = []
         hooks = []
         for index, layer in enumerate(decoder.layers):  # type: ignore[arg-type]
             hooks.append(layer.register_forward_pre_hook(lambda *_, index=index: self._enter(index)))
             hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
-        self._found = found
+        self._operations_of_block = operations
         try:
-            yield found
+            yield operations
         finally:
-            self._found = None
+            self._operations_of_block = None
             for hook in hooks:
                 hook.remove()
 
@@ -154,10 +156,10 @@ class _Recorder(StandIn):
         inputs = tensors_in(*args, *kwargs.values())
         before = {id(x.untyped_storage()) for x in inputs}
         out = super().run(func, args, kwargs)
-        if self._found is not None:
+        if self._operations_of_block is not None:
             unsafe = _unsafe(func, args, kwargs, inputs)
             if unsafe or _launches(func, before, tensors_in(out)):
-                self._found.append(Operation(func._schema.name, self._layer, unsafe))
+                self._operations_of_block.append(Operation(func._schema.name, self._layer, unsafe))
         return out
 
     def _enter(self, layer: int | None) -> None:
@@ -165,14 +167,14 @@ class _Recorder(StandIn):
 
 
 def _launches(func: Any, before: set[int], made: list[Tensor]) -> bool:
-    """Whether an operation works on the device: it writes into a tensor there, or makes one that is not a view."""
+    """Return whether an operation works on the device: it writes into a tensor there, or makes a new one."""
     if not any(x.device == META for x in made) or func._schema.name.removeprefix("aten::") in ALLOCATIONS:
         return False
     return func._schema.is_mutable or any(id(x.untyped_storage()) not in before for x in made)
 
 
 def _unsafe(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> str | None:
-    """Why a captured graph must not hold an operation, None if it may."""
+    """Return why a captured graph must not hold an operation, None if it may."""
     if not any(x.device == META for x in inputs) and kwargs.get("device") != META:
         return None
     if torch.Tag.data_dependent_output in func.tags:

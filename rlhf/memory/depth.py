@@ -30,7 +30,7 @@ class _Release(NamedTuple):
 
 
 def deepen(few: Sequence[Event], more: Sequence[Event], layers: int) -> list[Event]:
-    """Events for `layers` layers, from those with 2 and 4 layers.
+    """Return the events for `layers` layers, from those with 2 and 4 layers.
 
     An odd number of layers is rounded up. Below 4 layers, the events with 2 or 4 are returned as they are.
     """
@@ -58,7 +58,7 @@ class _Builder:
         return self.events
 
     def _keys(self, events: Sequence[Event], start: int, end: int) -> list[tuple[str, int]]:
-        """What alignment compares: the operation, and the bytes, negative where they are released."""
+        """Return what alignment compares: the operation, and the bytes, negative where they are released."""
         makers = self.made_few if events is self.few else self.made_more
         return [(makers[at], events[at].bytes) for at in range(start, end)]
 
@@ -74,8 +74,10 @@ class _Builder:
             position = start[1] + pair + 1
 
     def _loops(self, start: int, end: int) -> Iterator[range]:
-        """The loops over layers that one insertion is made of. Two that follow each other directly make one insertion,
-        but each of them does twice the same, for two layers."""
+        """Yield the loops over layers that one insertion is made of.
+
+        Two that follow each other directly make one insertion, but each of them does twice the same, for two layers.
+        """
         keys = self._keys(self.more, start, end)
         while keys:
             halves = (n for n in range(len(keys) // 2, 0, -1) if keys[n] == keys[0])
@@ -145,7 +147,7 @@ class _Builder:
 
 
 def _between_marks(few: Sequence[Event], more: Sequence[Event]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Stretches of both lists that begin with the same mark. Raises ValueError where the marks differ."""
+    """Yield stretches of both lists that begin with the same mark. Raises ValueError where the marks differ."""
     marks = [[at for at, event in enumerate(events) if event.storage is None] for events in (few, more)]
     names = [
         [(events[at].phase, events[at].name) for at in places]
@@ -159,12 +161,12 @@ def _between_marks(few: Sequence[Event], more: Sequence[Event]) -> Iterator[tupl
 
 def _makers(events: Sequence[Event]) -> list[str]:
     """Of each event the name of the operation that made its storage."""
-    made: dict[int, str] = {}
+    makers: dict[int, str] = {}
     names = []
     for event in events:
         if event.storage is not None and event.bytes > 0:
-            made[event.storage] = event.name
-        names.append(event.name if event.storage is None else made[event.storage])
+            makers[event.storage] = event.name
+        names.append(event.name if event.storage is None else makers[event.storage])
     return names
 
 
@@ -172,7 +174,7 @@ def _releases(events: Sequence[Event]) -> dict[int, _Release]:
     """Of each release its place among the storages alive whose name is the same."""
     alive: dict[str, list[int]] = defaultdict(list)
     names: dict[int, str] = {}
-    found = {}
+    releases = {}
     for at, event in enumerate(events):
         if event.storage is None:
             continue
@@ -183,15 +185,15 @@ def _releases(events: Sequence[Event]) -> dict[int, _Release]:
             same = alive[names[event.storage]]
             place = bisect_left(same, event.storage)  # they are numbered as they are made
             del same[place]
-            found[at] = _Release(len(same) - place, place)
-    return found
+            releases[at] = _Release(len(same) - place, place)
+    return releases
 
 
 # -- alignment -------------------------------------------------------------------------------------------------------
 
 
 def align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> list[int]:
-    """Place of each of `few` in `more`, in order, with the fewest insertions and different pairs.
+    """Return the place of each of `few` in `more`, in order, with the fewest insertions and different pairs.
 
     Dynamic programming over how much of `more` was inserted so far; a row is the state after one of `few`.
     Raises ValueError where `few` is longer than `more`.
@@ -227,11 +229,11 @@ def _align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> l
         source[at + 1] = np.where(take, np.concatenate(([0], first[:-1])), places)
         cost = np.where(take, by_gap, cost)
     inserted = width - 1
-    found = []
+    places_in_more = []
     for at in range(len(few), 0, -1):
         inserted = int(source[at, inserted])
-        found.append(at - 1 + inserted)
-    return found[::-1]
+        places_in_more.append(at - 1 + inserted)
+    return places_in_more[::-1]
 
 
 def _penalties(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> dict[tuple[str, int], np.ndarray]:

@@ -97,7 +97,10 @@ def _is_known(x: Tensor) -> bool:
 
 
 def _is_mask(x: Tensor) -> bool:
-    """Whether a floating tensor of the host has zeros and ones only, and a one. Copies of unknown numbers are zeros."""
+    """Return whether a floating tensor of the host has zeros and ones only, and a one.
+
+    Copies of unknown numbers are zeros.
+    """
     if x.requires_grad or not 0 < x.numel() <= KNOWN:
         return False
     return bool(((x == 0) | (x == 1)).all()) and bool(x.any())
@@ -171,14 +174,14 @@ def _index_put_(x: Tensor, indices: list[Tensor | None], values: Tensor, accumul
 
 
 def _places(indices: list[Tensor | None]) -> list[Tensor | None]:
-    found: list[Tensor | None] = []
+    places: list[Tensor | None] = []
     for i in indices:
         if i is not None and i.dtype == torch.bool:
             values = _value(i) if _is_known(i) else torch.ones(i.shape, dtype=torch.bool)
-            found += map(_on_device, values.nonzero().unbind(1))
+            places += map(_on_device, values.nonzero().unbind(1))
         else:
-            found.append(i)
-    return found
+            places.append(i)
+    return places
 
 
 _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live for ever, and take long to hash
@@ -201,7 +204,7 @@ def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = tor
 
 
 def _patches(stand_in: StandIn) -> Iterator[Any]:
-    """Context managers that put right what would go another way on `meta`."""
+    """Yield context managers that put right what would go another way on `meta`."""
     patch = mock.patch.object
     yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for, stand_in.gpu))
     # torch lists once what `with torch.device(...)` acts on: now, and not with the stand-in for torch.tensor in it.
@@ -332,7 +335,7 @@ def _without_graph(stand_in: StandIn) -> Callable[..., None]:
 
 
 def _counted_hook(stand_in: StandIn, hook: Any) -> Any:
-    """The block in which checkpointing runs a forward pass again, as one whose operations count as recomputed."""
+    """Return the block in which checkpointing runs a forward pass again, whose operations count as recomputed."""
 
     class Hook(hook):  # type: ignore[misc]  # torch makes the class, so that nothing is known of it here
         def __enter__(self) -> Any:

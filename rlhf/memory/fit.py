@@ -39,19 +39,19 @@ def fit(
     limit: int,
     say: Callable[[str], None] = lambda what: None,
 ) -> Fit:
-    """The fastest settings with which each of `stages` needs at most `limit` bytes of the card.
+    """Return the fastest settings with which each of `stages` needs at most `limit` bytes of the card.
 
     Batches of the optimizers stay as they are. More prompts decoded together count as faster; of checkpointing and
     micro-batches `_row_seconds` is the judge. Where a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are
     tried, which change the result. `say` is told what is being chosen.
     """
-    found = _search(predict, loaded, stages, limit, say)
-    if found.lacking and loaded.recipe.model.quantization == "none":
+    result = _search(predict, loaded, stages, limit, say)
+    if result.lacking and loaded.recipe.model.quantization == "none":
         compressed = {"model.quantization": "nf4"}
         compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
         again = _search(predict, with_changes(loaded, compressed), stages, limit, say)
         return again._replace(changes=compressed | again.changes)
-    return found
+    return result
 
 
 def _search(
@@ -72,14 +72,14 @@ def _search(
     for at, axis in enumerate(axes, 1):
         say(f"choosing {' and '.join(axis.ladders[0][0].changes)} ({at} of {len(axes)})")
         chosen |= _fastest(axis, partial(too_much, axis)).changes
-    found = {stage: predict(with_changes(loaded, chosen), stage) for stage in stages}
-    lacking = tuple(stage for stage, phases in found.items() if needed(phases[""]) > limit)
+    predictions = {stage: predict(with_changes(loaded, chosen), stage) for stage in stages}
+    lacking = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > limit)
     as_it_is = loaded.recipe.model_dump()
-    return Fit({key: value for key, value in chosen.items() if _value(as_it_is, key) != value}, found, lacking)
+    return Fit({key: value for key, value in chosen.items() if _value(as_it_is, key) != value}, predictions, lacking)
 
 
 def _fastest(axis: Axis, refused: Callable[[Choice], bool]) -> Choice:
-    """The fastest choice that is not refused, with few questions; the least demanding one where all are.
+    """Return the fastest choice that is not refused, with few questions; the least demanding one where all are.
 
     Within a ladder memory grows and time falls. The last ladder needs least for the same place in it: of those before
     it only choices up to the place that fits there, and faster than that, are asked about.
@@ -87,17 +87,17 @@ def _fastest(axis: Axis, refused: Callable[[Choice], bool]) -> Choice:
     best, room = None, len(axis.ladders[-1])
     for ladder in axis.ladders[::-1]:
         worthwhile = [c for c in ladder[:room] if best is None or c.seconds < best.seconds]
-        found = _largest_that_fits(worthwhile, refused, hopeful=best is None)
-        if best is None and found is None:
+        choice = _largest_that_fits(worthwhile, refused, hopeful=best is None)
+        if best is None and choice is None:
             return ladder[0]
-        best = found or best
+        best = choice or best
         room = ladder.index(best) + 1 if best in ladder else room
     assert best
     return best
 
 
 def _largest_that_fits(choices: Sequence[Choice], refused: Callable[[Choice], bool], hopeful: bool) -> Choice | None:
-    """The last of `choices` that is not refused, None where all are. `hopeful`: ask about the last one first."""
+    """Return the last of `choices` that is not refused, None where all are. `hopeful`: ask about the last one first."""
     if not choices:
         return None
     if hopeful and not refused(choices[-1]):

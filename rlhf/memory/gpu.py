@@ -25,7 +25,7 @@ def find(hardware: str) -> Gpu:
 
 
 def workspace(card: str | tuple[int, int]) -> int:
-    """Bytes of one cuBLAS workspace on a card, given by hardware.name or by compute capability.
+    """Return the bytes of one cuBLAS workspace on a card, given by hardware.name or by compute capability.
 
     torch allocates one for each pair of a cuBLAS handle, of which every thread has its own, and a stream, and keeps it:
     32 MiB on Hopper and Blackwell, `:4096:2:16:8` on others (aten/src/ATen/cuda/CublasHandlePool.cpp,

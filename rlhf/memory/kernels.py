@@ -22,13 +22,13 @@ aten = torch.ops.aten
 
 def inside(gpu: Gpu) -> dict[Any, Count]:
     """Return what each operation allocates inside its kernels on a card, in bytes."""
-    found: dict[Any, Count] = {
+    counts: dict[Any, Count] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: functools.partial(_efficient_backward, gpu),
     }
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
-        found[torch.ops.bitsandbytes.gemm_4bit.default] = functools.partial(_gemm_4bit, gpu)
-    return found
+        counts[torch.ops.bitsandbytes.gemm_4bit.default] = functools.partial(_gemm_4bit, gpu)
+    return counts
 
 
 # -- 4-bit products ------------------------------------------------------------------------------------------------
@@ -37,7 +37,9 @@ ABSMAX_8BIT = 7  # place of this argument of gemm_4bit
 
 
 def _gemm_4bit(gpu: Gpu, args: Any, kwargs: Any) -> int:
-    """The unpacked weight and its scales, twice in float32, where the library unpacks (_dequant_linear_fallback)."""
+    """Return the unpacked weight and its scales, twice in float32, where the library unpacks
+    (_dequant_linear_fallback).
+    """
     x, shape, blocksize = args[0], args[2], args[4]
     if not unpacks_4bit(gpu, x.dtype, x.numel() // x.shape[-1], shape[0], shape[1], blocksize):
         return 0
@@ -48,7 +50,8 @@ def _gemm_4bit(gpu: Gpu, args: Any, kwargs: Any) -> int:
 
 @functools.cache
 def unpacks_4bit(gpu: Gpu, dtype: torch.dtype, rows: int, out: int, inner: int, blocksize: int = 64) -> bool:
-    """Whether bitsandbytes multiplies `rows` inputs with a 4-bit weight (out, inner) by unpacking the whole weight.
+    """Return whether bitsandbytes multiplies `rows` inputs with a 4-bit weight (out, inner) by unpacking the whole
+    weight.
 
     The alternative is one fused kernel. The library decides by shape and card (bitsandbytes/backends/cuda/ops.py, the
     kernel of gemm_4bit); its own function is asked, with the card's properties in place of a real device's. A version
@@ -108,7 +111,8 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(gpu: Gpu, size: int) -> _Blocks:
-    """The kernel for bfloat16 and a head size (mem_eff_attention/kernels/cutlassB.h, dispatch_cutlassB_bf16_sm80).
+    """Return the kernel for bfloat16 and a head size (mem_eff_attention/kernels/cutlassB.h,
+    dispatch_cutlassB_bf16_sm80).
 
     torch takes the first in the list whose shared memory the card has. That those of 128 x 128 fit in 227 KB (9.0) and
     not in 99 KB (8.6, 8.9) is inferred: 8.6 and 8.9 have an entry of their own for size 96.

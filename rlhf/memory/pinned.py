@@ -25,18 +25,18 @@ def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
 
 def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
     """Return what each phase needs of the card: with gaps between blocks, without paged states and driver."""
-    found = {}
+    needed = {}
     for stage in predicted_stages(loaded.recipe):
         phases = {name: phase.needed_bytes for name, phase in predictor(loaded, stage).items() if name}
-        found[stage] = {name: size for name, size in phases.items() if size is not None}
-    return {stage: phases for stage, phases in found.items() if phases}
+        needed[stage] = {name: size for name, size in phases.items() if size is not None}
+    return {stage: phases for stage, phases in needed.items() if phases}
 
 
 def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, list[str]]:
     """Return the operations of a decoding step by role, and those that a captured graph must not hold."""
-    found = predictor.decoding_step(loaded) or {}
-    step = {role: {"per_layer": n.per_layer, "outside": n.outside} for role, n in found.items()}
-    return step, [f"decoding step of {role}: {reason}" for role, n in found.items() for reason in n.unsafe]
+    operations = predictor.decoding_step(loaded) or {}
+    step = {role: {"per_layer": n.per_layer, "outside": n.outside} for role, n in operations.items()}
+    return step, [f"decoding step of {role}: {reason}" for role, n in operations.items() for reason in n.unsafe]
 
 
 def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | None, needed: Needs) -> None:

@@ -64,9 +64,9 @@ class Predictor:
         """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
         rehearsal fails."""
         layers = _layers(loaded)
-        rehearsed = self._found(ranks.of_one(loaded, stage), stage)
+        rehearsed = self._rehearsed(ranks.of_one(loaded, stage), stage)
         few, more = rehearsed["depths"]
-        found = {}
+        phases = {}
         for name in few:
             phase = _extrapolate(few[name], more[name], layers, workspaces(loaded.recipe, stage, name))
             replayed = rehearsed["reserved"]
@@ -78,8 +78,8 @@ class Predictor:
                 # A peak has the workspaces from the start; the allocator is asked for them by the first product.
                 needed = max(needed, phase.peak_bytes)
                 phase = phase._replace(reserved_bytes=max(reserved, needed), needed_bytes=needed)
-            found[name] = phase
-        return ranks.divide(loaded.recipe, stage, _with_inner(found))
+            phases[name] = phase
+        return ranks.divide(loaded.recipe, stage, _with_inner(phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
         """Return the operations of a decoding step of PPO's rollout by role; None where none is captured as a graph.
@@ -89,32 +89,32 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda":
             return None
         layers = _layers(loaded)
-        roles = self._found(ranks.of_one(loaded, "ppo"), DECODING_STEP)["roles"]
+        roles = self._rehearsed(ranks.of_one(loaded, "ppo"), DECODING_STEP)["roles"]
         return {
             role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
             for role, n in roles.items()
         }
 
-    def _found(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
-        """What the rehearsal finds, from the cache if it was rehearsed before."""
+    def _rehearsed(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
+        """Return what the rehearsal finds, from the cache if it was rehearsed before."""
         file = _cache_file(loaded, stage)
-        found = _read_cache(file)
-        if found is None:
-            found = self._rehearse(loaded, stage)
-            _write_cache(file, found)
-        return found
+        answer = _read_cache(file)
+        if answer is None:
+            answer = self._rehearse(loaded, stage)
+            _write_cache(file, answer)
+        return answer
 
     def _rehearse(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
         if self._worker is None:
             self._worker = _start()
         assert self._worker.stdin and self._worker.stdout
-        asked = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
-        print(json.dumps({**asked, "expandable": expandable_segments()}), file=self._worker.stdin, flush=True)
+        question = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
+        print(json.dumps({**question, "expandable": expandable_segments()}), file=self._worker.stdin, flush=True)
         answer = json.loads(self._worker.stdout.readline() or '{"error": "its process ended"}')
         if "error" in answer:
             reason = " ".join(answer["error"].split())[:300]
             raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
-        return cast(dict[str, Any], answer["found"])
+        return cast(dict[str, Any], answer["result"])
 
 
 def _layers(loaded: PinnedRecipe) -> int:
@@ -128,7 +128,7 @@ def _layers(loaded: PinnedRecipe) -> int:
 
 
 def workspaces(recipe: Recipe, stage: str, phase: str) -> int:
-    """Bytes of cuBLAS's workspaces on the recipe's card in a phase of a stage.
+    """Return the bytes of cuBLAS's workspaces on the recipe's card in a phase of a stage.
 
     The program's own thread has one and autograd's thread another. A phase that decodes has a third, of the stream on
     which a decoding step is captured; it lies in the graph's memory and goes with it.
@@ -153,7 +153,7 @@ def _start() -> "subprocess.Popen[str]":
 
 
 def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspace: int) -> Phase:
-    """The line through each operation's peaks at both depths; the phase's is the highest of them at `layers`."""
+    """Return the line through each operation's peaks at both depths; the phase's is the highest of them at `layers`."""
 
     def line(a: int, b: int) -> int:
         low, high = DEPTHS
@@ -179,8 +179,11 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
 
 
 def _whole(components: dict[str, int], total: int) -> dict[str, int]:
-    """Components that add up to a peak. Where it was made at one moment with few layers and at another with more, a
-    component's line may fall below zero; what it lacks is taken off the largest."""
+    """Return the components that add up to a peak.
+
+    Where it was made at one moment with few layers and at another with more, a component's line may fall below zero;
+    what it lacks is taken off the largest.
+    """
     positive = {name: max(0, size) for name, size in components.items()}
     if positive:
         positive[max(positive, key=positive.__getitem__)] -= sum(positive.values()) - total
@@ -189,16 +192,17 @@ def _whole(components: dict[str, int], total: int) -> dict[str, int]:
 
 def _with_inner(stage: Stage) -> Stage:
     """A phase peaks at least as high as those inside it, also where another operation makes the peak at depth."""
-    found = {}
+    phases = {}
     for name, phase in stage.items():
         inner = [p for n, p in stage.items() if n.startswith(f"{name}/" if name else "")]
         highest = max((phase, *inner), key=lambda p: p.peak_bytes)
-        found[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
-    return found
+        phases[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
+    return phases
 
 
 def reserved(phase: Phase) -> int:
-    """Bytes of the card that a phase takes while the card is not full: as nvidia-smi shows them for the process.
+    """Return the bytes of the card that a phase takes while the card is not full: as nvidia-smi shows them for the
+    process.
 
     What torch's allocator reserves, paged states and the driver's context.
     """
@@ -206,7 +210,7 @@ def reserved(phase: Phase) -> int:
 
 
 def needed(phase: Phase) -> int:
-    """Bytes of the card with which a phase gets by: `reserved`, less what the allocator can give back."""
+    """Return the bytes of the card with which a phase gets by: `reserved`, less what the allocator can give back."""
     return phase.peak_bytes if phase.needed_bytes is None else _beside(phase.needed_bytes, phase)
 
 
@@ -244,17 +248,17 @@ def _version(package: str) -> str | None:
 
 def _read_cache(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.keys() in ({"depths", "reserved"}, {"roles"}) else None
+    return content if isinstance(content, dict) and content.keys() in ({"depths", "reserved"}, {"roles"}) else None
 
 
-def _write_cache(file: Path, found: dict[str, Any]) -> None:
+def _write_cache(file: Path, content: dict[str, Any]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(found))
+        temporary.write_text(json.dumps(content))
         temporary.replace(file)
     except OSError:
         pass  # a cache that cannot be written only costs time

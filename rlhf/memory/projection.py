@@ -104,7 +104,7 @@ def step_seconds(flops: float, moved: float, launched: float, card: Card, rates:
 
 
 def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = False) -> dict[str, float]:
-    """Operations of one optimizer step (PPO: one step) on the longest rows, by phase.
+    """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
     """
@@ -116,7 +116,7 @@ def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = Fa
 
 
 def _times_a_step(recipe: Recipe, stage: str) -> dict[str, float]:
-    """How much of what was rehearsed one step does, by phase."""
+    """Return how much of what was rehearsed one step does, by phase."""
     if stage in ONLINE:
         options = getattr(recipe, stage)
         updates = options.num_mini_batches * options.passes / min(2, options.num_mini_batches)
@@ -128,12 +128,14 @@ def _times_a_step(recipe: Recipe, stage: str) -> dict[str, float]:
 
 
 def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
-    """Bytes that a decoding step of PPO reads at least: weights, one adapter, keys and values of full responses."""
+    """Return the bytes that a decoding step of PPO reads at least: weights, one adapter, keys and values of full
+    responses.
+    """
     return _weights(predicted["rollout"]) + predicted["rollout"].components.get("kv_cache", 0)
 
 
 def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
-    """Steps of the whole stage; None where the recipe does not say how many rows there are."""
+    """Return the steps of the whole stage; None where the recipe does not say how many rows there are."""
     options = getattr(recipe, stage)
     if stage in ONLINE:
         return cast(int, options.steps)
@@ -146,7 +148,7 @@ def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
 
 
 def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
-    """Work of a stage whose number of rows the recipe gives; None where it does not, or there is next to none."""
+    """Return the work of a stage whose number of rows the recipe gives; None where it does not, or with next to none."""
     if stage not in TRAINING:
         return None
     steps = optimizer_steps(recipe, stage)
@@ -186,14 +188,14 @@ def basis() -> dict[str, Any]:
 
 
 def longest_row(recipe: Recipe, stage: str) -> int:
-    """Tokens of the longest row that a training stage admits."""
+    """Return the tokens of the longest row that a training stage admits."""
     options = getattr(recipe, stage)
     longest: int = options.max_prompt_length + options.response_length if stage in ONLINE else options.max_length
     return longest
 
 
 def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
-    """Tokens of a row on average, with the padding of micro-batches; PPO's responses use their whole budget."""
+    """Return the mean tokens of a row, with the padding of micro-batches; PPO's responses use their whole budget."""
     options = getattr(recipe, stage)
     if stage in ONLINE:
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
@@ -206,13 +208,15 @@ def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
 
 
 def _weights(phase: Phase) -> int:
-    """Bytes of weights that a decoding step reads, near enough: all of them, one role's adapter among the four."""
+    """Return the bytes of weights that a decoding step reads, near enough: all of them, one role's adapter among the
+    four.
+    """
     parts = phase.components
     return parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
 
 
 def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None) -> float:
-    """Tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
+    """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
     `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/supervised.py).
     """
@@ -228,7 +232,7 @@ def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, 
 
 
 def lengths_are_known(recipe: Recipe) -> bool:
-    """Whether rows are as long as those of HH-RLHF; if not, each is taken to be as long as the stage admits."""
+    """Return whether rows are as long as those of HH-RLHF; if not, each is taken to be as long as the stage admits."""
     data = recipe.data
     return "hh-rlhf" in (data.name or "") or (data.lengths is not None and data.lengths.shape == "hh")
 

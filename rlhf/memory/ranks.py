@@ -34,7 +34,9 @@ PASSES = 2  # forward and backward each fetch every layer; what checkpointing co
 
 
 def of_one(loaded: PinnedRecipe, stage: str) -> PinnedRecipe:
-    """The recipe by which one process alone does what each rank does in a stage: its share of the rows, all steps."""
+    """Return the recipe by which one process alone does what each rank does in a stage: its share of the rows, all
+    steps.
+    """
     recipe = loaded.recipe
     count = recipe.processes(stage)
     if count == 1:
@@ -57,7 +59,7 @@ def of_one(loaded: PinnedRecipe, stage: str) -> PinnedRecipe:
 
 
 def divide(recipe: Recipe, stage: str, predicted: Stage) -> Stage:
-    """What a rank needs where ranks divide the base, from what it needs with all of it."""
+    """Return what a rank needs where ranks divide the base, from what it needs with all of it."""
     if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
         return predicted
 
@@ -71,12 +73,12 @@ def divide(recipe: Recipe, stage: str, predicted: Stage) -> Stage:
             return _with_base(phase, part)
         return _with_base(phase, part + fetched - whole) if top in DIVIDED.get(stage, ()) else phase
 
-    found = {name: rank(name, phase) for name, phase in predicted.items() if name}
-    highest = max(found.values(), key=lambda phase: phase.peak_bytes)
-    reserved = [phase.reserved_bytes for phase in found.values() if phase.reserved_bytes is not None]
-    needed = [phase.needed_bytes for phase in found.values() if phase.needed_bytes is not None]
+    phases = {name: rank(name, phase) for name, phase in predicted.items() if name}
+    highest = max(phases.values(), key=lambda phase: phase.peak_bytes)
+    reserved = [phase.reserved_bytes for phase in phases.values() if phase.reserved_bytes is not None]
+    needed = [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]
     whole_stage = highest._replace(reserved_bytes=max(reserved, default=None), needed_bytes=max(needed, default=None))
-    return {"": whole_stage, **found}
+    return {"": whole_stage, **phases}
 
 
 def _with_base(phase: Phase, more: int) -> Phase:
@@ -99,7 +101,9 @@ def _with_base(phase: Phase, more: int) -> Phase:
 
 
 def layers_bytes(recipe: Recipe) -> int:
-    """Bytes of the frozen layers' linear weights, in 4 bits with the numbers that undo them; norms are left out."""
+    """Return the bytes of the frozen layers' linear weights, in 4 bits with the numbers that undo them; norms are left
+    out.
+    """
     numbers = sum(wide * high for wide, high in _linear(recipe).values()) * _architecture(recipe).num_hidden_layers
     if recipe.model.quantization == "nf4":  # a byte for each block of 64, and a float32 for each 256 of those bytes
         return round(numbers * (1 / 2 + 1 / 64 + 4 / (64 * 256)))
@@ -107,7 +111,7 @@ def layers_bytes(recipe: Recipe) -> int:
 
 
 def adapter_parameters(recipe: Recipe) -> int:
-    """Numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
+    """Return the numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
     linear, targets = _linear(recipe), recipe.lora.target_modules
     names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
     layers = _architecture(recipe).num_hidden_layers
@@ -116,7 +120,7 @@ def adapter_parameters(recipe: Recipe) -> int:
 
 
 def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
-    """The linear layers of one decoder layer: (in, out). Raises PredictionError for a type with other layers."""
+    """Return the linear layers of one decoder layer: (in, out). Raises PredictionError for a type with other layers."""
     shape = _architecture(recipe)
     if shape.model_type not in LLAMA_LAYERS:
         raise PredictionError(f"memory on several cards is not predicted for {shape.model_type} models")
@@ -158,8 +162,9 @@ def traffic(recipe: Recipe, stage: str) -> Traffic:
 
 
 def scaling(computed: float, told: float) -> tuple[float, float]:
-    """Projected share of n cards' speed that n cards reach, from seconds of computing and of messages in a step: from
-    nothing of the messages hidden behind computing to all that can be."""
+    """Return the projected share of n cards' speed that n cards reach, from seconds of computing and of messages in a
+    step: from nothing of the messages hidden behind computing to all that can be.
+    """
     return computed / (computed + told), computed / max(computed, told)
 
 

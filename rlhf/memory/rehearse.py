@@ -2,9 +2,9 @@
 
 `python -m rlhf.memory.rehearse` is a process of its own, so that patches and stand-ins end with it: it reads
 {"recipe": DIR, "overrides": {…}, "stage": NAME, "expandable": BOOL} from each line of its input and writes
-{"found": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
+{"result": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
 DEPTHS, and for a card what the allocator reserves at the recipe's depth. For the stage DECODING_STEP it writes
-{"found": {"roles": {role: operations}}}.
+{"result": {"roles": {role: operations}}}.
 """
 
 import gc
@@ -40,7 +40,7 @@ MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
 def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
-    """What a rehearsal changes in a recipe: nothing that decides the memory of a step, but the number of layers."""
+    """Return what a rehearsal changes in a recipe: nothing that decides the memory of a step but the number of layers."""
     architecture = recipe.model.architecture
     assert architecture
     if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
@@ -80,7 +80,8 @@ def _shallow(architecture: Architecture, layers: int) -> dict[str, Any]:
 
 
 def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
-    """The overrides by which every stage takes `steps` steps on random weights, each logged, with little around them.
+    """Return the overrides by which every stage takes `steps` steps on random weights, each logged, with little around
+    them.
 
     `shape` as in `data.lengths`. Scores are not normalised: that would sample for a while before the first step.
     """
@@ -218,11 +219,12 @@ class Rehearser:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
     def __call__(self, loaded: PinnedRecipe, stage: str, expandable: bool) -> dict[str, Any]:
-        """Peaks at each depth, and bytes as in `replay.Reserved` of each phase: empty where no card is used, None where
-        the events at both depths cannot be aligned."""
-        found, events = [], []
+        """Return the peaks at each depth, and bytes as in `replay.Reserved` of each phase: empty where no card is used,
+        None where the events at both depths cannot be aligned.
+        """
+        peaks, events = [], []
         for rehearse in self.depths:
-            found.append(rehearse(loaded, stage))
+            peaks.append(rehearse(loaded, stage))
             events.append(rehearse.events)
         hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
         reserved: dict[str, Reserved] | None = {}
@@ -233,7 +235,7 @@ class Rehearser:
                 reserved = replay(deep, expandable, gpu.workspace(hardware.name))
             except ValueError:
                 reserved = None
-        return {"depths": found, "reserved": reserved}
+        return {"depths": peaks, "reserved": reserved}
 
 
 @contextmanager
@@ -275,7 +277,7 @@ def shortened() -> Iterator[None]:
 
 
 def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows for one of TRL's collators, the first of them one token shorter; of pairs the rejected response."""
+    """Return the rows for one of TRL's collators, the first one a token shorter; of pairs the rejected response."""
     first = rows[0]
     keys = ("rejected_ids",) if "rejected_ids" in first else ("input_ids", "labels") if len(rows) > 1 else ()
     if any(len(first[key]) < 2 for key in keys):
@@ -284,7 +286,9 @@ def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _operations(loaded: PinnedRecipe) -> dict[str, dict[str, Any]]:
-    """Operations of a decoding step of each role: in one layer, outside the layers, and what no graph may hold."""
+    """Return the operations of a decoding step of each role: in one layer, outside the layers, and what no graph may
+    hold.
+    """
     from rlhf.memory.decode_step import decoding_steps
 
     return {
@@ -326,9 +330,9 @@ def main() -> None:
             try:
                 loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
                 if asked["stage"] == DECODING_STEP:
-                    answer = {"found": {"roles": _operations(loaded)}}
+                    answer = {"result": {"roles": _operations(loaded)}}
                 else:
-                    answer = {"found": rehearse(loaded, asked["stage"], asked["expandable"])}
+                    answer = {"result": rehearse(loaded, asked["stage"], asked["expandable"])}
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, UserError)  # a sentence for people, complete by itself

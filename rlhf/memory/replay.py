@@ -32,7 +32,9 @@ class Reserved(NamedTuple):
 def replay(
     events: Sequence[Event], expandable: bool, workspace: int = 0, capacity: int | None = None
 ) -> dict[str, Reserved]:
-    """Reserved bytes of each phase by its name; "" stands for all of it. An inner phase counts for the outer ones too.
+    """Return the reserved bytes of each phase by its name; "" stands for all of it.
+
+    An inner phase counts for the outer ones too.
 
     `workspace` is that of cuBLAS in bytes; a captured graph has one of its own. `capacity` as in Allocator. Raises
     OutOfMemory where the capacity does not suffice.
@@ -40,7 +42,7 @@ def replay(
     allocator = Allocator(expandable, capacity)
     highest = _highest(events)
     blocks: dict[int, Block] = {}
-    found: dict[Name, Reserved] = {(): Reserved(0, 0, 0)}
+    peaks: dict[Name, Reserved] = {(): Reserved(0, 0, 0)}
     graph, capturing = 0, None
     for at, (storage, size, phase, name) in enumerate(events):
         if storage is not None:
@@ -49,7 +51,7 @@ def replay(
             else:
                 allocator.free(blocks.pop(storage))
         elif name == BEGIN:
-            _count(found, events[at - 1].phase if at else (), allocator, 0)
+            _count(peaks, events[at - 1].phase if at else (), allocator, 0)
             allocator.reset_peaks()
         elif name == PRODUCT and workspace:
             allocator.malloc(workspace, capturing)
@@ -66,21 +68,21 @@ def replay(
             if -graph in blocks:
                 allocator.free(blocks.pop(-graph))
         if at in highest:
-            _count(found, phase, allocator, _needed(allocator))
-    return {"/".join(phase): reserved for phase, reserved in found.items()}
+            _count(peaks, phase, allocator, _needed(allocator))
+    return {"/".join(phase): reserved for phase, reserved in peaks.items()}
 
 
-def _count(found: dict[Name, Reserved], phase: Name, allocator: Allocator, needed: int) -> None:
+def _count(peaks: dict[Name, Reserved], phase: Name, allocator: Allocator, needed: int) -> None:
     """Count the allocator's peaks for a phase and those that it is inside of."""
     for depth in range(len(phase) + 1):
-        before = found.get(phase[:depth], Reserved(0, 0, 0))
+        before = peaks.get(phase[:depth], Reserved(0, 0, 0))
         now = Reserved(allocator.peak_allocated, allocator.peak_reserved, needed)
         highest = Reserved(*map(max, before, now))
-        found[phase[:depth]] = highest._replace(needed=min(highest.needed, highest.reserved))
+        peaks[phase[:depth]] = highest._replace(needed=min(highest.needed, highest.reserved))
 
 
 def _needed(allocator: Allocator) -> int:
-    """Bytes with which the allocator gets by at this moment, but for `TIGHT`.
+    """Return the bytes with which the allocator gets by at this moment, but for `TIGHT`.
 
     Once the card is full, the free pages of an expandable segment are used elsewhere. Free segments of a fixed size are
     too, but then others do not fit into what is left, so that all of them count.
@@ -91,7 +93,7 @@ def _needed(allocator: Allocator) -> int:
 
 
 def _highest(events: Sequence[Event]) -> set[int]:
-    """Places of the events after which most is allocated, of each phase; the end counts as one too."""
+    """Return the places of the events after which most is allocated, of each phase; the end counts as one too."""
     most: dict[Name, tuple[int, int]] = {}
     total = 0
     for at, (_, size, phase, _) in enumerate(events):

@@ -31,22 +31,22 @@ class Shapes:
             key: Key = (id(func), *map(_key, args))
             if kwargs:
                 key += tuple((name, _key(value)) for name, value in kwargs.items())
-            found = self._known.get(key)
+            layout = self._known.get(key)
         except TypeError:  # an argument that cannot be a key
             return func(*args, **kwargs)
-        if found is None:
+        if layout is None:
             out = func(*args, **kwargs)
             self._known[key] = _remembered(func, args, kwargs, out)
             return out
-        if found is NOT_REMEMBERED:
+        if layout is NOT_REMEMBERED:
             return func(*args, **kwargs)
-        if found is FIRST:
+        if layout is FIRST:
             return args[0]
-        kind, made = found
+        kind, layouts = layout
         if kind is Tensor:
-            shape, stride, dtype = made[0]
+            shape, stride, dtype = layouts[0]
             return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        tensors = [None if m is None else torch.empty_strided(m[0], m[1], dtype=m[2], device="meta") for m in made]
+        tensors = [None if m is None else torch.empty_strided(m[0], m[1], dtype=m[2], device="meta") for m in layouts]
         return kind(tensors)
 
 
@@ -62,7 +62,7 @@ def _key(value: Any) -> Any:
 
 
 def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-    """How to make the results again, or NOT_REMEMBERED."""
+    """Return how to make the results again, or NOT_REMEMBERED."""
     if out is None:
         return NOT_REMEMBERED
     if args and out is args[0]:
@@ -88,7 +88,7 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
 
 
 def _bytes(x: Tensor) -> int:
-    """What a new tensor with this shape and stride takes."""
+    """Return what a new tensor with this shape and stride takes."""
     last = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
     return (last + 1) * x.element_size() if x.numel() else 0
 

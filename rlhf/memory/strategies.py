@@ -38,7 +38,7 @@ STRATEGIES = (
 
 
 def switched_on(loaded: PinnedRecipe, stage: str, name: str) -> dict[str, Any] | None:
-    """The keys that switch a strategy on for a stage; None where it is on already, or there is nothing to halve."""
+    """Return the keys that switch a strategy on for a stage; None where it is on, or there is nothing to halve."""
     recipe = loaded.recipe
     options = getattr(recipe, stage)
     if name == "gradient_checkpointing":
@@ -56,7 +56,7 @@ def switched_on(loaded: PinnedRecipe, stage: str, name: str) -> dict[str, Any] |
 
 
 def switched_off(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
-    """The recipe as it would be with no strategy: the base as it is published, eager attention, one whole batch."""
+    """Return the recipe with no strategy: the base as it is published, eager attention, one whole batch."""
     return {
         "model.quantization": "none",
         "model.attention": "eager",
@@ -66,7 +66,9 @@ def switched_off(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
 
 
 def one_by_one(loaded: PinnedRecipe, stage: str) -> dict[str, PinnedRecipe]:
-    """The recipe without any strategy ("none"), with each alone, and with all that apply to one card ("combined")."""
+    """Return the recipe without any strategy ("none"), with each alone, and with all that apply to one card
+    ("combined").
+    """
     off = with_changes(loaded, switched_off(loaded, stage))
     alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
     changes: dict[str, dict[str, Any]] = {"none": {}} | {name: keys for name, keys in alone.items() if keys}
@@ -89,30 +91,30 @@ class Effect(NamedTuple):
 
 
 def effects(predict: Callable[[PinnedRecipe, str], Stage], loaded: PinnedRecipe, stage: str) -> list[Effect]:
-    """Each strategy alone, on the recipe as it is, the one that saves most first."""
+    """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
     need = needed(before[""])
-    found = []
+    rows = []
     for strategy in STRATEGIES:
         changes = switched_on(loaded, stage, strategy.name)
         if changes is None:
-            found.append(Effect(strategy, None, need, None, None))
+            rows.append(Effect(strategy, None, need, None, None))
             continue
         changed = with_changes(loaded, changes)
         after = predict(changed, stage)
         ratio = operations(changed, stage, after) / operations(loaded, stage, before)
-        found.append(Effect(strategy, changes, need, needed(after[""]), ratio))
-    return sorted(found, key=lambda e: e.after if e.after is not None else 2**62)
+        rows.append(Effect(strategy, changes, need, needed(after[""]), ratio))
+    return sorted(rows, key=lambda e: e.after if e.after is not None else 2**62)
 
 
 def operations(loaded: PinnedRecipe, stage: str, predicted: Stage) -> float:
-    """Floating-point operations of one step of a stage, decoding left out."""
+    """Return the floating-point operations of one step of a stage, decoding left out."""
     per_phase = projection.step_flops(loaded.recipe, stage, predicted)
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
 
 
 def global_batch(loaded: PinnedRecipe, stage: str) -> int:
-    """Rows of one optimizer step."""
+    """Return the rows of one optimizer step."""
     options = getattr(loaded.recipe, stage)
     if stage in recipes.ONLINE:
         return cast(int, options.batch_size // options.num_mini_batches)
@@ -120,7 +122,7 @@ def global_batch(loaded: PinnedRecipe, stage: str) -> int:
 
 
 def micro_batch(loaded: PinnedRecipe, stage: str, micro: int) -> dict[str, Any]:
-    """The keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
+    """Return the keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
     if stage in recipes.ONLINE:
         return {f"{stage}.per_device_train_batch_size": micro}
     return {

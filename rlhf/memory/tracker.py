@@ -49,7 +49,7 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """Most that was alive at once."""
+        """Return the most that was alive at once."""
         return max((sum(components.values()) for components in self.operations.values()), default=0)
 
 
@@ -111,8 +111,8 @@ class Tracker(TorchDispatchMode):
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Tracker":
-        for kind, found in ((nn.Module, self._modules), (torch.optim.Optimizer, self._optimizers)):
-            self._undo.append(_note_instances(kind, found))
+        for kind, instances in ((nn.Module, self._modules), (torch.optim.Optimizer, self._optimizers)):
+            self._undo.append(_note_instances(kind, instances))
         super().__enter__()  # type: ignore[no-untyped-call]  # nor this
         return self
 
@@ -221,12 +221,14 @@ class Tracker(TorchDispatchMode):
     # -- afterwards ------------------------------------------------------------------------------------------------
 
     def events(self) -> list[Event]:
-        """What torch's allocator was asked for, and the marks, in order; unified memory is left out."""
+        """Return what torch's allocator was asked for, and the marks, in order; unified memory is left out."""
         what = self._components()
         return [event for event in self._events if event.storage is None or what[event.storage] != OUTSIDE]
 
     def peaks(self) -> dict[str, Peak]:
-        """The peak of each phase by its name, in the order in which they began; "" stands for all that was tracked."""
+        """Return the peak of each phase by its name, in the order in which they began; "" stands for all that was
+        tracked.
+        """
         what = self._components()
         most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
         total = 0
@@ -237,22 +239,22 @@ class Tracker(TorchDispatchMode):
                 most[phase, operation] = total, at
         wanted = {at: where for where, (_, at) in most.items()}
         live: Counter[str] = Counter()
-        found: dict[str, Peak] = {"": Peak()}
+        peaks: dict[str, Peak] = {"": Peak()}
         for at, (index, size, phase, _) in enumerate(self._events):
             if index is not None:
                 live[what[index]] += size
             else:
-                _around(found, phase)  # phases in the order in which they begin
+                _around(peaks, phase)  # phases in the order in which they begin
             if at not in wanted:
                 continue
             components = {name: live[name] for name in COMPONENTS if live[name]}
             operation = wanted[at][1]
-            for peak in _around(found, phase):
+            for peak in _around(peaks, phase):
                 peak.paged = max(peak.paged, live[OUTSIDE])
                 if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
                     peak.operations[operation] = components
-        self._add_work(found)
-        return found
+        self._add_work(peaks)
+        return peaks
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -354,14 +356,14 @@ class Tracker(TorchDispatchMode):
 
     def _all_modules(self) -> list[nn.Module]:
         """Those that were made, and copies inside them, of which no constructor tells."""
-        found: dict[int, nn.Module] = {}
+        modules: dict[int, nn.Module] = {}
         waiting = list(self._modules)
         while waiting:
             module = waiting.pop()
-            if id(module) not in found:
-                found[id(module)] = module
+            if id(module) not in modules:
+                modules[id(module)] = module
                 waiting += module.children()
-        return list(found.values())
+        return list(modules.values())
 
     def _label_parameter(self, parameter: nn.Parameter, component: str) -> None:
         self.label(parameter, component)
@@ -376,9 +378,9 @@ class Tracker(TorchDispatchMode):
             self._undo += [hook.remove, functools.partial(_unmark, weakref.ref(parameter))]
 
 
-def _around(found: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
-    """The peaks of a phase and of those that it is inside of."""
-    return [found.setdefault("/".join(phase[:depth]), Peak()) for depth in range(len(phase) + 1)]
+def _around(peaks: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
+    """Return the peaks of a phase and of those that it is inside of."""
+    return [peaks.setdefault("/".join(phase[:depth]), Peak()) for depth in range(len(phase) + 1)]
 
 
 def _unmark(parameter: "weakref.ref[nn.Parameter]") -> None:
@@ -392,7 +394,7 @@ def _in_backward() -> bool:
 
 
 def _called_by_engine() -> bool:
-    """Whether autograd's engine has called the operation that is dispatched, and no Python code inside a node.
+    """Return whether autograd's engine has called the operation that is dispatched, and no Python code inside a node.
 
     Its nearest Python caller is then the function that starts the backward pass. torch wraps `__torch_dispatch__` in
     two functions of its own.
@@ -403,14 +405,14 @@ def _called_by_engine() -> bool:
     return frame.f_code.co_name == "_engine_run_backward"
 
 
-def _note_instances(kind: Any, found: weakref.WeakSet[Any]) -> Callable[[], None]:
-    """Let every new instance of a class be added to `found`; returns what ends that."""
+def _note_instances(kind: Any, instances: weakref.WeakSet[Any]) -> Callable[[], None]:
+    """Let every new instance of a class be added to `instances`; returns what ends that."""
     original = kind.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        found.add(self)
+        instances.add(self)
 
     kind.__init__ = __init__
     return lambda: setattr(kind, "__init__", original)

@@ -33,7 +33,7 @@ from rlhf.recipe import GROUPS
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
-from rlhf.stages.online.rewarding import By, Rewards
+from rlhf.stages.online.reward_sum import ByName, RewardSum
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
 CONTRADICTED = 10  # pairs that are listed
@@ -47,13 +47,15 @@ def run_stage(run: Run, device: torch.device) -> Result:
     corpus = load.load(run)
     codec = load_codec(run)
     trained = run.trained_policies()
-    rewards = [Rewards(stage, getattr(recipe, stage), corpus.answers(), codec) for stage in trained if stage in GROUPS]
+    rewards = [
+        RewardSum(stage, getattr(recipe, stage), corpus.answers(), codec) for stage in trained if stage in GROUPS
+    ]
     all_prompts = corpus.prompts()
     for functions in rewards:
         all_prompts = functions.usable(all_prompts)
     prompts = all_prompts.heldout[: options.max_samples]
 
-    def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[By, Tensor | None]:
+    def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
         by = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
         return {name: numbers for rewards_by_name in by for name, numbers in rewards_by_name.items()}, scores
 

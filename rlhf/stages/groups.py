@@ -42,7 +42,7 @@ from rlhf.run.directory import Run
 from rlhf.run.records import Number
 from rlhf.stages import Result
 from rlhf.stages.online import scoring
-from rlhf.stages.online.rewarding import By
+from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session, prompt_order
 from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
@@ -55,7 +55,7 @@ class Judged:
     """Responses with their rewards; (B,) unless noted."""
 
     rollout: Rollout
-    by: By  # raw, by the name of the reward
+    by: ByName  # raw, by the name of the reward
     scores: Tensor  # the weighted sum of the raw rewards
     rewards: Tensor  # the same after normalising, clipping and penalties; the KL is not in it
 
@@ -152,11 +152,11 @@ def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[
     shared.base.eval()
     assert session.rewards is not None
     size = options.score_rows
-    rollout = scoring.with_lower(shared, rollout, size)
+    rollout = scoring.with_frozen_layers(shared, rollout, size)
     scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
     prompts = [session.prompts[i] for i in numbers for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
-    by = session.rewards.of(prompts, texts, scores)
+    by = session.rewards.per_response(prompts, texts, scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     shaped = dict(by)
     if scores is not None:
@@ -173,7 +173,7 @@ def make_batch(learner: "Learner", judged: Judged) -> Batch:
     shared, options = learner.shared, learner.options
     shared.base.eval()
     size = options.score_rows
-    rollout = scoring.with_lower(shared, judged.rollout, size)
+    rollout = scoring.with_frozen_layers(shared, judged.rollout, size)
     judged = replace(judged, rollout=rollout)
     logprobs = scoring.logprob_head(shared, options.temperature)
 

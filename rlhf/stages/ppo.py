@@ -104,7 +104,7 @@ def make_learner(session: Session, options: Ppo) -> "Learner":
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     options, mask = learner.options, rollout.mask
 
-    rollout = scoring.with_lower(learner.shared, rollout, options.score_rows)
+    rollout = scoring.with_frozen_layers(learner.shared, rollout, options.score_rows)
     logp, ref_logp, values, scores = score(learner, rollout)
 
     kl = kls.estimate(logp, ref_logp, options.kl_estimator)

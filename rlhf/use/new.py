@@ -296,13 +296,13 @@ def search(
     """
     packed = compressed(stages)
     if 2 * parameters < limit:
-        found = fit(predict, loaded, stages, limit, say)  # tries 4 bits by itself
-        if not found.lacking:
-            return found
+        fitted = fit(predict, loaded, stages, limit, say)  # tries 4 bits by itself
+        if not fitted.lacking:
+            return fitted
     elif parameters / 2 < limit:
-        found = fit(predict, with_changes(loaded, packed), stages, limit, say)
-        if not found.lacking:
-            return found._replace(changes=packed | found.changes)
+        fitted = fit(predict, with_changes(loaded, packed), stages, limit, say)
+        if not fitted.lacking:
+            return fitted._replace(changes=packed | fitted.changes)
     tried = with_changes(loaded, packed)
     least = with_changes(tried, {"evaluate.batch_size": 1} | frugal(tried, stages, probe=True))
     needs = {}
@@ -332,7 +332,7 @@ class Made(NamedTuple):
     folder: Path
     loaded: PinnedRecipe
     stages: tuple[str, ...]
-    found: Fit
+    fit: Fit
 
 
 def make(root: Path, wishes: Wishes, predict: Predictor, say: Say) -> Made:
@@ -351,12 +351,12 @@ def make(root: Path, wishes: Wishes, predict: Predictor, say: Say) -> Made:
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
         loaded = _written(draft, content)
-        found = search(predict, loaded, facts.parameters, stages, wishes.card.limit, say)
+        fitted = search(predict, loaded, facts.parameters, stages, wishes.card.limit, say)
         others = [stage for stage in ("ppo", "dpo") if stage not in stages]  # every recipe has them: as small as can be
         others_small = frugal(loaded, others)
-        if found.changes.get("model.quantization") == "nf4":
+        if fitted.changes.get("model.quantization") == "nf4":
             others_small |= compressed(others)
-        content = changed(content, others_small | found.changes)
+        content = changed(content, others_small | fitted.changes)
         loaded = _written(draft, content)
         words = content | {"recipe_name": target.parent.name, "folder": target}
         (draft / "README.md").write_text(render("README.md", words), encoding="utf-8")
@@ -364,7 +364,7 @@ def make(root: Path, wishes: Wishes, predict: Predictor, say: Say) -> Made:
         step, _ = pinned.decoding_step(predict, loaded)
         pinned.pin(draft, pinned.predict(predict, loaded), step, None, pinned.needs(predict, loaded))
         _place(draft, target)
-    return Made(target, recipes.load(target), stages, found)
+    return Made(target, recipes.load(target), stages, fitted)
 
 
 def _written(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:

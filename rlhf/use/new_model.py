@@ -118,21 +118,21 @@ def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str
     """
     from rlhf.data import chat_template, tokenize
 
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     end = None
     if tokenizer.chat_template and template in ("chat", None):
         chat_template.check(lambda messages: tokenize.chat_text(tokenizer, messages))
         end = tokenize.turn_end(tokenizer)
     tuned = end is not None and tokenizer.convert_tokens_to_ids(end) in ends
-    found["template"] = template or ("chat" if tuned else "hh")
-    if found["template"] == "chat":
+    keys["template"] = template or ("chat" if tuned else "hh")
+    if keys["template"] == "chat":
         if end is not None and end != tokenizer.eos_token:
-            found["eos_token"] = tokenizer.eos_token = end
+            keys["eos_token"] = tokenizer.eos_token = end
         if THINKING in str(tokenizer.chat_template):
-            found["chat_template_kwargs"] = {THINKING: False}
+            keys["chat_template_kwargs"] = {THINKING: False}
     if pad_token := tokenize.needed_pad_token(tokenizer):
-        found["pad_token"] = pad_token
-    return found
+        keys["pad_token"] = pad_token
+    return keys
 
 
 def parameters(section: Mapping[str, Any]) -> int:

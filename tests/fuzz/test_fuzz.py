@@ -51,7 +51,7 @@ def outcome(code: int, err: str = "", out: str = "", stopped: str = "") -> Outco
         (outcome(1, "error: x\n" + "a line\n" * 50), "message"),
         (outcome(0, "error: and yet it went on\n"), "message"),
         (outcome(1, 'Traceback (most recent call last):\n  File "x"\nKeyError: 3\n'), "traceback"),
-        (outcome(70, "error: this is a bug, and no mistake of yours\n"), "traceback"),
+        (outcome(70, "error: this is a bug in rlhf and not your mistake\n"), "traceback"),
         (outcome(-signal.SIGSEGV), "traceback"),
         (outcome(-signal.SIGKILL, stopped="time"), "hang"),
         (outcome(-signal.SIGKILL, stopped="memory"), "memory"),

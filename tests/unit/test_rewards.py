@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.stages.online import rewards
+from rlhf.stages.online import reward_functions as rewards
 from tests.conftest import grouped
 
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K

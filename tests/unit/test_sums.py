@@ -10,7 +10,7 @@ import pytest
 from rlhf.data.load import Corpus, _divided
 from rlhf.data.worlds import sums
 from rlhf.errors import UserError
-from rlhf.stages.online.rewards import find
+from rlhf.stages.online.reward_functions import find
 from tests.conftest import small
 
 SIZES: dict[str, Any] = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}

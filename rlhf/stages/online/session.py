@@ -24,7 +24,7 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.online.checkpoints import choose_checkpoints
-from rlhf.stages.online.rewarding import Rewards
+from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.train_state import TrainState
 from rlhf.terminal import say
 
@@ -45,7 +45,9 @@ class Session:
 
         corpus = load.load(run)
         self.codec = load_codec(run)
-        self.rewards = Rewards(run.stage, options, corpus.answers(), self.codec) if isinstance(options, Group) else None
+        self.rewards = (
+            RewardSum(run.stage, options, corpus.answers(), self.codec) if isinstance(options, Group) else None
+        )
         self.corpus = corpus.prompts()
         if self.rewards is not None:
             self.corpus = self.rewards.usable(self.corpus)

@@ -9,12 +9,12 @@ from rlhf.data.load import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, Group
-from rlhf.stages.online import rewards
+from rlhf.stages.online import reward_functions as rewards
 
-By = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward
+ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward
 
 
-class Rewards:
+class RewardSum:
     """Reward functions of a section of the recipe, with their weights; the reward model may be one of them.
 
     Raises UserError for a name without a function.
@@ -39,7 +39,7 @@ class Rewards:
         kept = prompts.only(lambda prompt: prompt in self.answers)
         return kept.required(self.stage, 'prompts with an answer ({"prompt", "answer"})')
 
-    def of(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> By:
+    def per_response(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> ByName:
         """Return the rewards of each response by name, on the CPU; the same numbers on every process.
 
         Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
@@ -50,7 +50,7 @@ class Rewards:
             computed = distributed.from_main(
                 lambda: {label: f(written, texts, right_answers) for label, f in self.functions.items() if f}
             )
-        by_name: By = {}
+        by_name: ByName = {}
         for label, function in self.functions.items():
             if function is None:
                 assert model_scores is not None
@@ -59,11 +59,13 @@ class Rewards:
                 by_name[label] = torch.tensor(computed[label], dtype=torch.float32)
         return by_name
 
-    def total(self, by_name: By) -> Tensor:
+    def total(self, by_name: ByName) -> Tensor:
         """Return the weighted sum (B,) of rewards."""
         return torch.stack([weight * by_name[label] for label, weight in self.weights.items()]).sum(0)
 
-    def judge(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> tuple[By, Tensor]:
+    def judge(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None
+    ) -> tuple[ByName, Tensor]:
         """Return the rewards of functions by name, and the weighted sum of all, for an evaluation."""
-        by_name = self.of(prompts, texts, model_scores)
+        by_name = self.per_response(prompts, texts, model_scores)
         return {label: numbers for label, numbers in by_name.items() if self.functions[label]}, self.total(by_name)
