@@ -40,7 +40,7 @@ MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
 def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
-    """Return what a rehearsal changes in a recipe: nothing that decides the memory of a step but the number of layers."""
+    """Return the overrides of a rehearsal: of what decides the memory of a step, they change the layers alone."""
     architecture = recipe.model.architecture
     assert architecture
     if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
