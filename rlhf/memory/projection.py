@@ -148,7 +148,7 @@ def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
 
 
 def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
-    """Return the work of a stage whose number of rows the recipe gives; None where it does not, or if there are none."""
+    """Return the work of a stage whose number of rows the recipe gives; None where it does not, or there are none."""
     if stage not in TRAINING:
         return None
     steps = optimizer_steps(recipe, stage)

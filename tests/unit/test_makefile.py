@@ -369,7 +369,10 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("hw=4090", "there is no variable 'hw'; the nearest name is HW."),
         ("FTI=12GB", "there is no variable 'FTI'; the nearest name is FIT."),
         ("TEMPRATURE=0", "there is no variable 'TEMPRATURE'; the nearest name is TEMPERATURE."),
-        ("HW=4091", "HW=4091: no recipe for such hardware; there are recipes for: 12gb 2x4090 2xcpu 4090 8gb 8xh100 cpu h100"),
+        (
+            "HW=4091",
+            "HW=4091: no recipe for such hardware; there are recipes for: 12gb 2x4090 2xcpu 4090 8gb 8xh100 cpu h100",
+        ),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
     ],
 )

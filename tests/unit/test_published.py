@@ -253,6 +253,7 @@ WITHOUT_FIGURES = {
     "4090-qwen3-14b",
     "4090-qwen3-8b",
     "8gb-qwen3-1.7b",
+    "h100-llama33-70b",
     "h100-qwen3-32b",
     "h100-qwen3-8b",
 }
