@@ -155,7 +155,7 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
         console.OUT.print(line, markup=False)
     console.OUT.print(
         "peak: what torch allocates. needs: what the card must have for it, with gaps between blocks, paged states and "
-        "the driver. reserved: what the process is seen to hold. hours at limit: at the card's nominal rates. "
+        "the driver. reserved: what nvidia-smi shows for the process. hours at limit: at the card's nominal rates. "
         "hours projected (from-to): training at rates calibrated on other people's runs, decoding at an assumed share "
         "of the bandwidth (docs/memory.md). No GPU of ours has measured any of it yet.",
         style="dim",

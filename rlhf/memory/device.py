@@ -219,7 +219,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: None)
     # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
     yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
-    for setting in (rollout.LOOK, rollout.WINDOW, rollout.FEW_KERNELS, trunk.MERGED):
+    for setting in (rollout.STEPS_BETWEEN_CHECKS, rollout.WINDOW, rollout.FEW_KERNELS, trunk.MERGED):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))

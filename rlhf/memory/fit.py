@@ -29,7 +29,7 @@ class Axis(NamedTuple):
 
     places: tuple[tuple[str, str], ...]  # (stage, phase) whose memory they decide
     ladders: list[list[Choice]]  # each from the choice that needs least to the one that needs most
-    others: dict[str, Any]  # the least demanding choice of settings that decide the same places
+    others: dict[str, Any]  # settings of other axes that decide the same places, at their smallest meanwhile
 
 
 def fit(

@@ -85,7 +85,7 @@ def _stage(loaded: PinnedRecipe, stage: str, predicted: Stage, price: float | No
 def _between(recipe: Recipe, stage: str, hours: float, link: float) -> dict[str, Any]:
     """Return the bytes that each rank receives in a step, the seconds at the link's nominal rate, and the scaling."""
     traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage)
-    assert steps  # who has hours has steps
+    assert steps  # stages with projected hours have optimizer steps
     seconds = (traffic.gradients + traffic.weights) / link
     return {
         "gradient_bytes_per_step": traffic.gradients,

@@ -1,4 +1,4 @@
-"""One rank of several: what it needs, and what the ranks tell each other. All of it is predicted or projected."""
+"""One rank of several: what it needs, and what ranks exchange. All of it is predicted or projected."""
 
 import math
 from typing import Any, NamedTuple

@@ -181,7 +181,7 @@ class Tracker(TorchDispatchMode):
         self._events.append(Event(None, 0, self._phase, name))
 
     def label(self, tensor: Tensor | None, component: str) -> None:
-        """Say what a tensor's storage holds, at any time while it lives; what was said first counts."""
+        """Say what a tensor's storage holds, at any time while it lives; the first label wins."""
         if tensor is None or tensor.device.type != self.device_type:
             return
         self._see(tensor, component)

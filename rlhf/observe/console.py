@@ -207,8 +207,8 @@ def say_next(stage: str, recipe: Recipe) -> None:
 def _better(metric: str) -> str:
     """Return which way a metric is better, as markup; "" if neither is."""
     if metric in published.LESS or metric.startswith("heldout_loss"):
-        return "[dim]less is better[/]"
-    return "[dim]more is better[/]" if metric in published.MORE else ""
+        return "[dim]lower is better[/]"
+    return "[dim]higher is better[/]" if metric in published.MORE else ""
 
 
 def _side_by_side(metrics: Mapping[str, float | None]) -> None:

@@ -99,7 +99,7 @@ def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_on
     for _ in range(min(at_once, len(todo))):
         threading.Thread(target=_judge_waiting, args=(judge, waiting, comparison, results), daemon=True).start()
     refused: list[str] = []
-    unread: list[str] = []  # replies that name no letter
+    unparsed: list[str] = []  # replies that name no letter
     with console.Bar("judge", len(todo)) as bar:
         for number in range(1, len(todo) + 1):
             result = results.get()
@@ -108,13 +108,13 @@ def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_on
             elif isinstance(result, Exception):
                 raise result
             else:
-                unread += [reply for order, reply in result["replies"].items() if result["said"][order] is None]
+                unparsed += [reply for order, reply in result["replies"].items() if result["said"][order] is None]
             bar.update(number, "refused" if isinstance(result, Exception) else result["verdict"])
     if refused:
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
-    if unread:
-        reply = excerpt(unread[0]) or "an empty one"
-        say(f"judge: {len(unread)} replies name no letter, the first: {reply}")
+    if unparsed:
+        reply = excerpt(unparsed[0]) or "an empty one"
+        say(f"judge: {len(unparsed)} replies name no letter, the first: {reply}")
 
 
 def _judge_waiting(

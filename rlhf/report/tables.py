@@ -86,5 +86,5 @@ def provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                 "state": "done" if stage in run.summaries else "not finished",
             }
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
-    shown = table(("run", "stage", "what it was made by"), rows, len(runs) > 1)
+    shown = table(("run", "stage", "provenance"), rows, len(runs) > 1)
     return [Section("Provenance", "table.html", shown)]

@@ -25,7 +25,7 @@ from rlhf.models.model import Model, dtype_of, mixed_precision
 from rlhf.process import distributed
 from rlhf.rollout.cache import CacheLayer, repeated
 
-LOOK = {"cpu": 1, "cuda": 8}  # decoding steps between two checks for ended rows; a check waits for the device
+STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}  # for ended rows; a check waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
 FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
 FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
@@ -268,7 +268,7 @@ class _Decoding:
         """
         graph: torch.cuda.CUDAGraph | None = None
         for step in self.steps():
-            if step % LOOK[self.tokens.device.type] == 0:
+            if step % STEPS_BETWEEN_CHECKS[self.tokens.device.type] == 0:
                 left = int((~self.ended).sum())
                 if left == 0:
                     break

@@ -218,7 +218,7 @@ def test_looking_less_often_changes_nothing(model, monkeypatch, every):
     """On CUDA the engine looks every 8 steps whether rows have ended."""
     rows = prompts(32)
     often = drawn(model, rows, batch_size=32, response_length=60)
-    monkeypatch.setitem(engine.LOOK, "cpu", every)
+    monkeypatch.setitem(engine.STEPS_BETWEEN_CHECKS, "cpu", every)
     assert responses(drawn(model, rows, batch_size=32, response_length=60)) == responses(often)
 
 

@@ -75,7 +75,7 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
     console.summary_table(summary, "x")
     shown = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
     assert "score gain sd" not in shown and "met" in shown["gain"]
-    assert "more is better" in shown["win rate vs sft"] and "less is better" in shown["perplexity"]
+    assert "higher is better" in shown["win rate vs sft"] and "lower is better" in shown["perplexity"]
     assert "better" not in shown["score"]
 
 
