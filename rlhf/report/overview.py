@@ -101,7 +101,7 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
     started = sorted({manifest.started[:10] for manifest in manifests.values() if manifest.started})
     texts = [" to ".join(dict.fromkeys((started[0], started[-1])))] if started else []
     device = next(iter(manifests.values())).device
-    threads = f", {device.threads} thread(s)" if device.threads else ""
+    threads = f", {device.threads} thread{'s' * (device.threads > 1)}" if device.threads else ""
     texts.append(f"{device.model or device.name}{threads}")
     seconds = sum(summary.wall_seconds for summary in summaries.values())
     if seconds:

@@ -101,7 +101,11 @@ def markdown(record: Reproduction) -> str:
     columns, *body = rows(record.seeds, record.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
     device, packages = record.device, record.packages
-    where = f"{device.name}, {device.threads or '?'} thread(s)" if device.type == "cpu" else device.name
+    where = (
+        f"{device.name}, {device.threads or '?'} thread{'s' * (device.threads != 1)}"
+        if device.type == "cpu"
+        else device.name
+    )
     measured = (
         f"Measured by `rlhf reproduce`: recipe {record.recipe} {record.version} ({record.recipe_sha256[:12]}), "
         f"{where}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "

@@ -48,13 +48,16 @@ def test_the_page_of_results_is_made_from_the_records():
     assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results`"
 
 
-def test_the_page_on_ppo_shows_the_newest_comparison_with_the_peer():
-    newest = max((ROOT / "results/peers/trl-1.12-ppo").glob("cpu_*.json"), key=lambda file: file.name)
+@pytest.mark.parametrize(
+    ("folder", "page"), [("trl-1.12-ppo", "ppo.md"), ("trl-1.16-grpo", "groups.md"), ("trl-1.16-rloo", "groups.md")]
+)
+def test_a_page_shows_the_newest_comparison_with_the_peer(folder, page):
+    newest = max((ROOT / "results/peers" / folder).glob("cpu_*.json"), key=lambda file: file.name)
     record = json.loads(newest.read_text())
     assert record["code"]["dirty"] is False
-    page = (ROOT / "docs/ppo.md").read_text()
-    assert peer.markdown(record) in page
-    assert peer.phases_table(record) in page
+    text = (ROOT / "docs" / page).read_text()
+    assert peer.markdown(record) in text
+    assert peer.phases_table(record) in text
 
 
 @pytest.mark.parametrize(
