@@ -37,7 +37,7 @@ from rlhf.models.weights import (
     set_adapter_state,
 )
 from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
-from rlhf.objectives.logprobs import linear_token_logprobs
+from rlhf.objectives.logprobs import Entropy, linear_token_logprobs
 from rlhf.process import distributed
 
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
@@ -191,7 +191,7 @@ class SharedBase:
         return len(self.base.get_output_embeddings().weight)
 
     def logprobs(
-        self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: str = "none"
+        self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: Entropy = "none"
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (B, R) of the response tokens given `response_hidden`, and entropies (B, R) or None.
 

@@ -7,6 +7,8 @@ importance ratio is of, and how tokens are weighted. Each choice is a function h
 Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, T response slots.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -14,9 +16,12 @@ from .losses import Stats
 from .masked import at_least_float32, check, masked_mean, zero_pads
 
 EPS = 1e-4  # added to a standard deviation before dividing by it, as TRL does
-SCALES = ("group", "batch", "none")
-LEVELS = ("token", "sequence", "sequence_sum")
-LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
+Scale = Literal["group", "batch", "none"]
+Level = Literal["token", "sequence", "sequence_sum"]
+LossType = Literal["grpo", "dapo", "dr_grpo"]
+SCALES: tuple[Scale, ...] = ("group", "batch", "none")
+LEVELS: tuple[Level, ...] = ("token", "sequence", "sequence_sum")
+LOSS_TYPES: tuple[LossType, ...] = ("grpo", "dapo", "dr_grpo")
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:
@@ -31,7 +36,7 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     return r - (r.sum(1, keepdim=True) - r) / (k - 1)
 
 
-def group_relative(rewards: Tensor, scale: str = "group") -> Tensor:
+def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
     """Subtract the mean of its group from each reward, and divide by a standard deviation.
 
     A_i = (r_i - mean(r)) / (sd + 1e-4)
@@ -84,7 +89,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
     return ((max_length - buffer - lengths.float()) / buffer).clamp(-1.0, 0.0)
 
 
-def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: str) -> Tensor:
+def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: Level) -> Tensor:
     """Return the logarithm of the importance ratio that each token's loss is multiplied with.
 
     With d = logp - old_logp:
@@ -107,7 +112,7 @@ def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: str) -> Tens
     raise ValueError(f"unknown level {level!r}: choose one of {', '.join(LEVELS)}")
 
 
-def token_weights(mask: Tensor, loss_type: str, responses: int, tokens: Tensor | int, max_length: int) -> Tensor:
+def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Tensor | int, max_length: int) -> Tensor:
     """Return the weight of each token in the loss of a minibatch; a loss is the weighted sum of its tokens' losses.
 
         grpo      1 / (responses * tokens of its response): the mean of the responses' means (arXiv 2402.03300, eq. 3)

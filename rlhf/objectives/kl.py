@@ -1,15 +1,17 @@
 """Estimates of the divergence from the reference policy, per token."""
 
 import math
+from typing import Literal
 
 from torch import Tensor
 
 from .masked import at_least_float32
 
-KINDS = ("k1", "k2", "k3")
+Kind = Literal["k1", "k2", "k3"]
+KINDS: tuple[Kind, ...] = ("k1", "k2", "k3")
 
 
-def estimate(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
+def estimate(logp: Tensor, ref_logp: Tensor, kind: Kind) -> Tensor:
     """Estimate KL(pi || ref) at each token sampled from pi.
 
     Source: Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html.

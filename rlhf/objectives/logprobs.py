@@ -1,12 +1,14 @@
 """Log-probabilities of sampled tokens, and entropies, from logits or hidden states."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .masked import at_least_float32
+
+Entropy = Literal["none", "value", "gradient"]  # whether it is computed, and differentiated
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def linear_token_logprobs(
-    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0, chunk: int = 4096, entropy: str = "none"
+    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0, chunk: int = 4096, entropy: Entropy = "none"
 ) -> tuple[Tensor, Tensor | None]:
     """Return `token_logprobs(hidden @ weight.T / temperature, ids)` for a frozen output matrix, chunk by chunk.
 
@@ -68,7 +70,7 @@ def linear_token_logprobs(
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, chunk: int, entropy: str
+        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, chunk: int, entropy: Entropy
     ) -> tuple[Tensor, Tensor]:
         need_grad = ctx.needs_input_grad[0]
         logp_slopes, entropy_slopes = [], []  # gradients with respect to hidden

@@ -215,11 +215,11 @@ class Rloo(Group):
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
 
     @property
-    def importance_sampling_level(self) -> str:
+    def importance_sampling_level(self) -> Literal["sequence_sum"]:
         return "sequence_sum"
 
     @property
-    def loss_type(self) -> str:
+    def loss_type(self) -> Literal["grpo"]:
         return "grpo"
 
     @property

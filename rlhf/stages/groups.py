@@ -32,6 +32,7 @@ from rlhf.objectives.groups import (
     standardize,
     token_weights,
 )
+from rlhf.objectives.logprobs import Entropy
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
@@ -257,7 +258,7 @@ class Learner:
         weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
         each = 1 / tokens.clamp(min=1)  # in a mean over the minibatch's tokens
         hidden = shared.response_hidden(part)
-        entropy_mode = "gradient" if options.entropy_coef else "value"
+        entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
         logp, entropy = shared.logprobs(hidden, part, options.temperature, entropy_mode)
         assert entropy is not None
         ratios = log_ratios(logp, old, mask, options.importance_sampling_level)

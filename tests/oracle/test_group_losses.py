@@ -15,6 +15,7 @@ from rlhf.objectives import kl as kls
 from rlhf.objectives.groups import (
     LEVELS,
     LOSS_TYPES,
+    Level,
     clipped_loss,
     group_relative,
     has_signal,
@@ -155,7 +156,12 @@ def test_at_the_old_policy_the_gradient_is_that_of_reinforce(batch):
     """At ratio 1 the gradient is -A times that of log pi; GSPO divides it by the length of the response."""
     logp, _, _, advantages, mask = batch
     lengths = mask.sum(1, keepdim=True)
-    for level, scale in (("token", 1 / lengths), ("sequence", 1 / lengths), ("sequence_sum", torch.ones(3, 1))):
+    scales: dict[Level, torch.Tensor] = {
+        "token": 1 / lengths,
+        "sequence": 1 / lengths,
+        "sequence_sum": torch.ones(3, 1),
+    }
+    for level, scale in scales.items():
         new = logp.clone().requires_grad_()
         weights = token_weights(mask, "grpo", 3, mask.sum(), 10)
         clipped_loss(log_ratios(new, logp, mask, level), advantages, weights, mask, 0.2, 0.2)[0].backward()
@@ -168,11 +174,11 @@ def test_wrong_shapes_and_names_are_refused(batch):
     with pytest.raises(ValueError, match="k of 2 or more"):
         leave_one_out(f64([1.0]))
     with pytest.raises(ValueError, match="unknown scale 'std'"):
-        group_relative(f64([1.0, 2.0]), "std")
+        group_relative(f64([1.0, 2.0]), "std")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown level 'word'"):
-        log_ratios(logp, old, mask, "word")
+        log_ratios(logp, old, mask, "word")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown loss type 'ppo'"):
-        token_weights(mask, "ppo", 3, 7, 10)
+        token_weights(mask, "ppo", 3, 7, 10)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one advantage per row"):
         clipped_loss(logp, advantages[:2], logp, mask, 0.2, 0.2)
     with pytest.raises(ValueError, match="mask must be bool"):

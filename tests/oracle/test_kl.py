@@ -111,7 +111,7 @@ def test_errors_and_inputs_unchanged():
         estimate(logp, ref, kind)
     assert logp.tolist() == [[-1, -2]] and ref.tolist() == [[-3, -4]]
     with pytest.raises(ValueError, match=r"'k4'.*k1, k2, k3"):
-        estimate(logp, ref, "k4")
+        estimate(logp, ref, "k4")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(1, 2\).*\(1, 1\)"):
         estimate(logp, ref[:, :1], "k1")
 
