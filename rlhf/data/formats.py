@@ -122,12 +122,15 @@ def read_hub(
     name: str,
     revision: str,
     *,
-    split: str = "train",
+    split: str | None = None,
     data_dir: str | None = None,
     on_bad_row: OnBadRow = "stop",
     format: Format = "auto",
 ) -> Rows:
-    """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set."""
+    """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set.
+
+    `split` None reads `train`.
+    """
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
         raise UserError(
             f"{name}: revision {revision!r} is not a commit of 40 hex digits; branches and tags can move, and the run "
@@ -135,6 +138,7 @@ def read_hub(
         )
     import datasets  # slow to import, and only needed here
 
+    split = split or "train"
     label = "/".join(part for part in (name, data_dir, split) if part)
     try:
         # Loads the pinned files: offline, `load_dataset` of a name takes the newest commit that it has ever seen.

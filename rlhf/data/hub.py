@@ -1,6 +1,12 @@
 """Downloads from the hub at one commit, and explanations of failed ones."""
 
 import re
+from typing import Any
+
+
+def licence(card: Any) -> str:
+    """Return the licence that a repository's card names; "not stated" without one. `card`: the hub's, or None."""
+    return str((card.get("license_name") or card.get("license") if card else None) or "not stated")
 
 
 def snapshot(name: str, revision: str, data_dir: str | None) -> str:

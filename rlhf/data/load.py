@@ -223,7 +223,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         return formats.read_hub(
             data.name,
             data.revision,
-            split=data.split or "train",
+            split=data.split,
             data_dir=data.data_dir,
             on_bad_row=data.on_bad_row,
             format=data.format,

@@ -81,14 +81,7 @@ class Codec:
             return render_hh(messages)
         if self.template == "plain":
             return render_plain(messages)
-        return self._chat_text(messages, add_generation_prompt=True)
-
-    def _chat_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Return a conversation as the tokenizer's own template writes it.
-
-        Raises UserError where the template refuses it.
-        """
-        return chat_text(self.tokenizer, messages, add_generation_prompt)
+        return chat_text(self.tokenizer, messages, add_generation_prompt=True)
 
     def _check_turn_end(self) -> None:
         """Raise UserError where the template ends an answer with a special token other than EOS.
@@ -204,7 +197,7 @@ class Codec:
             return f" {response}"
         if self.template == "plain":
             return response
-        whole = self._chat_text((*messages, Message("assistant", response)), add_generation_prompt=False)
+        whole = chat_text(self.tokenizer, (*messages, Message("assistant", response)))
         if not whole.startswith(prompt):
             return response
         return whole[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()

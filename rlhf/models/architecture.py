@@ -128,14 +128,15 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"config.json: {kind} {why}")
     required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}
     required["num_key_value_heads"] = required["num_key_value_heads"] or required["num_attention_heads"]
-    missing = sorted(key for key, value in required.items() if value is None or key not in _keys_of(kind))
+    known = _keys_of(kind)
+    missing = sorted(key for key, value in required.items() if value is None or key not in known)
     if missing:
         raise UserError(f"config.json: model.architecture cannot describe a {kind} model, which has no {missing[0]}")
-    plain = AutoConfig.for_model(kind, **required)
+    plain = AutoConfig.for_model(kind, **required).to_dict()
     others = {
         key: value
         for key, value in actual.to_dict().items()
-        if key not in IRRELEVANT | required.keys() and key in _keys_of(kind) and value != plain.to_dict().get(key)
+        if key not in IRRELEVANT | required.keys() and key in known and value != plain.get(key)
     }
     return {"model_type": kind, **required, **others}
 

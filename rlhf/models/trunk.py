@@ -44,8 +44,8 @@ class Trunk:
         window = sliding_window(self.base.config)
         if window and longest > window:
             raise UserError(
-                f"hardware.trunk: lean has no sliding windows: the recipe admits sequences of {longest} tokens, the "
-                f"model's window has {window}: use hardware.trunk: library"
+                f"hardware.trunk: lean: sequences of {longest} tokens exceed the model's sliding window of {window}: "
+                "use hardware.trunk: library"
             )
 
     @contextmanager
@@ -101,9 +101,7 @@ class Trunk:
     def _rotary(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines (T, D/2) of the positions of states (B, T, H)."""
         length = states.shape[1]
-        window = getattr(self.base.config, "sliding_window", None)
-        if window and length > window:
-            raise UserError(f"sequences of {length} tokens exceed the model's sliding window of {window}")
+        self.check_length(length)
         tables = self.decoder.rotary_emb(states, torch.arange(length, device=states.device)[None])
         cos, sin = (table[0].chunk(2, -1)[0] for table in tables)  # both halves are equal
         return cos, sin

@@ -104,6 +104,11 @@ def _rows(settings: DataSettings, files: list[str]) -> formats.Rows:
     if settings.source == "hub":
         assert settings.name and settings.revision  # required by the recipe
         return formats.read_hub(
-            settings.name, settings.revision, on_bad_row="skip", data_dir=settings.data_dir, format=format
+            settings.name,
+            settings.revision,
+            split=settings.split,
+            data_dir=settings.data_dir,
+            on_bad_row="skip",
+            format=format,
         )
     return formats.read(files, on_bad_row="skip", format=format)

@@ -118,6 +118,7 @@ class DataSettings(Record):
     name: str | None = None
     revision: str | None = None
     data_dir: str | None = None
+    split: str | None = None
 
 
 class TokenizerSettings(Record):

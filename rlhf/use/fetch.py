@@ -116,7 +116,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
         read = formats.read_hub(
             source.name,
             source.revision,
-            split=data.split or "train",
+            split=data.split,
             data_dir=data.data_dir,
             on_bad_row=data.on_bad_row,
             format=data.format,
@@ -127,7 +127,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
         source=source,
         files=len(planned),
         bytes=sum(file.file_size or 0 for file in planned),
-        licence=str((card.get("license_name") or card.get("license") if card else None) or "not stated"),
+        licence=hub.licence(card),
         gated=bool(getattr(info, "gated", False)),
         rows=rows,
     )

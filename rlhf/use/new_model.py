@@ -66,9 +66,7 @@ def _download(model: str, revision: str | None) -> Source:
     folder = snapshot_download(
         model, revision=info.sha, allow_patterns=list(SMALL_FILES), ignore_patterns=list(INDEXES)
     )
-    card = info.card_data
-    licence = str((card.get("license_name") or card.get("license") if card else None) or "not stated")
-    return Source("hub", model, info.sha, Path(folder), licence, bool(info.gated))
+    return Source("hub", model, info.sha, Path(folder), hub.licence(info.card_data), bool(info.gated))
 
 
 def _licence_in(folder: Path) -> str:
