@@ -22,6 +22,7 @@ from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.rollout.engine import collate
+from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train, with_exact_weights
@@ -51,6 +52,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     truth = recipe.data.source == "toy"
     with telemetry.phase("evaluate"):
         shared = SharedBase(load_base(run, device), {"policy": run.path, "reference": run.folder_of("sft")})
+        check_sampling(shared.base, codec)
         before, after = (
             measure(shared, role, codec, prompts, evaluation, seed=recipe.seed, truth=truth)
             for role in ("reference", "policy")

@@ -18,6 +18,7 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
 from rlhf.rollout.engine import sample
+from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
@@ -42,7 +43,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
-        model = new_adapter(load_base(run, device), run)
+        base = load_base(run, device)
+        check_sampling(base, codec)
+        model = new_adapter(base, run)
     prompts = corpus.prompts().heldout[:SAMPLES]
     if options.eval_steps and demonstrations.apart:
         apart, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
