@@ -123,7 +123,7 @@ DECODING: dict[str, Variant] = {
     "frozen role": frozen_role,
     "no adapters": no_adapters,
 }
-# Keys of PPO that choose how a rollout multiplies: fields of `rollout.Sampling`.
+# Keys of PPO that choose how a rollout multiplies: fields of `Sampling`.
 SAMPLING: dict[str, dict[str, Any]] = {"merged weights": {"merged": True}}
 SAMPLING_4BIT: dict[str, dict[str, Any]] = {
     "4-bit products in row groups": {"four_bit": "row_groups"},

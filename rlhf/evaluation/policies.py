@@ -17,7 +17,8 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import working
 from rlhf.process import distributed
 from rlhf.recipe import Evaluate
-from rlhf.rollout.engine import Sampling, sample
+from rlhf.rollout.engine import sample
+from rlhf.rollout.responses import Sampling
 from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, and
@@ -95,8 +96,8 @@ def measure(
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
         torch.manual_seed(seed + EVALUATION_SEED)
-        shared.activate(role)
-        rollout = sample(shared.base, ids, codec, sampling)
+        with shared.role(role):
+            rollout = sample(shared.base, ids, codec, sampling, trunk=shared.role_trunk)
         texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
         scores = torch.zeros(len(ids), device=shared.device)
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)

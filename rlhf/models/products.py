@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
+from rlhf.models.matmul import matmul
 from rlhf.objectives.masked import at_least_float32
 
 
@@ -136,12 +137,12 @@ class Product(NamedTuple):
     def forward(self, z: Tensor) -> Tensor:
         """Return y (N, sum of out) for z (N, in)."""
         if self.merged is not None:
-            y = torch.mm(z, self.merged.t())
+            y = matmul(z, self.merged.t())
         else:
             y = z.new_empty(len(z), sum(self.sizes))
             low = self._low(z)
             for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
-                torch.mm(z, part.weight.t(), out=columns)
+                matmul(z, part.weight.t(), out=columns)
                 if part.adapter:
                     columns.addmm_(low.pop(0).t(), part.adapter[1].to(z.dtype).t(), alpha=part.scaling)
         for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
@@ -154,28 +155,28 @@ class Product(NamedTuple):
         columns = dy.split(self.sizes, 1)
         adapted = [(part, d) for part, d in zip(self.parts, columns, strict=True) if part.adapter]
         # (r, N) each: s B^T dy^T. On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
-        slopes = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
+        slopes = [matmul(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
         dz = None
         if needs_input and self.merged is not None:
-            dz = torch.mm(dy, self.merged)
+            dz = matmul(dy, self.merged)
         elif needs_input:
-            dz = torch.mm(columns[0], self.parts[0].weight)
+            dz = matmul(columns[0], self.parts[0].weight)
             for part, d in list(zip(self.parts, columns, strict=True))[1:]:
                 dz.addmm_(d, part.weight)
             for (part, _), slope in zip(adapted, slopes, strict=True):
                 dz.addmm_(slope.t(), part.adapter[0].to(slope.dtype))
         gradients: list[Tensor] = []
         if adapters:
-            to_a = torch.mm(torch.cat(slopes), z).split([len(slope) for slope in slopes])
+            to_a = matmul(torch.cat(slopes), z).split([len(slope) for slope in slopes])
             for (part, d), low, da in zip(adapted, self._low(z), to_a, strict=True):
                 a, b = part.adapter
-                gradients += [da.to(a.dtype), torch.mm(low, d).mul_(part.scaling).t().to(b.dtype)]
+                gradients += [da.to(a.dtype), matmul(low, d).mul_(part.scaling).t().to(b.dtype)]
         return dz, gradients
 
     def _low(self, z: Tensor) -> list[Tensor]:
         """Return A z^T (r, N) of each part with an adapter, from one product."""
         downs = [part.adapter[0].to(z.dtype) for part in self.parts if part.adapter]
-        return list(torch.mm(torch.cat(downs), z.t()).split([len(a) for a in downs])) if downs else []
+        return list(matmul(torch.cat(downs), z.t()).split([len(a) for a in downs])) if downs else []
 
 
 class Node(torch.autograd.Function):

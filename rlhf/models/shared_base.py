@@ -25,8 +25,9 @@ from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
+from rlhf.models.matmul import matmul
 from rlhf.models.model import computes_in_bfloat16, mixed_precision
-from rlhf.models.trunk import Trunk
+from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.models.weights import (
     ADAPTER_FILE,
     adapter_config,
@@ -93,6 +94,11 @@ class SharedBase:
                 self.value_head.weight.copy_(head.float() / sd)
                 self.value_head.bias.fill_(-mean / sd)
         self.value_head.to(self.device)
+
+    @property
+    def role_trunk(self) -> RoleTrunk | None:
+        """Return the lean trunk with the active role, None with the library's."""
+        return None if self.trunk is None or self._active is None else RoleTrunk(self.trunk, self._active)
 
     @property
     def value_role(self) -> str:
@@ -203,8 +209,9 @@ class SharedBase:
         if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
             raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
         chunk = max(1, LOGITS // self.vocabulary)
+        multiply = torch.mm if self.trunk is None else matmul
         logp, entropies = linear_token_logprobs(
-            hidden[mask], head.weight, rollout.tokens[mask], temperature / self.logit_scale, chunk, entropy
+            hidden[mask], head.weight, rollout.tokens[mask], temperature / self.logit_scale, chunk, entropy, multiply
         )
 
         def to_slots(x: Tensor) -> Tensor:

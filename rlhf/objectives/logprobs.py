@@ -40,14 +40,20 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def linear_token_logprobs(
-    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0, chunk: int = 4096, entropy: Entropy = "none"
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    temperature: float = 1.0,
+    chunk: int = 4096,
+    entropy: Entropy = "none",
+    matmul: Callable[[Tensor, Tensor], Tensor] = torch.mm,
 ) -> tuple[Tensor, Tensor | None]:
     """Return `token_logprobs(hidden @ weight.T / temperature, ids)` for a frozen output matrix, chunk by chunk.
 
     With d log p(id) / d hidden = (weight[id] - sum_v p_v weight[v]) / temperature, the forward pass can compute the
     gradient while a chunk's logits exist and keep (N, H) of it: no logits are stored for the backward pass and none
     are computed twice. `entropy` adds the entropy of each distribution: "value" computes it without a gradient,
-    "gradient" keeps one in the same way, for another product of the chunk with `weight`.
+    "gradient" keeps one in the same way, for another product of the chunk with `weight`. `matmul` multiplies matrices.
 
     Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns two (N,) tensors in float32 or
     wider, the second None if `entropy` is "none". At most `chunk` x V logits exist at a time, in two or three copies.
@@ -63,20 +69,27 @@ def linear_token_logprobs(
     if weight.requires_grad:
         raise ValueError("the output matrix must be frozen: it would get no gradient from here")
     apply: Callable[..., tuple[Tensor, Tensor]] = _LinearLogprobs.apply
-    logp, entropies = apply(hidden, weight, ids, temperature, chunk, entropy)
+    logp, entropies = apply(hidden, weight, ids, temperature, chunk, entropy, matmul)
     return logp, None if entropy == "none" else entropies
 
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, chunk: int, entropy: Entropy
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        ids: Tensor,
+        temperature: float,
+        chunk: int,
+        entropy: Entropy,
+        matmul: Callable[[Tensor, Tensor], Tensor],
     ) -> tuple[Tensor, Tensor]:
         need_grad = ctx.needs_input_grad[0]
         logp_slopes, entropy_slopes = [], []  # gradients with respect to hidden
         logps, entropies = [], []
         for states, tokens in zip(hidden.split(chunk), ids.split(chunk), strict=True):
-            logits = at_least_float32(states @ weight.T)
+            logits = at_least_float32(matmul(states, weight.T))
             if temperature != 1.0:
                 logits = logits / temperature
             picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
@@ -92,11 +105,11 @@ class _LinearLogprobs(torch.autograd.Function):
                 entropies.append(-weighted.sum(1))
                 if need_grad and entropy == "gradient":
                     slope = weighted.addcmul_(p, entropies[-1].unsqueeze(1)).neg_()
-                    entropy_slopes.append(slope.to(weight.dtype) @ weight / temperature)
+                    entropy_slopes.append(matmul(slope.to(weight.dtype), weight) / temperature)
             if need_grad:
                 # 1 - p is formed in float32: rounded after the difference, it survives where the policy is confident
                 slope = p.neg_().scatter_add_(1, tokens.unsqueeze(1), torch.ones_like(picked).unsqueeze(1))
-                logp_slopes.append(slope.to(weight.dtype) @ weight / temperature)
+                logp_slopes.append(matmul(slope.to(weight.dtype), weight) / temperature)
         if need_grad:
             ctx.save_for_backward(*(torch.cat(parts) for parts in (logp_slopes, entropy_slopes) if parts))
         logp = torch.cat(logps)
@@ -106,6 +119,6 @@ class _LinearLogprobs(torch.autograd.Function):
         return logp, entropy_values
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         terms = [grad.unsqueeze(1) * slope for grad, slope in zip(grads, ctx.saved_tensors, strict=False)]
-        return sum(terms).to(ctx.saved_tensors[0].dtype), None, None, None, None, None
+        return sum(terms).to(ctx.saved_tensors[0].dtype), None, None, None, None, None, None

@@ -6,7 +6,7 @@ that are decoded beside it, except for the rounding of kernels, which depends on
 float32 and a token now and then in bfloat16.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,16 +19,17 @@ from transformers import Cache
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import lean
-from rlhf.models.architecture import logit_scale, sliding_window
-from rlhf.models.lean import FourBit
+from rlhf.models.architecture import sliding_window
 from rlhf.models.model import Model, dtype_of, mixed_precision
+from rlhf.models.trunk import RoleTrunk
 from rlhf.process import distributed
 from rlhf.rollout.cache import CacheLayer, repeated
+from rlhf.rollout.responses import Responses, Sampling, ValueFn
+from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}  # for ended rows; a check waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
 FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
-FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
 WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
 # A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
 # not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
@@ -95,20 +96,6 @@ def joined(first: Rollout, second: Rollout) -> Rollout:
     )
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of sampling: responses are drawn from softmax(logits / temperature); greedily at temperature 0."""
-
-    max_prompt_length: int
-    response_length: int
-    temperature: float
-    batch_size: int  # prompts decoded together; changes memory only
-    top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
-    merged: bool = False  # decode with copies of the weights that have the adapter in them
-    four_bit: FourBit = "library"  # see rlhf.models.lean.four_bit_weights
-
-
-ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
 Phase = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -122,6 +109,7 @@ def sample(
     phase: Phase = record_function,
     replicate: bool = False,
     copies: int = 1,
+    trunk: RoleTrunk | None = None,
 ) -> Rollout:
     """Sample `copies` responses per prompt (token ids) from the model with its active adapter.
 
@@ -131,7 +119,8 @@ def sample(
     ranks, whose generators must be in the same state, decode a share of the prompts each, and all return the whole.
     `value_fn` is applied to the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and
     `decode`. `replicate`: every rank decodes all prompts in lockstep. A model that the Trainer has sharded (FSDP,
-    ZeRO-3) needs this, because each forward pass involves all ranks.
+    ZeRO-3) needs this, because each forward pass involves all ranks. `trunk`: the lean trunk of the model and the role
+    that samples; it decodes where it merges weights, in a block of `trunk.merging`.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -141,6 +130,7 @@ def sample(
     logprobs, values = torch.zeros(2, count, sampling.response_length, device=device)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     several_ranks = distributed.world() > 1
+    lean_trunk = trunk if trunk is not None and trunk.trunk.merges else None
     if not replicate:
         order = distributed.own_rows(order)
     # flash attention cannot mask the padding before a short prompt
@@ -154,7 +144,7 @@ def sample(
             batch = [prompts[i] for i in order[at : at + at_once]]
             rows = [i * copies + copy for i in order[at : at + at_once] for copy in range(copies)]
             tokens[rows], logprobs[rows], values[rows] = _decode(
-                phase, model, batch, uniforms[rows], sampling, codec, value_fn
+                phase, lean_trunk, model, batch, uniforms[rows], sampling, codec, value_fn
             )
     if not replicate:
         distributed.all_sum(tokens, logprobs, values)
@@ -168,56 +158,16 @@ def sample(
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
 
 
-def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Draw from softmax(logits / temperature) by inverting its distribution function at given numbers in [0, 1).
-
-    Shapes: logits (B, V), uniforms (B,); returns ids (B,) int64 and their log-probabilities (B,) float32. At
-    temperature 0 the ids are the most likely ones, with their log-probabilities at temperature 1. With `top_p` below 1
-    only the fewest most likely tokens that together reach it are drawn (arXiv 1904.09751, section 3.1), and the
-    log-probabilities are those among them.
-    """
-    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
-    if top_p < 1.0:
-        logp = _nucleus(logp, top_p)
-    if temperature:
-        heights = logp.exp().cumsum(-1)
-        ids = torch.searchsorted(heights, uniforms.unsqueeze(1) * heights[:, -1:], right=True)
-        ids = ids.clamp(max=logits.shape[1] - 1)
-    else:
-        ids = logp.argmax(-1, keepdim=True)
-    return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
-
-
-def _nucleus(logp: Tensor, top_p: float) -> Tensor:
-    """Return log-probabilities (B, V) among the fewest most likely tokens that together reach `top_p`, others -inf.
-
-    On a CPU the most likely tokens are looked for first, because sorting a vocabulary takes many times as long. CUDA
-    sorts: whether a few were enough is known on the host only, which a captured step cannot ask.
-    """
-    count = FEW_TOKENS if logp.device.type == "cpu" else logp.shape[1]
-    ordered, order = logp.topk(count) if count < logp.shape[1] else logp.sort(descending=True)
-    reached = ordered.exp().cumsum(-1)
-    if count < logp.shape[1] and bool((reached[:, -1] < top_p).any()):
-        ordered, order = logp.sort(descending=True)
-        reached = ordered.exp().cumsum(-1)
-    likelier = reached - ordered.exp()  # probability of the tokens that are likelier
-    kept = torch.full_like(logp, -torch.inf).scatter_(1, order, ordered.masked_fill(likelier >= top_p, -torch.inf))
-    return kept.log_softmax(-1)
-
-
-def _decode(phase: Phase, *arguments: Any) -> list[Tensor]:
+def _decode(phase: Phase, trunk: RoleTrunk | None, *arguments: Any) -> list[Tensor]:
     """Decode one batch, in a function of its own: its cache is freed before the next one is allocated."""
     with phase("prefill"):
-        decoding = _Decoding(*arguments)
+        decoding = _Decoding(*arguments) if trunk is None else TrunkDecoding(trunk, *arguments)
     with phase("decode"):
         return decoding.run()
 
 
-class _Decoding:
-    """One batch of prompts while their responses grow. All state lives in tensors that steps change in place.
-
-    With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
-    """
+class _Decoding(Responses):
+    """Responses of a model that transformers runs, with a cache that is read through a window."""
 
     def __init__(
         self,
@@ -228,17 +178,14 @@ class _Decoding:
         codec: SpecialIds,
         value_fn: ValueFn | None,
     ):
-        self.decoder, self.head, self.value_fn = model.get_decoder(), model.get_output_embeddings(), value_fn
-        self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
-        self.uniforms = uniforms
-        batch_size, self.room = uniforms.shape
-        self.copies = batch_size // len(prompts)
+        super().__init__(model, uniforms, sampling, codec, value_fn)
+        self.decoder = model.get_decoder()
+        self.copies = len(uniforms) // len(prompts)
         device = uniforms.device
         ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
         self.width = ids.shape[1]
         window = sliding_window(model.config)
         self.sliding = window if window and self.width + self.room > window else None
-        self.logit_scale = logit_scale(model.config)
         self.kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
         self.growth = WINDOW[device.type]
         slots = _round_up(self.width + self.room, self.growth.whole)
@@ -253,12 +200,6 @@ class _Decoding:
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
         self.position = lengths[:, None] - 1  # of the newest token
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
-        self.tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
-        self.logprobs, self.values = torch.zeros(2, batch_size, self.room, device=device)
-        self.rows = torch.arange(batch_size, device=device)  # rows of the batch that are still decoded
-        self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
         self._prefill(ids)
 
     def run(self) -> list[Tensor]:
@@ -292,10 +233,6 @@ class _Decoding:
         self._deliver()
         return self.results
 
-    def steps(self) -> Iterable[int]:
-        """Return the slots after the first, which the prefill has filled."""
-        return range(1, self.room)
-
     def open_window(self, step: int) -> bool:
         """Let attention read as many cached slots as `step` needs; return whether that changed the shapes of a step."""
         needed = self.width + step
@@ -315,6 +252,13 @@ class _Decoding:
             return False
         read = sum(x[0, :, : layer.window].nbytes for layer in self.layers for x in (layer.keys, layer.values))
         return not self.capture or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
+
+    def _drop_ended(self) -> None:
+        rows = (~self.ended).nonzero().squeeze(1)
+        self._keep(rows)
+        self.real, self.position = self.real[rows], self.position[rows]
+        for layer in self.layers:
+            layer.reorder_cache(cast(torch.LongTensor, rows))
 
     def _prefill(self, ids: Tensor) -> None:
         real = self.real[:: self.copies, : self.width]
@@ -372,31 +316,6 @@ class _Decoding:
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
         ).last_hidden_state
         return states[:, -1]
-
-    def _draw(self, hidden: Tensor) -> None:
-        uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
-        logits = self.head(hidden)
-        if self.logit_scale != 1.0:
-            logits = logits * self.logit_scale
-        ids, logp = pick(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
-        ids = ids.where(~self.ended, self.pad_id)
-        self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
-        self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
-        if self.value_fn is not None:
-            self.values.index_copy_(1, self.step, self.value_fn(hidden).float().unsqueeze(1))
-        self.ended |= ids == self.eos_id
-
-    def _drop_ended(self) -> None:
-        self._deliver()
-        keep = (~self.ended).nonzero().squeeze(1)
-        for name in ("rows", "real", "position", "uniforms", "tokens", "logprobs", "values", "ended"):
-            setattr(self, name, getattr(self, name)[keep])
-        for layer in self.layers:
-            layer.reorder_cache(cast(torch.LongTensor, keep))
-
-    def _deliver(self) -> None:
-        for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
-            whole[self.rows] = part
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
 from rlhf.models.architecture import TESTED, sliding_window
 from rlhf.models.model import Model, dtype_of, mixed_precision
-from rlhf.rollout.engine import Sampling, sample
+from rlhf.rollout.engine import sample
+from rlhf.rollout.responses import Sampling
 
 NEW_TOKENS = 8
 WIDEST = 64  # a sliding window beyond this many tokens is not tried

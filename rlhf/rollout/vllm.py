@@ -28,7 +28,8 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
-from rlhf.rollout.engine import Sampling, collate
+from rlhf.rollout.engine import collate
+from rlhf.rollout.responses import Sampling
 
 TIMEOUT = 600  # seconds for one response
 START_HINT = (

@@ -31,7 +31,7 @@ from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import Ppo
-from rlhf.rollout.engine import ValueFn
+from rlhf.rollout.responses import ValueFn
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
 from rlhf.run.records import Number

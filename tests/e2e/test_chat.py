@@ -11,7 +11,8 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe import console
 from rlhf.recipe import as_yaml
-from rlhf.rollout.engine import Sampling, sample
+from rlhf.rollout.engine import sample
+from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.use import chat
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
+from rlhf.models.layouts import SharedPrompts
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.models.trunk import SharedPrompts
 from rlhf.recipe import GroupOptions
-from rlhf.rollout.engine import Sampling, collate, joined, sample
+from rlhf.rollout.engine import collate, joined, sample
+from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Judged, Learner, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm

@@ -12,7 +12,8 @@ from rlhf.data.batch import Rollout
 from rlhf.models.architecture import TESTED, check_model, has_fused_experts, sliding_window
 from rlhf.models.model import Model
 from rlhf.models.shared_base import SharedBase
-from rlhf.rollout.engine import Sampling, collate, sample
+from rlhf.rollout.engine import collate, sample
+from rlhf.rollout.responses import Sampling
 from tests import models
 
 VOCABULARY, PAD, EOS = 64, 0, 5

@@ -19,7 +19,8 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.recipe import Ppo
-from rlhf.rollout.engine import Sampling, collate, sample
+from rlhf.rollout.engine import collate, sample
+from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.scoring import ScoreNorm, score_norm
 from rlhf.stages.online.session import prompt_order, sampling

@@ -14,7 +14,8 @@ from rlhf.data.batch import Rollout
 from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import engine
 from rlhf.rollout.cache import CacheLayer
-from rlhf.rollout.engine import Sampling, Window, pick, sample
+from rlhf.rollout.engine import Window, sample
+from rlhf.rollout.responses import Sampling, pick
 from tests.unit.test_lean import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0

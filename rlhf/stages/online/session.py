@@ -19,8 +19,9 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Group, OnlineOptions, longest
 from rlhf.rollout import vllm
-from rlhf.rollout.engine import Sampling, ValueFn, sample
+from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
+from rlhf.rollout.responses import Sampling, ValueFn
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.online.checkpoints import choose_checkpoints
@@ -98,7 +99,16 @@ class Session:
                 repeated = [prompt for prompt in batch for _ in range(copies)]
                 return self.client.sample(repeated, self.codec, self.sampling, self.device)
         with self.shared.role("policy"):
-            rollout = sample(self.shared.base, batch, self.codec, self.sampling, value_fn, self.phase, copies=copies)
+            rollout = sample(
+                self.shared.base,
+                batch,
+                self.codec,
+                self.sampling,
+                value_fn,
+                self.phase,
+                copies=copies,
+                trunk=self.shared.role_trunk,
+            )
         if self.shared.trunk is None or copies == 1:
             return rollout
         return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))

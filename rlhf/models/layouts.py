@@ -1,0 +1,205 @@
+"""Which tokens of the lean trunk attend to which: whole sequences, responses with shared prompts, growing responses."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlhf.data.batch import Rollout
+
+
+class Sequences:
+    """Rows of tokens (B, T), each of which attends to those before it; wanted at all positions or at `at` (B, R)."""
+
+    def __init__(self, rotary: tuple[Tensor, Tensor], at: Tensor | None = None):
+        cos, sin = rotary
+        self.rotary = cos[None], sin[None]
+        self.at, self.narrow = at, at is not None
+        if at is not None:
+            self.wanted_rotary = cos[at], sin[at]
+            self.mask = torch.arange(len(cos), device=at.device) <= at[..., None]  # (B, R, T)
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """Return x (B, T, H) at the wanted positions, (B, R, H)."""
+        assert self.at is not None
+        return x.gather(1, self.at[..., None].expand(-1, -1, x.shape[-1]))
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
+        """Return what attention mixes in layer `number`, (B, T, heads, D).
+
+        Queries are those of all positions or, if `narrow`, of the wanted ones.
+        """
+        return attention(q, k, v, self.mask if narrow else None)
+
+
+class SharedPrompts:
+    """Prompts and responses to them, packed into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
+
+    The last token of a response predicts nothing and is left out. Wanted are the last tokens of the prompts and all of
+    the responses. `numbers`: the prompt of each row of `rollout`, rows of one prompt side by side.
+    """
+
+    narrow = True
+
+    def __init__(self, rotary: tuple[Tensor, Tensor], rollout: Rollout, numbers: Sequence[int]):
+        cos, sin = rotary
+        first = [row for row, number in enumerate(numbers) if row == 0 or number != numbers[row - 1]]
+        group = [sum(row >= start for start in first) - 1 for row in range(len(numbers))]
+        device = rollout.ids.device
+        self.first, self.group = torch.tensor(first, device=device), torch.tensor(group, device=device)
+        lengths = rollout.prompt_length
+        self.last = lengths[self.first, None] - 1  # (P, 1)
+        self.prompts, self.prompt_size = len(first), int(lengths.max())
+        self.width = rollout.mask.shape[1]
+        slots = torch.arange(max(self.width - 1, 1), device=device)
+        self.rows, self.slots = len(numbers), len(slots)
+        self.positions = (lengths[:, None] + slots).clamp(max=rollout.ids.shape[1] - 1)  # (B, R - 1)
+        places = torch.arange(self.prompt_size, device=device)
+        positions = torch.cat([places.repeat(self.prompts), self.positions.flatten()])
+        self.rotary = cos[positions][None], sin[positions][None]
+        positions = torch.cat([self.last.flatten(), self.positions.flatten()])
+        self.wanted_rotary = cos[positions][None], sin[positions][None]
+        self.prompt_mask = places <= self.last[..., None]  # (P, 1, S), for the last token
+        prompt = (places < lengths[:, None])[:, None].expand(-1, self.slots, -1)
+        own = (slots <= slots[:, None]).expand(self.rows, -1, -1)
+        self.mask = torch.cat([prompt, own], 2)  # (B, R - 1, S + R - 1)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Return the tokens' states (1, N, H), of x (B, T, H) with a prompt in each row."""
+        responses = x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
+        return self._packed(x[self.first, : self.prompt_size], responses)
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """Return the states (1, P + B * (R - 1), H) of the prompts' last tokens and of the responses."""
+        prompts, responses = self._parts(x)
+        last = prompts.gather(1, self.last[..., None].expand(-1, -1, x.shape[-1]))
+        return self._packed(last, responses)
+
+    def responses(self, x: Tensor) -> Tensor:
+        """Return the wanted states as (B, R, H): before each token of a response."""
+        before, inside = self._parts(x, 1)
+        return torch.cat([before[self.group], inside], 1)[:, : self.width]
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
+        """Return what attention mixes, as `Sequences.attend`. A response attends to its prompt and to itself."""
+        (k_prompt, k_own), (v_prompt, v_own) = self._parts(k), self._parts(v)
+        q_prompt, q_own = self._parts(q, 1 if narrow else None)
+        prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if narrow else None)
+        k_all = torch.cat([k_prompt[self.group], k_own], 1)
+        v_all = torch.cat([v_prompt[self.group], v_own], 1)
+        return self._packed(prompts, attention(q_own, k_all, v_all, self.mask))
+
+    def _parts(self, x: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the prompts (P, `size` or S, …) and the responses (B, R - 1, …) of x (1, N, …)."""
+        size = size or self.prompt_size
+        prompts, responses = x[0].split([self.prompts * size, self.rows * self.slots])
+        return prompts.unflatten(0, (self.prompts, size)), responses.unflatten(0, (self.rows, self.slots))
+
+    def _packed(self, prompts: Tensor, responses: Tensor) -> Tensor:
+        return torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])[None]
+
+
+class Prompts(Sequences):
+    """Prompts (P, S), padded on the right, whose keys and values are kept. Wanted are their last tokens."""
+
+    def __init__(self, rotary: tuple[Tensor, Tensor], lengths: Tensor, size: int):
+        cos, sin = rotary
+        super().__init__((cos[:size], sin[:size]), lengths[:, None] - 1)
+        self.tables, self.lengths = rotary, lengths  # the tables hold the positions of responses too
+        self.keys_values: list[tuple[Tensor, Tensor]] = []  # of each layer, (P, heads, D, S)
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
+        self.keys_values.append((_slots_last(k), _slots_last(v)))
+        return super().attend(number, q, k, v, narrow)
+
+
+class Growth:
+    """Responses (B) that grow by a token at a time to at most `room`: `copies` to each of P prompts, side by side.
+
+    A prompt's keys and values are kept once for all responses to it. They lie in memory as (heads, D, slots): on a CPU
+    the product of one token with them takes a third of the time of torch's attention, which wants the slots first.
+    """
+
+    narrow = False
+    rotary: tuple[Tensor, Tensor]  # of the newest tokens
+
+    def __init__(self, prompts: Prompts, copies: int, room: int):
+        self.tables, self.copies = prompts.tables, copies
+        self.lengths = prompts.lengths.repeat_interleave(copies)
+        self.of_prompts = prompts.keys_values
+        slots = torch.arange(self.of_prompts[0][0].shape[-1], device=self.lengths.device)
+        self.padding = slots >= prompts.lengths[:, None]  # (P, S)
+        self.of_responses = [
+            (_room_for(keys, len(self.lengths), room), _room_for(values, len(self.lengths), room))
+            for keys, values in self.of_prompts
+        ]
+        self.size = 0  # tokens of each response in them
+
+    def grow(self) -> None:
+        """Begin the next token of each response."""
+        cos, sin = self.tables
+        positions = (self.lengths + self.size)[:, None]
+        self.rotary = cos[positions], sin[positions]
+        self.size += 1
+
+    def keep(self, rows: Tensor) -> None:
+        """Continue with some of the responses."""
+        prompt = rows // self.copies
+        self.of_prompts = [(keys[prompt], values[prompt]) for keys, values in self.of_prompts]
+        self.of_responses = [(keys[rows], values[rows]) for keys, values in self.of_responses]
+        self.padding, self.lengths, self.copies = self.padding[prompt], self.lengths[rows], 1
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
+        """Return what attention mixes for the newest tokens, (B, 1, heads, D), of q, k and v of the same form."""
+        (prompt_keys, prompt_values), (all_keys, all_values) = self.of_prompts[number], self.of_responses[number]
+        all_keys[..., self.size - 1], all_values[..., self.size - 1] = k[:, 0], v[:, 0]
+        keys, values = all_keys[..., : self.size], all_values[..., : self.size]
+        prompts, shared, size, width = prompt_keys.shape
+        form = (prompts, self.copies, shared, -1)  # a key is shared by the queries of several heads
+        queries = (q * size**-0.5).reshape(*form, size)
+        scores = torch.cat(
+            [
+                torch.matmul(self._by_prompt(queries), prompt_keys)
+                .masked_fill_(self.padding[:, None, None], -torch.inf)
+                .view(prompts, shared, self.copies, -1, width)
+                .transpose(1, 2),
+                torch.matmul(queries.flatten(0, 1), keys).view(*form, self.size),
+            ],
+            -1,
+        )
+        to_prompt, to_own = scores.softmax(-1).split([width, self.size], -1)
+        mixed = torch.matmul(to_own.flatten(0, 1), values.transpose(2, 3)).view(*form, size)
+        from_prompt = torch.matmul(self._by_prompt(to_prompt), prompt_values.transpose(2, 3))
+        mixed += from_prompt.view(prompts, shared, self.copies, -1, size).transpose(1, 2)
+        return mixed.view(len(q), 1, -1, size)
+
+    def _by_prompt(self, x: Tensor) -> Tensor:
+        """Return x (P, copies, shared heads, n, …) as (P, shared heads, copies * n, …)."""
+        return x.transpose(1, 2).flatten(2, 3)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Return softmax(q k^T / sqrt(D)) v, (B, Q, heads, D); causal without a mask (B, Q, K).
+
+    Shapes: q (B, Q, heads, D); k, v (B, K, shared heads, D).
+    """
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=None if mask is None else mask[:, None],
+        is_causal=mask is None,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return mixed.transpose(1, 2)
+
+
+def _slots_last(x: Tensor) -> Tensor:
+    """Return x (B, S, heads, D) as (B, heads, D, S)."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _room_for(x: Tensor, rows: int, room: int) -> Tensor:
+    """Return memory for `room` slots of each of `rows` rows, of the heads of x (P, heads, D, S)."""
+    return x.new_empty(rows, *x.shape[1:3], room)

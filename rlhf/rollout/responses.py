@@ -1,0 +1,120 @@
+"""Responses that grow by a token at a time: which token is drawn, and what is kept of it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlhf.data.tokenize import SpecialIds
+from rlhf.models.architecture import logit_scale
+from rlhf.models.lean import FourBit
+from rlhf.models.model import Model
+
+FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of sampling: responses are drawn from softmax(logits / temperature); greedily at temperature 0."""
+
+    max_prompt_length: int
+    response_length: int
+    temperature: float
+    batch_size: int  # prompts decoded together; changes memory only
+    top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
+    merged: bool = False  # decode with copies of the weights that have the adapter in them
+    four_bit: FourBit = "library"  # see rlhf.models.lean.four_bit_weights
+
+
+ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
+
+
+class Responses:
+    """Responses to one batch of prompts while they grow. All state lives in tensors that steps change in place.
+
+    With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
+    """
+
+    def __init__(self, model: Model, uniforms: Tensor, sampling: Sampling, codec: SpecialIds, value_fn: ValueFn | None):
+        self.head, self.value_fn = model.get_output_embeddings(), value_fn
+        self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
+        self.uniforms = uniforms
+        self.logit_scale = logit_scale(model.config)
+        batch_size, self.room = uniforms.shape
+        device = uniforms.device
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
+        self.tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
+        self.logprobs, self.values = torch.zeros(2, batch_size, self.room, device=device)
+        self.rows = torch.arange(batch_size, device=device)  # rows of the batch that are still decoded
+        self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
+
+    def steps(self) -> Iterable[int]:
+        """Return the slots after the first, which the prefill has filled."""
+        return range(1, self.room)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (B, V) of hidden states (B, H)."""
+        logits: Tensor = self.head(hidden)
+        return logits
+
+    def _draw(self, hidden: Tensor) -> None:
+        uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
+        logits = self.logits(hidden)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        ids, logp = pick(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
+        ids = ids.where(~self.ended, self.pad_id)
+        self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
+        self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
+        if self.value_fn is not None:
+            self.values.index_copy_(1, self.step, self.value_fn(hidden).float().unsqueeze(1))
+        self.ended |= ids == self.eos_id
+
+    def _keep(self, rows: Tensor) -> None:
+        """Deliver all rows, and continue with some of them."""
+        self._deliver()
+        for name in ("rows", "uniforms", "tokens", "logprobs", "values", "ended"):
+            setattr(self, name, getattr(self, name)[rows])
+
+    def _deliver(self) -> None:
+        for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
+            whole[self.rows] = part
+
+
+def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Draw from softmax(logits / temperature) by inverting its distribution function at given numbers in [0, 1).
+
+    Shapes: logits (B, V), uniforms (B,); returns ids (B,) int64 and their log-probabilities (B,) float32. At
+    temperature 0 the ids are the most likely ones, with their log-probabilities at temperature 1. With `top_p` below 1
+    only the fewest most likely tokens that together reach it are drawn (arXiv 1904.09751, section 3.1), and the
+    log-probabilities are those among them.
+    """
+    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if top_p < 1.0:
+        logp = _nucleus(logp, top_p)
+    if temperature:
+        heights = logp.exp().cumsum(-1)
+        ids = torch.searchsorted(heights, uniforms.unsqueeze(1) * heights[:, -1:], right=True)
+        ids = ids.clamp(max=logits.shape[1] - 1)
+    else:
+        ids = logp.argmax(-1, keepdim=True)
+    return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
+
+
+def _nucleus(logp: Tensor, top_p: float) -> Tensor:
+    """Return log-probabilities (B, V) among the fewest most likely tokens that together reach `top_p`, others -inf.
+
+    On a CPU the most likely tokens are looked for first, because sorting a vocabulary takes many times as long. CUDA
+    sorts: whether a few were enough is known on the host only, which a captured step cannot ask.
+    """
+    count = FEW_TOKENS if logp.device.type == "cpu" else logp.shape[1]
+    ordered, order = logp.topk(count) if count < logp.shape[1] else logp.sort(descending=True)
+    reached = ordered.exp().cumsum(-1)
+    if count < logp.shape[1] and bool((reached[:, -1] < top_p).any()):
+        ordered, order = logp.sort(descending=True)
+        reached = ordered.exp().cumsum(-1)
+    likelier = reached - ordered.exp()  # probability of the tokens that are likelier
+    kept = torch.full_like(logp, -torch.inf).scatter_(1, order, ordered.masked_fill(likelier >= top_p, -torch.inf))
+    return kept.log_softmax(-1)

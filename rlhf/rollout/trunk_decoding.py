@@ -1,0 +1,51 @@
+"""Decoding with the lean trunk, for float32 on a CPU: merged weights, and a prompt's keys and values kept once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.data.tokenize import pad_right
+from rlhf.models.layouts import Growth
+from rlhf.models.matmul import matmul
+from rlhf.models.model import Model
+from rlhf.models.trunk import RoleTrunk
+from rlhf.rollout.cache import repeated
+from rlhf.rollout.responses import Responses
+
+
+class TrunkDecoding(Responses):
+    """Responses whose hidden states come from the lean trunk."""
+
+    def __init__(self, trunk: RoleTrunk, model: Model, prompts: Sequence[list[int]], uniforms: Tensor, *more: Any):
+        super().__init__(model, uniforms, *more)
+        self.trunk, self.role = trunk
+        ids = pad_right(prompts, self.pad_id).to(uniforms.device)
+        lengths = torch.tensor([len(p) for p in prompts], device=uniforms.device)
+        copies = len(uniforms) // len(prompts)
+        states, kept = self.trunk.prefill(self.role, ids, lengths, self.room)
+        self._draw(repeated(states, copies))
+        self.growth = Growth(kept, copies, self.room)
+
+    def run(self) -> list[Tensor]:
+        """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).
+
+        Log-probabilities and values after EOS have no meaning.
+        """
+        for _ in self.steps():
+            left = (~self.ended).nonzero().squeeze(1)
+            if len(left) == 0:
+                break
+            if len(left) <= len(self.rows) // 2:
+                self._keep(left)
+                self.growth.keep(left)
+            newest = self.tokens.index_select(1, self.step)
+            self.step += 1
+            self._draw(self.trunk.grow(self.role, newest, self.growth))
+        self._deliver()
+        return self.results
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        plain = type(self.head) is torch.nn.Linear and getattr(self.head, "bias", None) is None
+        return matmul(hidden, self.head.weight.t()) if plain else super().logits(hidden)

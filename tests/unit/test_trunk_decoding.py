@@ -1,0 +1,164 @@
+"""Decoding with the lean trunk against decoding with transformers' layers, and the products that it rests on."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.models import matmul as matrices
+from rlhf.models.layouts import Growth
+from rlhf.models.matmul import matmul
+from rlhf.models.trunk import RoleTrunk, Trunk
+from rlhf.rollout.engine import sample
+from rlhf.rollout.responses import Sampling
+from rlhf.rollout.trunk_decoding import TrunkDecoding
+from tests.unit.test_trunk import KINDS, adapted, distance
+
+ROOM = 56
+PROMPTS = [[5, 9, 3, 7], [11, 4], [8, 8, 21, 2, 30, 6, 17], [40]]
+
+
+class Ids:
+    """What sampling needs of a codec."""
+
+    pad_id = 0
+
+    def __init__(self, eos_id: int = 1):
+        self.eos_id = eos_id
+
+
+def sampled(peft: Any, trunk: Trunk | None, role: str = "policy", **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "prompts": PROMPTS,
+        "copies": 1,
+        "batch_size": 32,
+        "temperature": 1.0,
+        "eos_id": 1,
+    } | changes
+    base = peft.get_base_model()
+    head = base.get_output_embeddings().weight
+    if role == "base":
+        peft.base_model.disable_adapter_layers()
+    else:
+        peft.base_model.enable_adapter_layers()
+        peft.base_model.set_adapter(role, inference_mode=True)
+    torch.manual_seed(3)
+    sampling = Sampling(8, ROOM, settings["temperature"], settings["batch_size"])
+    arguments: Any = (base, settings["prompts"], Ids(settings["eos_id"]), sampling, lambda hidden: hidden @ head[2])
+    if trunk is None:
+        return sample(*arguments, copies=settings["copies"])
+    with trunk.merging(role):
+        return sample(*arguments, copies=settings["copies"], trunk=RoleTrunk(trunk, role))
+
+
+@pytest.mark.parametrize("role", ["policy", "base"])
+@pytest.mark.parametrize("copies", [1, 5])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tokens_are_those_of_the_library(kind, copies, role, monkeypatch):
+    """Prompts of several lengths, key-value heads that are shared, biases, rows that end and are dropped."""
+    kept: list[int] = []
+    keep = Growth.keep
+    monkeypatch.setattr(Growth, "keep", lambda self, rows: (kept.append(len(rows)), keep(self, rows))[1])
+    peft = adapted(kind)
+    first = sampled(peft, None, role, copies=5)
+    often = int(first.tokens[first.mask].mode().values)
+    expected = sampled(peft, None, role, copies=copies, eos_id=often)
+    actual = sampled(peft, Trunk(peft.get_base_model()), role, copies=copies, eos_id=often)
+    assert kept, "no row was dropped, so that this does not test it"
+    assert expected.ended.any() and len(expected.ids) == len(PROMPTS) * copies
+    assert torch.equal(actual.ids, expected.ids) and torch.equal(actual.ended, expected.ended)
+    mask = expected.mask
+    torch.testing.assert_close(actual.logprobs[mask], expected.logprobs[mask], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual.values[mask], expected.values[mask], rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
+    peft = adapted()
+    base = peft.get_base_model()
+    prompts = [[5, 9, 3], [8, 8, 21]]
+    rollout = sampled(peft, Trunk(base), prompts=prompts, temperature=0.0)
+    with torch.no_grad():
+        for row, prompt in enumerate(prompts):
+            settings = {"do_sample": False, "max_new_tokens": ROOM, "pad_token_id": 0, "eos_token_id": 1}
+            ids = base.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, 3, dtype=torch.int64), **settings)
+            length = 3 + int(rollout.response_length[row])
+            assert rollout.ids[row, :length].tolist() == ids[0].tolist()
+
+
+def test_responses_do_not_depend_on_what_is_decoded_beside_them():
+    peft = adapted()
+    trunk = Trunk(peft.get_base_model())
+    at_once, apart = (sampled(peft, trunk, batch_size=size, copies=2) for size in (8, 2))
+    assert torch.equal(at_once.ids, apart.ids)
+
+
+def test_bfloat16_and_trunks_that_do_not_merge_are_decoded_by_the_library(monkeypatch):
+    made: list[object] = []
+    monkeypatch.setattr(TrunkDecoding, "__init__", lambda self, *_: made.append(self))
+    half = adapted(dtype=torch.bfloat16)
+    sampled(half, Trunk(half.get_base_model()))
+    peft = adapted()
+    sampled(peft, None)
+    assert not made
+    with pytest.raises(AttributeError):  # of the class whose `__init__` did nothing
+        sampled(peft, Trunk(peft.get_base_model()))
+    assert made
+
+
+def test_the_keys_of_a_prompt_are_kept_once(monkeypatch):
+    sizes: list[tuple[int, int]] = []
+    run = TrunkDecoding.run
+
+    def noted(self: TrunkDecoding) -> list[Tensor]:
+        growth = self.growth
+        sizes.append((len(growth.of_prompts[0][0]), len(growth.of_responses[0][0])))
+        return run(self)
+
+    monkeypatch.setattr(TrunkDecoding, "run", noted)
+    peft = adapted()
+    sampled(peft, Trunk(peft.get_base_model()), copies=5)
+    assert sizes == [(4, 20)]
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+X, Y = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)), torch.randn(5, 9)
+WIDE = torch.randn(7, 20)
+
+
+@pytest.mark.parametrize("x", [X, X.t().contiguous().t(), WIDE[:, 3:8], X[:1], X[:0]], ids=range(5))
+@pytest.mark.parametrize("y", [Y, Y.t().contiguous().t(), torch.randn(5, 20)[:, :9]], ids=range(3))
+def test_products_are_those_of_torch(x, y):
+    expected = x.double() @ y.double()
+    assert matmul(x, y).shape == expected.shape
+    torch.testing.assert_close(matmul(x, y).double(), expected, rtol=1e-5, atol=1e-5)
+    out = torch.full((len(x), 12), torch.nan)
+    matmul(x, y, out=out[:, 2:11])
+    torch.testing.assert_close(out[:, 2:11].double(), expected, rtol=1e-5, atol=1e-5)
+    assert out[:, :2].isnan().all() and out[:, 11:].isnan().all()
+
+
+@pytest.mark.skipif(not matrices.ONEDNN, reason="this build of torch has no oneDNN")
+def test_onednn_multiplies_what_it_is_fast_at(monkeypatch):
+    """It takes 100 times as long as MKL for some columns of a wider matrix, and other types are not for it."""
+    torch_products: list[tuple[int, ...]] = []
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda x, y, **out: (torch_products.append(x.stride()), mm(x, y, **out))[1])
+    matmul(X, Y)
+    matmul(X, torch.randn(9, 5).t())
+    assert not torch_products
+    matmul(WIDE[:, :5], Y)
+    matmul(X.double(), Y.double())
+    matmul(X.bfloat16(), Y.bfloat16())
+    assert torch_products == [(20, 1), (5, 1), (5, 1)]
+
+
+def test_without_onednn_the_trunk_computes_the_same(monkeypatch):
+    peft = adapted()
+    trunk = Trunk(peft.get_base_model())
+    ids = torch.tensor(PROMPTS[2])[None]
+    with torch.no_grad(), trunk.merging("policy"):
+        states = trunk.hidden("policy", ids)
+        monkeypatch.setattr(matrices, "ONEDNN", False)
+        assert 0 <= distance(trunk.hidden("policy", ids), states) < 1e-6
