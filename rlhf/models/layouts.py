@@ -1,6 +1,6 @@
 """Which tokens of the lean trunk attend to which: whole sequences, responses with shared prompts, growing responses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +37,19 @@ class SharedPrompts:
     """Prompts and responses to them, packed into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
 
     The last token of a response predicts nothing and is left out. Wanted are the last tokens of the prompts and all of
-    the responses. `numbers`: the prompt of each row of `rollout`, rows of one prompt side by side.
+    the responses. `numbers`: the prompt of each row of `rollout`, rows of one prompt side by side. S and R - 1 are
+    padded to `round_up` of them.
     """
 
     narrow = True
 
-    def __init__(self, rotary: tuple[Tensor, Tensor], rollout: Rollout, numbers: Sequence[int]):
+    def __init__(
+        self,
+        rotary: tuple[Tensor, Tensor],
+        rollout: Rollout,
+        numbers: Sequence[int],
+        round_up: Callable[[int], int] = int,
+    ):
         cos, sin = rotary
         first = [row for row, number in enumerate(numbers) if row == 0 or number != numbers[row - 1]]
         group = [sum(row >= start for start in first) - 1 for row in range(len(numbers))]
@@ -50,9 +57,9 @@ class SharedPrompts:
         self.first, self.group = torch.tensor(first, device=device), torch.tensor(group, device=device)
         lengths = rollout.prompt_length
         self.last = lengths[self.first, None] - 1  # (P, 1)
-        self.prompts, self.prompt_size = len(first), int(lengths.max())
+        self.prompts, self.prompt_size = len(first), min(round_up(int(lengths.max())), rollout.ids.shape[1])
         self.width = rollout.mask.shape[1]
-        slots = torch.arange(max(self.width - 1, 1), device=device)
+        slots = torch.arange(round_up(max(self.width - 1, 1)), device=device)
         self.rows, self.slots = len(numbers), len(slots)
         self.positions = (lengths[:, None] + slots).clamp(max=rollout.ids.shape[1] - 1)  # (B, R - 1)
         places = torch.arange(self.prompt_size, device=device)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
-from rlhf.models.matmul import matmul
+from rlhf.models.matmul import few_sizes, matmul
 from rlhf.models.model import computes_in_bfloat16, mixed_precision
 from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.models.weights import (
@@ -209,13 +210,18 @@ class SharedBase:
         if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
             raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
         chunk = max(1, LOGITS // self.vocabulary)
-        multiply = torch.mm if self.trunk is None else matmul
+        states, tokens = hidden[mask], rollout.tokens[mask]
+        count, lean = len(tokens), self.trunk is not None and self.trunk.merges
+        if lean:
+            extra = few_sizes(count) - count
+            states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
+        scaled = temperature / self.logit_scale
         logp, entropies = linear_token_logprobs(
-            hidden[mask], head.weight, rollout.tokens[mask], temperature / self.logit_scale, chunk, entropy, multiply
+            states, head.weight, tokens, scaled, chunk, entropy, matmul if lean else torch.mm
         )
 
         def to_slots(x: Tensor) -> Tensor:
-            return torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_scatter(mask, x)
+            return torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_scatter(mask, x[:count])
 
         return to_slots(logp), None if entropies is None else to_slots(entropies)
 

@@ -12,18 +12,29 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+from transformers import (
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MistralForCausalLM,
+    MistralForSequenceClassification,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.architecture import sliding_window
 from rlhf.models.layouts import Growth, Prompts, Sequences, SharedPrompts
+from rlhf.models.matmul import few_sizes
 from rlhf.models.products import Before, Gate, Node, Norm, Part, Product, Rotary, heads_of, part_of
 
 Layout = Sequences | SharedPrompts | Growth
 SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
+CLASSIFIERS = (LlamaForSequenceClassification, MistralForSequenceClassification, Qwen2ForSequenceClassification)
 MERGED = {"cpu": True, "cuda": False}  # merge weights that are multiplied in float32
 
 
@@ -73,6 +84,7 @@ class Trunk:
     @torch.no_grad()
     def lower(self, ids: Tensor) -> Tensor:
         """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles."""
+        self.check_length(ids.shape[1])
         states = self._embed(ids)
         return self._layers(states, "base", range(self.first_adapted), Sequences(self._rotary(states)))
 
@@ -82,8 +94,14 @@ class Trunk:
         Shapes: ids (B, T) int64, padded on the right; at (B, R) int64; lower (B, T, H), the result of `lower` for
         `ids`. The role `base` has no adapters.
         """
+        self.check_length(ids.shape[1])
         states = self._embed(ids) if lower is None else lower
-        return self._upper(role, states, Sequences(self._rotary(states), at), lower is not None)
+        (_, length), count = ids.shape, None if at is None else at.shape[1]
+        if self.merges:  # on a CPU padding costs less than shapes that are all different
+            states = F.pad(states, (0, 0, 0, few_sizes(length) - length))
+            at = None if at is None or count is None else F.pad(at, (0, few_sizes(count) - count))
+        hidden = self._upper(role, states, Sequences(self._rotary(states), at), lower is not None)
+        return hidden[:, : length if count is None else count]
 
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, each prompt computed once.
@@ -93,8 +111,9 @@ class Trunk:
         numbers = None if rollout.groups is None else rollout.groups.tolist()
         if numbers is None or len(set(numbers)) == len(numbers):
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower)
+        self.check_length(rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower is None else rollout.lower
-        layout = SharedPrompts(self._rotary(states), rollout, numbers)
+        layout = SharedPrompts(self._rotary(states), rollout, numbers, few_sizes if self.merges else int)
         packed = self._upper(role, layout.pack(states), layout, rollout.lower is not None)
         return layout.responses(packed)
 
@@ -110,6 +129,7 @@ class Trunk:
 
         Shapes: ids (P, S), padded on the right; lengths (P,). Responses may get `room` tokens.
         """
+        self.check_length(ids.shape[1] + room)
         states = self._embed(ids)
         layout = Prompts(self._rotary(states, states.shape[1] + room), lengths, states.shape[1])
         return self._upper(role, states, layout, False).squeeze(1), layout
@@ -127,7 +147,6 @@ class Trunk:
     def _rotary(self, states: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines (T, D/2) of the positions of states (B, T, H), or of the first `length`."""
         length = length or states.shape[1]
-        self.check_length(length)
         tables = self.decoder.rotary_emb(states, torch.arange(length, device=states.device)[None])
         cos, sin = (table[0].chunk(2, -1)[0] for table in tables)  # both halves are equal
         return cos, sin
@@ -219,7 +238,7 @@ class RoleTrunk(NamedTuple):
 def unsupported(base: PreTrainedModel) -> str | None:
     """Return what of a base model without adapters the lean trunk does not support, None where it supports all."""
     config = base.config
-    if type(base) not in SUPPORTED:
+    if type(base) not in SUPPORTED + CLASSIFIERS:
         return f"{type(base).__name__}, only {', '.join(kind.__name__ for kind in SUPPORTED)}"
     if config.hidden_act != "silu":
         return f"the activation function {config.hidden_act}"

@@ -187,6 +187,7 @@ class Recipe(Section):
         self._check_sources()
         self._check_model()
         self._check_supervised()
+        self._check_trunk()
         self._check_online()
         self._check_merge()
         self._check_lengths()
@@ -230,12 +231,20 @@ class Recipe(Section):
                     f"{self.hardware.engine}, which divides the weights"
                 )
 
+    def _check_trunk(self) -> None:
+        if self.hardware.trunk == "library":
+            return
+        if self.model.quantization != "none":
+            raise ValueError("hardware.trunk: lean needs model.quantization: none")
+        if self.hardware.count > 1 and self.hardware.engine != "ddp":
+            raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
+        if self.lora.lora_dropout:
+            raise ValueError("hardware.trunk: lean needs lora.lora_dropout: 0")
+        for stage, options in {"sft": self.sft, "rm": self.rm, "dpo": self.dpo, **self.online()}.items():
+            if options.gradient_checkpointing:
+                raise ValueError(f"hardware.trunk: lean needs {stage}.gradient_checkpointing: false")
+
     def _check_online(self) -> None:
-        if self.hardware.trunk == "lean":
-            if self.model.quantization != "none":
-                raise ValueError("hardware.trunk: lean needs model.quantization: none")
-            if self.hardware.count > 1 and self.hardware.engine != "ddp":
-                raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
         for stage, options in self.online().items():
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
@@ -249,8 +258,6 @@ class Recipe(Section):
                 )
             if options.rollout_4bit != "library" and self.model.quantization == "none":
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
-            if self.hardware.trunk == "lean" and options.gradient_checkpointing:
-                raise ValueError(f"hardware.trunk: lean needs {stage}.gradient_checkpointing: false")
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
 

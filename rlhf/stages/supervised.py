@@ -30,6 +30,7 @@ from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, resuming
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
+from rlhf.stages.training_forward import hide_right_padding, use_trunk
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 TrainerT = TypeVar("TrainerT", bound=Trainer)
@@ -185,8 +186,11 @@ def train(
         rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         methods._get_train_sampler = lambda dataset=None: sampler
-    if run.loaded.recipe.hardware.device == "cuda":  # a CPU gains nothing, and rounds differently without the mask
+    hardware = run.loaded.recipe.hardware
+    if hardware.device == "cuda" or hardware.trunk == "lean":  # the library's layers round differently without the mask
         hide_right_padding(trainer)
+    if hardware.trunk == "lean":
+        use_trunk(trainer)
     if distributed.world() > 1:
         methods.get_train_dataloader = lambda: _sharded_loader(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins
@@ -280,40 +284,6 @@ def _sharded_loader(trainer: Trainer) -> DataLoader[Any]:
     loader.set_epoch = batches.set_epoch  # transformers looks for it here; in a resumed epoch it calls the sampler's
     result: DataLoader[Any] = loader
     return result
-
-
-def hide_right_padding(trainer: Trainer) -> None:
-    """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
-
-    Under causal attention a real token never sees the padding behind it, and padded positions enter no loss. TRL's
-    collators pass a mask all the same, and a single padded row would make attention use a slower kernel with a full
-    mask. Only the decoder runs without it: token counts and the reward model's pooling are unchanged. So are forward
-    passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
-
-    The collator checks each batch, on the CPU. Raises ValueError for one that is not padded on the right.
-    """
-    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, _model(trainer).get_decoder()
-
-    def checked(rows: Any) -> Any:
-        batch = collate(rows)
-        mask = batch["attention_mask"]
-        if (mask[:, 1:] > mask[:, :-1]).any():
-            raise ValueError("a training batch has padding before a token: hide_right_padding cannot be used with it")
-        return batch
-
-    def compute_loss_without_mask(*args: Any, **kwargs: Any) -> Any:
-        hook = decoder.register_forward_pre_hook(_without_mask, with_kwargs=True)
-        try:
-            return compute_loss(*args, **kwargs)
-        finally:
-            hook.remove()
-
-    methods: Any = trainer
-    methods.data_collator, methods.compute_loss = checked, compute_loss_without_mask
-
-
-def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return args, {**kwargs, "attention_mask": None}
 
 
 class _RunCallback(TrainerCallback):

@@ -37,7 +37,7 @@ from rlhf.rollout.engine import collate, sample
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
 from rlhf.stages.online import scoring, session
-from rlhf.stages.supervised import hide_right_padding
+from rlhf.stages.training_forward import hide_right_padding
 from tests.conftest import beside, content_of, noted, run_stages, small, there
 
 ROOT = Path("cpu-tiny/v1")

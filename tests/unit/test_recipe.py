@@ -97,6 +97,14 @@ def test_every_recipe_loads(directory):
             "hardware.trunk: lean needs ppo.gradient_checkpointing: false",
         ),
         (
+            lambda c: (c["hardware"].update(trunk="lean"), c["dpo"].update(gradient_checkpointing=True)),
+            "hardware.trunk: lean needs dpo.gradient_checkpointing: false",
+        ),
+        (
+            lambda c: (c["hardware"].update(trunk="lean"), c["lora"].update(lora_dropout=0.05)),
+            "hardware.trunk: lean needs lora.lora_dropout: 0",
+        ),
+        (
             lambda c: (c["hardware"].update(trunk="lean"), c["model"].update(quantization="nf4")),
             "hardware.trunk: lean needs model.quantization: none",
         ),

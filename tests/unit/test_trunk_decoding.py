@@ -1,5 +1,6 @@
 """Decoding with the lean trunk against decoding with transformers' layers, and the products that it rests on."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,11 +46,12 @@ def sampled(peft: Any, trunk: Trunk | None, role: str = "policy", **changes: Any
         peft.base_model.set_adapter(role, inference_mode=True)
     torch.manual_seed(3)
     sampling = Sampling(8, ROOM, settings["temperature"], settings["batch_size"])
-    arguments: Any = (base, settings["prompts"], Ids(settings["eos_id"]), sampling, lambda hidden: hidden @ head[2])
+    codec: Any = Ids(settings["eos_id"])
+    draw = partial(sample, base, settings["prompts"], codec, sampling, lambda hidden: hidden @ head[2])
     if trunk is None:
-        return sample(*arguments, copies=settings["copies"])
+        return draw(copies=settings["copies"])
     with trunk.merging(role):
-        return sample(*arguments, copies=settings["copies"], trunk=RoleTrunk(trunk, role))
+        return draw(copies=settings["copies"], trunk=RoleTrunk(trunk, role))
 
 
 @pytest.mark.parametrize("role", ["policy", "base"])
@@ -59,7 +61,12 @@ def test_tokens_are_those_of_the_library(kind, copies, role, monkeypatch):
     """Prompts of several lengths, key-value heads that are shared, biases, rows that end and are dropped."""
     kept: list[int] = []
     keep = Growth.keep
-    monkeypatch.setattr(Growth, "keep", lambda self, rows: (kept.append(len(rows)), keep(self, rows))[1])
+
+    def counted(self: Growth, rows: Tensor) -> None:
+        kept.append(len(rows))
+        keep(self, rows)
+
+    monkeypatch.setattr(Growth, "keep", counted)
     peft = adapted(kind)
     first = sampled(peft, None, role, copies=5)
     often = int(first.tokens[first.mask].mode().values)
@@ -144,7 +151,12 @@ def test_onednn_multiplies_what_it_is_fast_at(monkeypatch):
     """It takes 100 times as long as MKL for some columns of a wider matrix, and other types are not for it."""
     torch_products: list[tuple[int, ...]] = []
     mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda x, y, **out: (torch_products.append(x.stride()), mm(x, y, **out))[1])
+
+    def noted(x: Tensor, y: Tensor) -> Tensor:
+        torch_products.append(x.stride())
+        return mm(x, y)
+
+    monkeypatch.setattr(torch, "mm", noted)
     matmul(X, Y)
     matmul(X, torch.randn(9, 5).t())
     assert not torch_products

@@ -1,0 +1,64 @@
+"""SFT, reward model and DPO with the lean trunk in TRL's trainers: the same steps, but for rounding."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf.errors import UserError
+from rlhf.models.trunk import Trunk
+from rlhf.run.reader import read_lines
+from rlhf.run.records import MetricsLine
+from tests.conftest import beside, run_stages, small
+
+ROOT = Path("cpu-tiny/v1")
+PARENTS = {"sft": ["pretrain"], "rm": ["pretrain", "sft"], "dpo": ["pretrain", "sft", "rm"]}
+STEPS = 3
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter" / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("stage", list(PARENTS))
+def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, monkeypatch, stage):
+    calls: Counter[str] = Counter()
+    hidden = Trunk.hidden
+
+    def counted(self: Trunk, role: str, *arguments: Any) -> torch.Tensor:
+        calls[role] += 1
+        return hidden(self, role, *arguments)
+
+    monkeypatch.setattr(Trunk, "hidden", counted)
+    results, losses = {}, {}
+    for trunk in ("library", "lean"):
+        beside(trained, tmp_path / trunk, *PARENTS[stage])
+        changes: dict[str, Any] = {f"{stage}__max_steps": STEPS, f"{stage}__save_steps": STEPS}
+        changes |= {f"{stage}__logging_steps": 1, "hardware__trunk": trunk}
+        run_stages(small(**changes), tmp_path / trunk, stage)
+        folder = tmp_path / trunk / ROOT / stage
+        results[trunk] = weights(folder)
+        rows = read_lines(folder / "metrics.jsonl", MetricsLine)
+        losses[trunk] = [row.values["loss"] for row in rows if "loss" in row.values]
+        assert bool(calls) == (trunk == "lean")
+    assert calls.keys() == ({"default", "ref"} if stage == "dpo" else {"default"})
+    assert calls["default"] >= STEPS
+    assert losses["lean"] == pytest.approx(losses["library"], rel=1e-4) and len(losses["lean"]) == STEPS
+    moved = apart = 0.0
+    start = weights(tmp_path / "lean" / ROOT / PARENTS[stage][1]) if stage != "sft" else {}
+    for name, library in results["library"].items():
+        before = start.get(name, torch.zeros_like(library) if "lora_B" in name else library)
+        moved += float((library - before).square().sum())
+        apart += float((results["lean"][name] - library).square().sum())
+    assert 0 < apart < 1e-4 * moved
+
+
+def test_a_model_that_it_does_not_support_is_refused(trained, tmp_path, monkeypatch):
+    beside(trained, tmp_path, "pretrain")
+    monkeypatch.setattr("rlhf.models.trunk.SUPPORTED", ())
+    monkeypatch.setattr("rlhf.models.trunk.CLASSIFIERS", ())
+    with pytest.raises(UserError, match=r"hardware\.trunk: lean does not support LlamaForCausalLM"):
+        run_stages(small(hardware__trunk="lean"), tmp_path, "sft")
