@@ -108,25 +108,25 @@ def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float 
     try:
         with switch(), torch.no_grad():
             work()
-            spent = []
+            seconds = []
             for _ in range(REPEATS):
                 synchronize()
                 start = time.perf_counter()
                 work()
                 synchronize()
-                spent.append(time.perf_counter() - start)
+                seconds.append(time.perf_counter() - start)
     except (Unavailable, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
-    return 1e6 * statistics.median(spent) / len(rings[ring])
+    return 1e6 * statistics.median(seconds) / len(rings[ring])
 
 
 def _verdict(context: Context) -> Verdict:
     slower: dict[str, float] = {}
     for name, row in context.measured.items():
-        ways = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
-        if "as dispatched" not in ways:
+        choices = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
+        if "as dispatched" not in choices:
             return Verdict(False, f"{name}: {row['as dispatched']}")
-        slower[name] = ways["as dispatched"] / min(ways.values())
+        slower[name] = choices["as dispatched"] / min(choices.values())
     worst = max(slower, key=slower.__getitem__)
     count = sum(ratio > AS_FAST for ratio in slower.values())
     why = f"{count} of {len(slower)} products could be faster; {worst}: by a factor of {slower[worst]:.2f}"
@@ -168,7 +168,7 @@ def _updates(
         parameter.grad = gradient
     before = torch.cuda.memory_allocated()
     optimizer = kind(parameters, lr=1e-3)
-    spent = []
+    seconds = []
     for _ in range(steps):
         for gradient in gradients:
             gradient.normal_()
@@ -176,6 +176,9 @@ def _updates(
         start = time.perf_counter()
         optimizer.step()
         synchronize()
-        spent.append(time.perf_counter() - start)
-    held = torch.cuda.memory_allocated() - before
-    return [p.detach() for p in parameters], {"step_seconds": statistics.median(spent), "state_bytes_allocated": held}
+        seconds.append(time.perf_counter() - start)
+    state_bytes = torch.cuda.memory_allocated() - before
+    return [p.detach() for p in parameters], {
+        "step_seconds": statistics.median(seconds),
+        "state_bytes_allocated": state_bytes,
+    }

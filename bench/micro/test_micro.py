@@ -82,13 +82,13 @@ def test_draw_a_token_as_a_sort_and_multinomial_would(benchmark: BenchmarkFixtur
     """What top_p costs with torch's own functions, as transformers' `generate` uses them."""
     logits = zipf(vocabulary)
 
-    def drawn() -> Tensor:
+    def draw() -> Tensor:
         ordered, order = logits.sort(descending=False)
         removed = ordered.softmax(-1).cumsum(-1) <= 1 - 0.9
         scores = logits.masked_fill(removed.scatter(1, order, removed), -torch.inf)
         return torch.multinomial(scores.softmax(-1), 1)
 
-    assert benchmark(drawn).shape == (16, 1)
+    assert benchmark(draw).shape == (16, 1)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)

@@ -22,7 +22,7 @@ def guarded(command: click.Command) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show is no error
     try:
-        with endings.listening(_tell):
+        with endings.listening(_print_stopped):
             _check_arguments(sys.argv[1:])
             command.main(standalone_mode=False)
             print(end="", flush=True)
@@ -55,7 +55,7 @@ def fail(message: str, *advice: str) -> int:
     return 1
 
 
-def _tell(line: str) -> None:
+def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
     if distributed.report(one_line(line)) or distributed.rank():
         return
@@ -75,7 +75,7 @@ def _failed(error: Exception) -> int:
         if error.filename is None:
             _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
         return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-    if distributed.lost(error):
+    if distributed.other_rank_ended(error):
         if not distributed.report("another rank has ended"):
             say("error: another rank has ended; its own message says why")
         return distributed.LOST
@@ -91,7 +91,7 @@ def _stopped(error: BaseException) -> int:
     line = str(error) if isinstance(error, endings.Stopped) else "stopped"
     if sys.argv[1:2] == ["reproduce"]:
         line += "; the same command goes on: what is done is kept, what was interrupted is resumed"
-    _tell(line)
+    _print_stopped(line)
     return 128 + error.number if isinstance(error, endings.Stopped) else 130
 
 

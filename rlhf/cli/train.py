@@ -13,7 +13,7 @@ from rlhf.cli.choice import (
     NAMES_RECIPE,
     PARENTS,
     RECIPES,
-    TRAINING,
+    TRAINING_HELP,
     Choice,
     chooses_recipe,
     recipes_root,
@@ -41,7 +41,7 @@ REHEARSAL = (
 @click.command()
 @click.argument("stage", type=click.Choice(recipe.STAGES))
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
-@chooses_recipe(**TRAINING, seed="Seed to use instead of the recipe's.", out=True)
+@chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
 @PARENTS
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option(
@@ -89,8 +89,8 @@ def run(
     this_run = Run(out, loaded, stage, parents)
     if if_needed and _report_done(this_run):
         return
-    if distributed.to_launch(loaded.recipe, stage) and this_run.done() is None:
-        with endings.keeping(lambda: stages.kept(this_run)):
+    if distributed.needs_launch(loaded.recipe, stage) and this_run.done() is None:
+        with endings.reporting_progress(lambda: stages.progress(this_run)):
             distributed.launch(loaded, stage)
         return
     try:
@@ -105,8 +105,8 @@ def run(
             parents_root=parents,
         )
     except ParentMissing as error:
-        first = shlex.join(["rlhf", *_command(error.parent, more_data, "" if error.begun else "resume")])
-        raise UserError(f"{error}: first run `{first}`, or add --with-parents") from error
+        command_line = shlex.join(["rlhf", *_command(error.parent, more_data, "" if error.begun else "resume")])
+        raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
     if distributed.rank():
         return
     console.summary_table(summary, path)
@@ -156,7 +156,7 @@ def _predict_peak(loaded: PinnedRecipe, stage: str) -> int | None:
 
 
 @click.command()
-@chooses_recipe(**TRAINING, out=True)
+@chooses_recipe(**TRAINING_HELP, out=True)
 @click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
 @click.option("--until", help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]")
 @PRICE
@@ -166,13 +166,13 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     for word in seeds.split() or [""]:
         if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
             raise click.BadParameter(f"{seeds!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
-    finals = reproducing.final_stages(loaded) if until is None else until.split() or [""]
-    for word in finals:
+    final_stages = reproducing.final_stages(loaded) if until is None else until.split() or [""]
+    for word in final_stages:
         if word not in recipe.STAGES:
             raise click.BadParameter(f"{word!r} is not one of {', '.join(recipe.STAGES)}", param_hint="--until")
-    chain = reproducing.chain(loaded, finals)
+    chain = reproducing.chain(loaded, final_stages)
     numbers = [int(seed) for seed in seeds.split()]
-    options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING)]
+    options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     reproducing.run_seeds(chain, numbers, out, options)
     reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
 

@@ -67,12 +67,12 @@ class Split(Generic[T]):
         apart = None if self._validation is None else [row for row in self._validation if keep(row)]
         return Split(train, heldout, apart)
 
-    def required(self, stage: str, what: str) -> "Split[T]":
+    def required(self, stage: str, rows_needed: str) -> "Split[T]":
         """Return itself if there are rows to train on and rows held out. Raises UserError otherwise."""
         if self.train and self.heldout:
             return self
         raise UserError(
-            f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
+            f"{stage} needs {rows_needed} on both sides of the split; the data has {len(self.train)} for training and "
             f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
         )
 
@@ -102,44 +102,48 @@ class Corpus:
         if template != "hh":
             raise UserError("pretraining on dialogues needs tokenizer.template: hh")
 
-        def written(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
+        def dialogue_texts(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
             dialogues = [(e.prompt, e.response) for e in examples]
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
             return [f"{render_hh(prompt)} {response}" for prompt, response in dialogues]
 
-        return self._answered(_combined(written, self.examples, self.pairs), "pretrain", "texts")
+        return self._answered(_combined(dialogue_texts, self.examples, self.pairs), "pretrain", "texts")
 
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: instruction rows if there are any, else the chosen side of the pairs."""
-        what = "instruction rows or preference pairs"
+        rows_needed = "instruction rows or preference pairs"
         if self.examples.train:
-            return self._answered(self.examples, "sft", what)
+            return self._answered(self.examples, "sft", rows_needed)
 
-        def chosen(pairs: list[PreferencePair]) -> list[Example]:
+        def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return self._answered(_combined(chosen, self.pairs), "sft", what)
+        return self._answered(_combined(chosen_answers, self.pairs), "sft", rows_needed)
 
     def preferences(self, stage: str) -> Split[PreferencePair]:
         return self._answered(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
 
-    def _answered(self, rows: Split[T], stage: str, what: str) -> Split[T]:
+    def _answered(self, rows: Split[T], stage: str, rows_needed: str) -> Split[T]:
         """Return the rows from which a stage learns answers.
 
         Raises UserError where there are none, or only prompts.
         """
         if len(self.bare_prompts) and not len(rows):
             raise UserError(
-                f"{stage} needs {what}, and the data has only prompts without an answer, which PPO alone can use: add "
-                "a file with answers to --data (make: DATA=)"
+                f"{stage} needs {rows_needed}, and the data has only prompts without an answer, which PPO alone can "
+                "use: add a file with answers to --data (make: DATA=)"
             )
-        return rows.required(stage, what)
+        return rows.required(stage, rows_needed)
 
     def answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
         first_rows: dict[Prompt, PromptOnly | Example] = {}
         sources: tuple[Split[Any], ...] = (self.bare_prompts, self.examples)
-        for row in (row for of in sources for row in (*of.train, *of.heldout, *(of._validation or ()))):
+        for row in (
+            row
+            for split_rows in sources
+            for row in (*split_rows.train, *split_rows.heldout, *(split_rows._validation or ()))
+        ):
             if row.answer is None:
                 continue
             earlier = first_rows.setdefault(row.prompt, row)
@@ -194,8 +198,8 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
     Leaked rows are removed from the training side, so that the held-out rows stay the same and results stay comparable.
     """
     seed, fraction, reasons = recipe.seed, recipe.data.heldout_fraction, recipe.data.drop or ()
-    kept, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    kinds: list[Any] = [kept.documents, kept.examples, kept.pairs, kept.prompts]
+    remaining, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
+    kinds: list[Any] = [remaining.documents, remaining.examples, remaining.pairs, remaining.prompts]
     sides = [split(items, row_key, seed=seed, fraction=fraction) for items in kinds]
     if "leaked" in reasons:
         training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
@@ -205,10 +209,12 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
     if reasons and not any(train for train, _ in sides):
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         raise UserError(f"data.drop leaves nothing to train on ({counts}); leave a reason out of it")
-    return Corpus(*(_parted(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)), dropped
+    return Corpus(
+        *(_with_validation(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)
+    ), dropped
 
 
-def _parted(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Split[Any]:
+def _with_validation(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Split[Any]:
     """Set the validation rows apart from the other held-out rows, where the recipe asks for it."""
     if data.validation_fraction is None:
         return Split(train, heldout)
@@ -233,15 +239,15 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     # Each combination of settings and generator code has a folder of its own.
     if data.source == "lengths":
         assert data.lengths
-        made_from = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
-        target = _generated_folder(folder, "lengths", made_from, lengths)
-        files = _generated(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **made_from))
+        options = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
+        target = _generated_folder(folder, "lengths", options, lengths)
+        files = _generated(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
         return formats.read(files, on_bad_row="skip")
     if data.source == "sums":
         assert data.sums
-        made_from = {"seed": recipe.seed, **data.sums.model_dump()}
-        target = _generated_folder(folder, "sums", made_from, sums)
-        return formats.read(_generated(target, sums.FILES, lambda: sums.write(target, **made_from)), on_bad_row="stop")
+        options = {"seed": recipe.seed, **data.sums.model_dump()}
+        target = _generated_folder(folder, "sums", options, sums)
+        return formats.read(_generated(target, sums.FILES, lambda: sums.write(target, **options)), on_bad_row="stop")
     assert data.toy
     options = {
         "seed": recipe.seed,

@@ -36,7 +36,7 @@ def export(
 
     Raises UserError without ratings, for a rater without ratings, and for prompts that cannot be read back.
     """
-    verdicts = _verdicts(store.standing(comparison.file), comparison.file, raters)
+    verdicts = _verdicts(store.current_ratings(comparison.file), comparison.file, raters)
     lines = read_lines(samples, SampleLine)
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -69,12 +69,12 @@ def _verdicts(
 ) -> dict[tuple[int, str], dict[str, str]]:
     """Return each pair's verdicts by rater. Raises UserError without ratings, or for a rater without any."""
     ratings = list(ratings)
-    known = sorted({rating.rater for rating in ratings})
-    if not known:
+    raters_with_ratings = sorted({rating.rater for rating in ratings})
+    if not raters_with_ratings:
         raise UserError(f"{file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
     for rater in raters:
-        if rater not in known:
-            raise UserError(f"{file}: no ratings of {rater!r}; it has those of {', '.join(known)}")
+        if rater not in raters_with_ratings:
+            raise UserError(f"{file}: no ratings of {rater!r}; it has those of {', '.join(raters_with_ratings)}")
     verdicts: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for rating in ratings:
         if rating.verdict in VERDICTS and (not raters or rating.rater in raters):

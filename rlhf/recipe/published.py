@@ -179,7 +179,7 @@ def distance(figure: Figure, value: float) -> str:
 
 def why_not_measured(metric: str) -> str:
     """Return why no run produces a metric; "" where a run can."""
-    return next((why for start, why in ELSEWHERE.items() if metric.startswith(start)), "")
+    return next((reason for prefix, reason in ELSEWHERE.items() if metric.startswith(prefix)), "")
 
 
 def is_cost(metric: str | None) -> bool:

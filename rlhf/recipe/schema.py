@@ -262,10 +262,10 @@ class Recipe(Section):
 
     def _check_lengths(self) -> None:
         if self.model.architecture is not None:
-            room = self.model.architecture.max_position_embeddings
-            for stage, need in self.lengths().items():
-                if need > room:
-                    raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
+            limit = self.model.architecture.max_position_embeddings
+            for stage, length in self.lengths().items():
+                if length > limit:
+                    raise ValueError(f"{stage}: {length} tokens do not fit max_position_embeddings: {limit}")
 
     def section(self, stage: str) -> StageOptions | None:
         """Return the section of a stage, None where the recipe has none. Raises KeyError for what is not a stage."""

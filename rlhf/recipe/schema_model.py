@@ -61,8 +61,8 @@ class Architecture(Section):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        own = self.others().get("head_dim") is not None  # heads may be as wide as they like then
-        if (self.hidden_size % self.num_attention_heads and not own) or (
+        has_head_dim = self.others().get("head_dim") is not None  # heads may be as wide as they like then
+        if (self.hidden_size % self.num_attention_heads and not has_head_dim) or (
             self.num_attention_heads % self.num_key_value_heads
         ):
             raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
@@ -133,8 +133,8 @@ class Tokenizer(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        made_here = self.source in ("train", "words")
-        if made_here and not self.vocab_size:
+        generated = self.source in ("train", "words")
+        if generated and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
         smallest, content = {
             "words": (8, "the marks of a dialogue"),
@@ -142,12 +142,12 @@ class Tokenizer(Section):
         }.get(self.source, (1, ""))
         if self.vocab_size and self.vocab_size < smallest:
             raise ValueError(f"vocab_size: {self.vocab_size} is too small for {content}; {smallest} or more")
-        if made_here and self.template == "chat":
+        if generated and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
         for key in ("pad_token", "eos_token"):
-            if made_here and getattr(self, key) is not None:
+            if generated and getattr(self, key) is not None:
                 raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
-        if not made_here and not self.name:
+        if not generated and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit")
@@ -184,8 +184,8 @@ class Lora(Section):
         if self.layers == "all":
             return None
         if isinstance(self.layers, str):
-            parts = {"upper_half": 2, "upper_third": 3}[self.layers]
-            return list(range(count - math.ceil(count / parts), count))
+            divisor = {"upper_half": 2, "upper_third": 3}[self.layers]
+            return list(range(count - math.ceil(count / divisor), count))
         first, end = self.layers
         if not first < end <= count:
             raise ValueError(f"lora.layers: [{first}, {end}] is no range of layers of a model with {count}")
@@ -193,7 +193,7 @@ class Lora(Section):
 
     @model_validator(mode="after")
     def _inside(self) -> Self:
-        outside = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
-        if outside and self.target_modules != "all-linear":
-            raise ValueError(f"target_modules: {outside.pop()} is shared by all roles and stays as it is")
+        shared = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
+        if shared and self.target_modules != "all-linear":
+            raise ValueError(f"target_modules: {shared.pop()} is shared by all roles and stays as it is")
         return self

@@ -36,8 +36,8 @@ def load(root: Path) -> RunRecords:
     if not manifests:
         missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
         raise UserError(problems[0] if problems else missing)
-    known = {stage: summary for stage, summary in summaries.items() if stage in manifests}
-    return RunRecords("/".join(root.resolve().parts[-3:]), root, manifests, known, problems=tuple(problems))
+    readable = {stage: summary for stage, summary in summaries.items() if stage in manifests}
+    return RunRecords("/".join(root.resolve().parts[-3:]), root, manifests, readable, problems=tuple(problems))
 
 
 def _of_stages(root: Path, name: str, kind: type[RecordT], problems: list[str]) -> dict[str, RecordT]:

@@ -319,8 +319,8 @@ class Run:
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
         unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
-        way = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
-        say(f"{self.stage}: what was there is now in {aside}{way}")
+        advice = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
+        say(f"{self.stage}: what was there is now in {aside}{advice}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -351,15 +351,15 @@ class Run:
         """
         if (self.path / "summary.json").exists() or not self._begun():
             return None
-        begun = self._check_same_settings(self.path, self.stage)
-        if begun.parents != self._parents():
+        manifest = self._check_same_settings(self.path, self.stage)
+        if manifest.parents != self._parents():
             raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
         self.resumed_from = self.latest_checkpoint()
         if self.resumed_from is None:
             return None
         checkpoint = reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint)
         assert checkpoint is not None  # latest_checkpoint has read it
-        self._manifest, self.resumed_data = {**begun.plain()}, begun.data
+        self._manifest, self.resumed_data = {**manifest.plain()}, manifest.data
         self._spent = checkpoint.wall_seconds
         return checkpoint
 
@@ -403,8 +403,8 @@ class Run:
 
     def trained_policies(self) -> list[str]:
         """Return the finished stages whose policies an evaluation compares with SFT."""
-        own = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
-        return [stage for stage in recipes.POLICIES if stage in own or self.elsewhere(stage)]
+        finished = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
 
     def elsewhere(self, stage: str) -> Path | None:
         """Return the directory in which another root has finished a stage with the same settings, or None."""
@@ -417,16 +417,16 @@ class Run:
     def _check_same_settings(self, path: Path, stage: str) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
-        wanted = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(manifest.settings.plain(), wanted)
+        expected = recipes.settings(self.loaded.recipe, stage)
+        keys = recipes.differences(manifest.settings.plain(), expected)
         if keys:
-            further = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
+            more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
             way_out = (
                 "choose another --out (make: OUT=…), or move that directory away"
                 if path == self.root / stage
                 else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
             )
-            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{further}; {way_out}")
+            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
         return manifest
 
 

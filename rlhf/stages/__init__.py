@@ -54,11 +54,11 @@ def execute(
         raise UserError(_no_section(stage, loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
-        least = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
+        minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
         raise UserError(
-            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {least}; allow more"
+            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
         )
-    with endings.keeping(partial(kept, run)), _in_words(run), run.locked():
+    with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
             return summary, None, run.path
@@ -107,7 +107,7 @@ def _run(run: Run, device: Any) -> Result:
     return result
 
 
-def kept(run: Run) -> str:
+def progress(run: Run) -> str:
     """Describe what a stopped stage leaves, and the command that continues from it."""
     try:
         if (run.path / "summary.json").exists():
@@ -121,7 +121,7 @@ def kept(run: Run) -> str:
 
 
 @contextmanager
-def _in_words(run: Run) -> Iterator[None]:
+def _explained_errors(run: Run) -> Iterator[None]:
     """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways."""
     try:
         yield
@@ -131,7 +131,7 @@ def _in_words(run: Run) -> Iterator[None]:
         if _disk_is_full(run.root, error):
             raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if endings.out_of_memory(error):
-            raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {kept(run)}") from error
+            raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error
         raise
 
 

@@ -15,8 +15,8 @@ from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
-    closer_look,
     compare,
+    further_metrics,
     gains_over_base,
     measure,
     reward_model_figures,
@@ -105,7 +105,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         values = policy.metrics() if name == "sft" else compare(sft, policy)
         if name != "base":
             values |= gains_over_base(samples["base"], policy)
-        values |= {"perplexity": perplexities[name]} | closer_look(sft, policy, values)
+        values |= {"perplexity": perplexities[name]} | further_metrics(sft, policy, values)
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}

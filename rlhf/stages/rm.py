@@ -39,7 +39,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     pairs = load.load(run).preferences("rm")
     codec = load_codec(run)
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts, kept = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    heldout, heldout_counts, kept_pairs = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.is_main and recipe.data.source != "lengths":  # stand-in data needs no advice
         amount.note("rm", len(training))
@@ -103,8 +103,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     }
     if recipe.data.source == "toy":
         assert recipe.data.toy
-        metrics |= _against_ceiling(codec, kept, chosen - rejected, recipe.data.toy.bayes_accuracy)
-    rows = zip(kept, chosen.tolist(), rejected.tolist(), strict=True)
+        metrics |= _against_ceiling(codec, kept_pairs, chosen - rejected, recipe.data.toy.bayes_accuracy)
+    rows = zip(kept_pairs, chosen.tolist(), rejected.tolist(), strict=True)
     run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
 

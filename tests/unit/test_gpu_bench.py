@@ -108,7 +108,7 @@ def test_a_dry_run_leaves_records_and_says_what_it_could_not_do(tmp_path):
     assert rows["device"]["measured"]["ceilings"]["bandwidth"] > 0
     assert rows["device"]["environment"]["PYTORCH_ALLOC_CONF"]
     assert not list((tmp_path / "unfinished").iterdir())
-    assert (tmp_path / runner.RECORDS / record.place(rows["device"])).exists()
+    assert (tmp_path / runner.RECORDS / record.path_of(rows["device"])).exists()
 
 
 def test_items_wait_for_nothing_once_the_box_is_used_up(monkeypatch, capsys, tmp_path):
@@ -202,7 +202,7 @@ def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatc
     found = runner.run(item, tmp_path, 60.0, False)
     assert found["outcome"] == "timed out" and found["error"] == "not done after 60 s"
     assert found["measured"] == {"rows": {"8": {}}} and found["environment"]["RLHF_VRAM_CAP"] == "24GB"
-    assert json.loads((tmp_path / runner.RECORDS / record.place(found)).read_text()) == found
+    assert json.loads((tmp_path / runner.RECORDS / record.path_of(found)).read_text()) == found
 
 
 def test_an_item_whose_process_dies_is_a_failure(tmp_path, monkeypatch):
@@ -399,9 +399,9 @@ def test_a_variant_changes_a_switch_for_a_while_only():
 
 def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
     found = good_record()
-    assert str(record.place(found)).startswith(f"{RTX4090}/nvidia-h200/gpu/{found['date']}_01234567_memory-4090")
+    assert str(record.path_of(found)).startswith(f"{RTX4090}/nvidia-h200/gpu/{found['date']}_01234567_memory-4090")
     alone = good_record("graphs")
-    assert record.place(alone).parts[:2] == ("gpu", "nvidia-h200")
+    assert record.path_of(alone).parts[:2] == ("gpu", "nvidia-h200")
     for row in (found, alone):
         runner.keep(row, tmp_path)
     page = results.page(tmp_path / runner.RECORDS)

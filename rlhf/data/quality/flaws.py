@@ -27,8 +27,8 @@ def answers(row: Row) -> tuple[str, ...]:
 
 def texts(row: Row) -> tuple[str, ...]:
     """Return every text of a row, message by message."""
-    own = (row.text,) if isinstance(row, Document) else answers(row)
-    return *(message.content for message in prompt(row)), *own
+    answer_texts = (row.text,) if isinstance(row, Document) else answers(row)
+    return *(message.content for message in prompt(row)), *answer_texts
 
 
 def near_identical(rows: Sequence[Row]) -> list[Row]:
