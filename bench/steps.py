@@ -28,7 +28,8 @@ def measure(
     """
     changes = few_steps(loaded.recipe, WARM_UP + steps, shape)
     order = (*STAGES, *recipes.GROUPS)
-    needed = [s for s in order if s in stages or any(s in recipes.parents(loaded.recipe, t) for t in stages)]
+    parents = {name for stage in stages for name in recipes.parents(loaded.recipe, recipes.stage_name(stage))}
+    needed = [stage for stage in order if stage in stages or stage in parents]
     by_stage: dict[str, dict[str, Any]] = {}
     for stage in needed:
         outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)

@@ -32,8 +32,8 @@ from rlhf.use import fetch as fetching
 from rlhf.use import reproduce as reproducing
 
 OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents do not get
-REHEARSAL = (
-    "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
+TRIAL_NOTE = (
+    "pretrain: this recipe trains a tiny model from nothing on your rows: a trial of every step, not an assistant; "
     "recipes with a pretrained base make one (`rlhf recipes`)"
 )
 
@@ -60,7 +60,7 @@ REHEARSAL = (
 @PRICE
 def run(
     choice: Choice,
-    stage: str,
+    stage: recipe.StageName,
     more_data: tuple[str, ...],
     out: Path,
     parents: Path | None,
@@ -111,7 +111,7 @@ def run(
         return
     console.summary_table(summary, path)
     if stage == "pretrain" and choice.data:
-        terminal.say(REHEARSAL)
+        terminal.say(TRIAL_NOTE)
     if result and result.sample:
         console.show_sample("a held-out prompt", *result.sample)
     finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
@@ -138,7 +138,9 @@ def _report_done(run: Run) -> bool:
     return path is not None
 
 
-def _run_parents(loaded: PinnedRecipe, stage: str, out: Path, parents: Path | None, more_data: Sequence[str]) -> None:
+def _run_parents(
+    loaded: PinnedRecipe, stage: recipe.StageName, out: Path, parents: Path | None, more_data: Sequence[str]
+) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
     for parent in recipe.stages_before(loaded.recipe, stage):
         if _report_done(Run(out, loaded, parent, parents)):
@@ -166,11 +168,11 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     for word in seeds.split() or [""]:
         if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
             raise click.BadParameter(f"{seeds!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
-    final_stages = reproducing.final_stages(loaded) if until is None else until.split() or [""]
-    for word in final_stages:
-        if word not in recipe.STAGES:
-            raise click.BadParameter(f"{word!r} is not one of {', '.join(recipe.STAGES)}", param_hint="--until")
-    chain = reproducing.chain(loaded, final_stages)
+    try:
+        named = None if until is None else [recipe.stage_name(word) for word in until.split() or [""]]
+    except UserError as error:
+        raise click.BadParameter(str(error), param_hint="--until") from None
+    chain = reproducing.chain(loaded, named or reproducing.final_stages(loaded))
     numbers = [int(seed) for seed in seeds.split()]
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     reproducing.run_seeds(chain, numbers, out, options)

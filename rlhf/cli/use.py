@@ -29,7 +29,7 @@ from rlhf.use import serve as serving
     help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
 )
 @click.option("--tokens", type=click.IntRange(min=1), help="Longest answer, in tokens. [default: the recipe's]")
-def chat(choice: Choice, out: Path, stage: str, temperature: float | None, tokens: int | None) -> None:
+def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: float | None, tokens: int | None) -> None:
     """Talk with a trained model in the terminal.
 
     Name the recipe and its changes as for the run.

@@ -16,7 +16,7 @@ from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import working
 from rlhf.process import distributed
-from rlhf.recipe import Evaluate
+from rlhf.recipe import Evaluate, PolicyName, Role
 from rlhf.rollout.engine import Sampling, sample
 from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
 
@@ -73,7 +73,7 @@ def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
 @torch.no_grad()
 def measure(
     shared: SharedBase,
-    role: str,
+    role: Role | PolicyName,
     codec: Codec,
     prompts: Sequence[Prompt],
     sampling: Sampling,
@@ -128,7 +128,7 @@ def measure(
 
 
 @torch.no_grad()
-def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float) -> float:
+def exact_kl(shared: SharedBase, role: Role | PolicyName, rollout: Rollout, temperature: float) -> float:
     """Return Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
     mask = rollout.mask
     shared.activate(role)

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.recipe import POLICIES, Recipe, published
+from rlhf.recipe import POLICIES, Recipe, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
@@ -199,7 +199,8 @@ def next_step(stage: str, stages: Iterable[str]) -> str:
 
 def say_next(stage: str, recipe: Recipe) -> None:
     """Print what may follow a stage of a recipe."""
-    stages = [name for name in ("sft", "rm", *POLICIES) if recipe.section(name) is not None]
+    following: tuple[StageName, ...] = ("sft", "rm", *POLICIES)
+    stages = [name for name in following if recipe.section(name) is not None]
     if advice := next_step(stage, stages):
         OUT.print(advice, style="dim", markup=False)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.recipe import GROUPS, ONLINE, Group, OnlineOptions, OnPolicy, Optimization, Recipe, as_yaml
+from rlhf.recipe import GROUPS, ONLINE, Group, OnlineOptions, OnPolicy, Optimization, Recipe, StageName, as_yaml
 from rlhf.run.directory import Run
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 class History:
     """The values that a stage has logged, by key, oldest first, and the responses sampled last."""
 
-    def __init__(self, recipe: Recipe, stage: str):
+    def __init__(self, recipe: Recipe, stage: StageName):
         self.recipe, self.stage = recipe, stage
         self.rows: list[Mapping[str, float | None]] = []
         self.responses: list[str] = []

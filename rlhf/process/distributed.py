@@ -21,7 +21,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import endings
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.run.provenance import code_version
 
@@ -80,7 +80,7 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def joined(loaded: PinnedRecipe, stage: str) -> Iterator[None]:
+def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
     """Join the recipe's processes: wait for the other ranks, compare recipe and code, and silence all ranks but 0.
 
     Raises UserError if the launcher started another number of processes than the recipe has, if they do not meet, or if

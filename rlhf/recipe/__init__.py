@@ -12,6 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
+from rlhf.recipe.names import GROUPS as GROUPS
+from rlhf.recipe.names import ONLINE as ONLINE
+from rlhf.recipe.names import POLICIES as POLICIES
+from rlhf.recipe.names import STAGES as STAGES
+from rlhf.recipe.names import GroupName as GroupName
+from rlhf.recipe.names import OnlineName as OnlineName
+from rlhf.recipe.names import PolicyName as PolicyName
+from rlhf.recipe.names import Role as Role
+from rlhf.recipe.names import StageName as StageName
+from rlhf.recipe.names import stage_name as stage_name
 from rlhf.recipe.published import Figure as Figure
 from rlhf.recipe.schema import SHARED as SHARED
 from rlhf.recipe.schema import Dialogues as Dialogues
@@ -34,10 +44,7 @@ from rlhf.recipe.schema_model import Hardware as Hardware
 from rlhf.recipe.schema_model import Lora as Lora
 from rlhf.recipe.schema_model import Model as Model
 from rlhf.recipe.schema_model import Tokenizer as Tokenizer
-from rlhf.recipe.schema_online import GROUPS as GROUPS
 from rlhf.recipe.schema_online import MODEL_REWARD as MODEL_REWARD
-from rlhf.recipe.schema_online import ONLINE as ONLINE
-from rlhf.recipe.schema_online import POLICIES as POLICIES
 from rlhf.recipe.schema_online import Group as Group
 from rlhf.recipe.schema_online import GroupOptions as GroupOptions
 from rlhf.recipe.schema_online import Grpo as Grpo
@@ -49,8 +56,7 @@ from rlhf.recipe.strict import as_yaml as as_yaml
 from rlhf.recipe.strict import parse_overrides as parse_overrides
 from rlhf.recipe.strict import read_yaml, validate, with_overrides
 
-STAGES = ("pretrain", "sft", "rm", *ONLINE, "dpo", "evaluate", "merge")
-_PARENTS: dict[str, tuple[str, ...]] = {
+_PARENTS: dict[StageName, tuple[StageName, ...]] = {
     "pretrain": (),
     "sft": ("pretrain",),
     "rm": ("pretrain", "sft"),
@@ -202,7 +208,7 @@ def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any
     }
 
 
-def parents(recipe: Recipe, stage: str) -> list[str]:
+def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     """Return the stages that must be finished before `stage`, in order."""
     needed = {*_PARENTS[stage]}
     if stage == "merge":
@@ -213,7 +219,7 @@ def parents(recipe: Recipe, stage: str) -> list[str]:
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 
 
-def stages_before(recipe: Recipe, stage: str) -> list[str]:
+def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
     """Return the stages to run before `stage`, in order.
 
     These are its parents; before an evaluation also one policy: PPO's, or the first that the recipe has.
@@ -222,7 +228,7 @@ def stages_before(recipe: Recipe, stage: str) -> list[str]:
     return [*parents(recipe, stage), *trained[:1]]
 
 
-def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
+def settings(recipe: Recipe, stage: StageName) -> dict[str, Any]:
     """Return the part of a recipe that decides what `stage` and its parents produce.
 
     A run continues, or builds on another, only if these settings agree.

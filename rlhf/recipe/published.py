@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
+from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 
 GB = 1e9  # bytes
@@ -45,7 +46,7 @@ class Figure(Section):
     """
 
     name: str
-    stage: Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge", "all"]
+    stage: StageName | Literal["all"]
     guide: str | None = None
     metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
     not_comparable: str | None = None  # the reason, where there is no metric

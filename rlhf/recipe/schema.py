@@ -28,9 +28,10 @@ from rlhf.recipe.bounds import (
     Temperature,
     Tokens,
 )
+from rlhf.recipe.names import GROUPS, ONLINE, StageName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
-from rlhf.recipe.schema_online import GROUPS, ONLINE, Grpo, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Section
 
 SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages that `hardware.count` processes work on together
@@ -267,7 +268,7 @@ class Recipe(Section):
                 if length > limit:
                     raise ValueError(f"{stage}: {length} tokens do not fit max_position_embeddings: {limit}")
 
-    def section(self, stage: str) -> StageOptions | None:
+    def section(self, stage: StageName) -> StageOptions | None:
         """Return the section of a stage, None where the recipe has none. Raises KeyError for what is not a stage."""
         sections: dict[str, StageOptions | None] = {
             "pretrain": self.pretrain,

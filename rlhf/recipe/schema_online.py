@@ -21,9 +21,6 @@ from rlhf.recipe.bounds import (
 )
 from rlhf.recipe.strict import AsTuple, Section
 
-ONLINE = ("ppo", "rloo", "grpo")  # stages that learn from their own samples
-GROUPS = ("rloo", "grpo")  # those of ONLINE that compare several responses to a prompt
-POLICIES = (*ONLINE, "dpo")  # stages whose policy is compared with SFT
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
 

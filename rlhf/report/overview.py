@@ -35,7 +35,7 @@ POSITIONS = {
     "evaluate": (0, 4),
     "merge": (1, 4),
 }
-ARROWS = {
+ARROWS: dict[str, tuple[str, ...]] = {
     "sft": ("pretrain",),
     "rm": ("sft",),
     **dict.fromkeys(ONLINE, ("sft", "rm")),

@@ -42,7 +42,7 @@ def load(root: Path) -> RunRecords:
 
 def _of_stages(root: Path, name: str, kind: type[RecordT], problems: list[str]) -> dict[str, RecordT]:
     """Return the record `name` of each stage that has one. Files that cannot be read are added to `problems`."""
-    by_stage = {}
+    by_stage: dict[str, RecordT] = {}
     for stage in STAGES:
         try:
             record = reader.read(root / stage / name, kind)

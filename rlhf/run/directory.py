@@ -25,7 +25,7 @@ from typing import Any
 from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
-from rlhf.recipe import PinnedRecipe, published
+from rlhf.recipe import PinnedRecipe, PolicyName, StageName, published
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, holds_no_work, keep_lines_until
 from rlhf.run.finished import (
@@ -58,7 +58,7 @@ class Run:
 
     is_main = True  # whether this process writes
 
-    def __init__(self, out: Path, loaded: PinnedRecipe, stage: str, parents: Path | None = None):
+    def __init__(self, out: Path, loaded: PinnedRecipe, stage: StageName, parents: Path | None = None):
         """`out` is the root of the runs. Finished stages that it lacks are taken from `parents`, another root."""
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version
@@ -86,7 +86,7 @@ class Run:
         manifest = self._check_same_settings(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
         follow_base(self.root, self.stage)
-        changed = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
+        changed: list[str] = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
             raise UserError(
@@ -95,13 +95,13 @@ class Run:
             )
         return None if changed or manifest.parents.keys() != self._parents().keys() else summary
 
-    def folder_of(self, stage: str) -> Path:
+    def folder_of(self, stage: StageName) -> Path:
         """Return the directory of a stage: below this run's root if it exists there, else below `parents`."""
         if self.parents_root is None or (self.root / stage).exists():
             return stage_folder(self.root, stage)
         return stage_folder(self.parents_root, stage)
 
-    def parent(self, stage: str) -> Path:
+    def parent(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
 
         The stage must be finished, and its settings must agree with ours.
@@ -333,7 +333,7 @@ class Run:
         """Return the seconds that the stage has taken, those before it was resumed included."""
         return round(self._spent + time.monotonic() - self._started, 3)
 
-    def _parents(self) -> dict[str, str]:
+    def _parents(self) -> dict[StageName, str]:
         """Return the hash of each parent's summary, which in turn names the hashes of its result.
 
         The trained policies are parents of an evaluation.
@@ -401,12 +401,12 @@ class Run:
             if folder != self.root / name
         }
 
-    def trained_policies(self) -> list[str]:
+    def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with SFT."""
         finished = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
         return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
 
-    def elsewhere(self, stage: str) -> Path | None:
+    def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another root has finished a stage with the same settings, or None."""
         path = self.folder_of(stage)
         if path == self.root / stage or not (path / "summary.json").exists():
@@ -414,7 +414,7 @@ class Run:
         settings = recipes.settings(self.loaded.recipe, stage)
         return None if recipes.differences(read_manifest(path).settings.plain(), settings) else path
 
-    def _check_same_settings(self, path: Path, stage: str) -> records.Manifest:
+    def _check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
         expected = recipes.settings(self.loaded.recipe, stage)

@@ -15,7 +15,7 @@ from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import Watch
 from rlhf.process import cuda, distributed, endings
-from rlhf.recipe import GROUPS, PinnedRecipe, available, default_root, load, parents
+from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import verified
 from rlhf.run.follower import Follower
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 
 def execute(
-    stage: str,
+    stage: StageName,
     loaded: PinnedRecipe,
     out: Path,
     *,
@@ -87,7 +87,7 @@ def execute(
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
-def _no_section(stage: str, loaded: PinnedRecipe) -> str:
+def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have."""
     if stage not in GROUPS:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import GROUPS
+from rlhf.recipe import GROUPS, PolicyName, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
@@ -80,10 +80,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     samples: dict[str, PolicySamples] = {}
     perplexities: dict[str, float] = {}
     with telemetry.phase("evaluate"):
-        for name in ("base", "sft", *trained):
-            role = "reference" if name == "sft" else name
+        policies: tuple[Literal["base", "sft"] | PolicyName, ...] = ("base", "sft", *trained)
+        for label in policies:
+            role: Role | PolicyName = "reference" if label == "sft" else label
             truth = recipe.data.source == "toy"
-            samples[name] = measure(
+            samples[label] = measure(
                 shared,
                 role,
                 codec,
@@ -95,7 +96,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 judge=judge if rewards else None,
             )
             shared.activate(role)
-            perplexities[name] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
+            perplexities[label] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
         micro = 2 * recipe.rm.per_device_train_batch_size
         chosen, rejected = (scores_of([p[side] for p in encoded], shared.score, codec.pad_id, micro) for side in (0, 1))
 
@@ -141,9 +142,9 @@ def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]
     ]
 
 
-def _roles(policies: list[str]) -> dict[str, str]:
+def _roles(policies: Sequence[PolicyName]) -> dict[str, StageName]:
     """Return role -> the stage whose adapter plays it."""
-    return {"reference": "sft"} | {stage: stage for stage in policies}
+    return {"reference": "sft", **{stage: stage for stage in policies}}
 
 
 def _rows(

@@ -11,7 +11,7 @@ from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe import console
 from rlhf.process import endings
-from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, parents, published
+from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
@@ -19,16 +19,18 @@ from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
 
 
-def chain(loaded: PinnedRecipe, until: Sequence[str]) -> list[str]:
+def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
     """Return the stages of a recipe that lead to `until`, in order."""
     needed = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
     return [stage for stage in STAGES if stage in needed]
 
 
-def final_stages(loaded: PinnedRecipe) -> list[str]:
+def final_stages(loaded: PinnedRecipe) -> list[StageName]:
     """Return the stages that train a policy, and evaluate if one of the recipe's targets is about it."""
-    policies = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
-    return [*policies, *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
+    stages: list[StageName] = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
+    if any(target.stage == "evaluate" for target in loaded.targets):
+        stages.append("evaluate")
+    return stages
 
 
 def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:

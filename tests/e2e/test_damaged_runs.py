@@ -19,6 +19,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.files import sha256
 from rlhf.rating.pairs import compare
+from rlhf.recipe import stage_name
 from rlhf.report.data import quality_of
 from rlhf.run.directory import Run
 from rlhf.run.outcomes import Quality
@@ -306,7 +307,7 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
     for stage in ("sft", "rm"):
         config(base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
     for stage in ("pretrain", "sft", "rm"):
-        summary = Run(tmp_path, small(), stage).done()
+        summary = Run(tmp_path, small(), stage_name(stage)).done()
         assert there(summary).plain() == content_of(trained / ROOT / stage / "summary.json")
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())

@@ -14,7 +14,7 @@ from rlhf.data.batch import Rollout
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.trunk import SharedPrompts
-from rlhf.recipe import GroupOptions
+from rlhf.recipe import GroupOptions, stage_name
 from rlhf.rollout.engine import Sampling, collate, joined, sample
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Judged, Learner, batch_metrics, make_batch
@@ -47,7 +47,7 @@ def rollout(codec) -> Rollout:
 
 
 def options(stage: str, **changes) -> GroupOptions:
-    found = grouped(stage, changes).recipe.section(stage)
+    found = grouped(stage, changes).recipe.section(stage_name(stage))
     assert isinstance(found, GroupOptions)
     return found
 

@@ -350,12 +350,12 @@ def test_targets_are_measured_against_their_range():
     )
 
 
-def test_a_model_that_is_trained_from_nothing_on_own_rows_is_called_a_rehearsal(command, tmp_path):
+def test_a_model_that_is_trained_from_nothing_on_own_rows_is_called_a_trial(command, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": f"row {i} of a few words"}) + "\n" for i in range(40)))
     arguments = ["run", "pretrain", "--recipe", RECIPE, "--data", file, "--out", tmp_path / "runs", *changes()]
     code, _, err = command(*arguments)
-    assert code == 0 and "a rehearsal of every step, not an assistant" in " ".join(err.split())
+    assert code == 0 and "a trial of every step, not an assistant" in " ".join(err.split())
 
 
 def commands(group: click.Group = cli.cli, name: str = "rlhf") -> Iterator[tuple[str, click.Command]]:
