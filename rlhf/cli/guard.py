@@ -16,15 +16,18 @@ BUG = 70  # exit code of a bug, as in sysexits.h
 LONGEST_TRACEBACK = 20_000  # characters
 
 
-def guarded(command: click.Command) -> None:
-    """Run a command and end the process. A known failure becomes one line and a non-zero exit code."""
+def guarded(command: click.Command, name: str | None = None) -> None:
+    """Run a command and end the process. A known failure becomes one line and a non-zero exit code.
+
+    `name` is the program's name in its messages; None takes it from the command line.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show is no error
     try:
         with endings.listening(_print_stopped):
             _check_arguments(sys.argv[1:])
-            command.main(standalone_mode=False)
+            command.main(prog_name=name, standalone_mode=False)
             print(end="", flush=True)
     except click.ClickException as error:
         if isinstance(error, click.exceptions.NoArgsIsHelpError):

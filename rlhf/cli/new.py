@@ -49,7 +49,7 @@ def new(
     name: str | None,
     root: Path | None,
 ) -> None:
-    """Write a recipe for a model and a card.
+    """Write a recipe for a model and a card, with settings that fit.
 
     Of the model, only config.json and the tokenizer are downloaded. The settings are the fastest that are predicted to
     need at most 95 % of the card.

@@ -39,7 +39,7 @@ TRIAL_NOTE = (
 
 
 @click.command()
-@click.argument("stage", type=click.Choice(recipe.STAGES))
+@click.argument("stage", type=click.Choice(recipe.STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
 @PARENTS
@@ -74,7 +74,8 @@ def run(
 ) -> None:
     """Run one stage of a recipe.
 
-    The stages that it builds on must be finished, or are run first with --with-parents.
+    STAGE is pretrain, sft, rm, ppo, rloo, grpo, dpo, evaluate or merge. The stages that it builds on must be finished;
+    the option --with-parents runs them first.
     """
     if more_data and not choice.data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
@@ -163,7 +164,10 @@ def _predict_peak(loaded: PinnedRecipe, stage: str) -> int | None:
 @click.option("--until", help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]")
 @PRICE
 def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
-    """Run the chain with several seeds; show mean ± sd of each target."""
+    """Run a recipe's stages with several seeds and print mean ± sd.
+
+    The table has a row for each target. Finished stages are kept, interrupted ones are resumed.
+    """
     loaded = choice.load()
     for word in seeds.split() or [""]:
         if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
@@ -182,14 +186,17 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def results(file: Path) -> None:
-    """Print a record of `rlhf reproduce` as a Markdown table."""
+    """Print the record of a reproduction as a Markdown table.
+
+    FILE is the record that `rlhf reproduce` wrote below its --out.
+    """
     click.echo(terminal.harmless(reproducing.table_of(file)))
 
 
 @click.command("recipes")
 @RECIPES
 def list_recipes() -> None:
-    """List the recipes."""
+    """List the recipes, with their hardware and status."""
     rows = []
     root = recipes_root()
     if not recipe.available(root):

@@ -94,7 +94,7 @@ def serve(choice: Choice, out: Path, engine: str, host: str, port: int) -> None:
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
 @PRICE
 def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, price: float | None) -> None:
-    """Write a page about one or several runs.
+    """Write an HTML page about one or several runs.
 
     ROOTS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
     """
