@@ -302,7 +302,7 @@ def test_the_forge_runs_what_the_repository_runs():
     assert {".ci/run", "make docs"} <= set(re.findall(r"- run: (.+)", workflow))
 
 
-@pytest.mark.parametrize("form", ["bug", "measurement"])
+@pytest.mark.parametrize("form", ["bug", "measurement", "question"])
 def test_forms_for_issues_name_every_field(form):
     fields = plain_yaml.read_yaml(ROOT / f".github/ISSUE_TEMPLATE/{form}.yml")
     assert fields.keys() >= {"name", "description", "body"}
