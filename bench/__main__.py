@@ -132,11 +132,11 @@ def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: st
     }
     with Predictor() as predict:
         for stage, row in measured.items():
-            row |= derived(loaded, stage, row, predict(loaded, stage), best, shape)
+            row |= derived_figures(loaded, stage, row, predict(loaded, stage), best, shape)
     return record
 
 
-def derived(
+def derived_figures(
     loaded: PinnedRecipe, stage: str, row: Mapping[str, Any], predicted: Stage, best: Mapping[str, float], shape: str
 ) -> dict[str, Any]:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""

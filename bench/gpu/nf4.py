@@ -54,7 +54,7 @@ def products(context: Context) -> Verdict:
 
 
 @contextmanager
-def dispatched(fused: bool) -> Iterator[None]:
+def force_dispatch(fused: bool) -> Iterator[None]:
     """Make bitsandbytes use its fused kernel, or unpack the weight, against its own rule."""
     if not torch.cuda.is_available():
         raise Unavailable("needs CUDA")
@@ -74,10 +74,10 @@ def dispatched(fused: bool) -> Iterator[None]:
 # name -> (rows that go together or None for all, how bitsandbytes is made to choose)
 CHOICES: dict[str, tuple[int | None, Callable[[], Any]]] = {
     "as dispatched": (None, nullcontext),
-    "fused": (None, lambda: dispatched(True)),
-    "unpacked": (None, lambda: dispatched(False)),
-    "fused in groups of 8": (8, lambda: dispatched(True)),
-    "fused in groups of 5": (5, lambda: dispatched(True)),
+    "fused": (None, lambda: force_dispatch(True)),
+    "unpacked": (None, lambda: force_dispatch(False)),
+    "fused in groups of 8": (8, lambda: force_dispatch(True)),
+    "fused in groups of 5": (5, lambda: force_dispatch(True)),
     "bfloat16 weight": (None, nullcontext),
 }
 

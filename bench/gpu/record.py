@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     why: str
 
 
-def opened(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> dict[str, Any]:
+def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> dict[str, Any]:
     """Return the record of an item that starts now, without results. The item's process fills in `device`."""
     return {
         "schema": SCHEMA,

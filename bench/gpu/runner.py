@@ -38,7 +38,7 @@ def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
     start = time.monotonic()
     with open(log, "w") as output:
         code = run_group(command, limit, output, environment)
-    row = read_json(file) or record.opened(item, dry_run, load(item, dry_run))
+    row = read_json(file) or record.new_record(item, dry_run, load(item, dry_run))
     row["seconds"] = round(time.monotonic() - start, 1)
     names = (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF", *item.environment)
     row["environment"] = {name: environment[name] for name in names if name in environment}
@@ -53,7 +53,7 @@ def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
 
 def skip(item: Item, out: Path, dry_run: bool, reason: str) -> dict[str, Any]:
     """Write and return the record of an item that is not run, with the reason."""
-    row = record.opened(item, dry_run, load(item, dry_run)) | {"outcome": "skipped", "why": reason, "seconds": 0.0}
+    row = record.new_record(item, dry_run, load(item, dry_run)) | {"outcome": "skipped", "why": reason, "seconds": 0.0}
     keep(row, out)
     return row
 

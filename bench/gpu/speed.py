@@ -53,14 +53,14 @@ def verdict(measured: dict[str, Any], recipe: str) -> Verdict:
 
 def conclude(record: dict[str, Any], root: Path = ROOT / "recipes") -> None:
     """Add MFU, MBU and hours to a speed record, and decide its claim. Predicts on the CPU; needs no GPU."""
-    from bench.__main__ import derived
+    from bench.__main__ import derived_figures
     from rlhf.memory.predict import Predictor
 
     measured = record["measured"]
     loaded = recipes.load(root / record["recipe"] / record["version"], record["overrides"])
     with Predictor() as predict:
         for stage, row in measured["stages"].items():
-            row |= derived(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])
+            row |= derived_figures(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])
     decided = verdict(measured, record["recipe"])
     complete = record["outcome"] == "done"  # of an item that was cut off some goals are not measured
     decide(record, decided if complete or decided.holds is False else Verdict(None, decided.why))

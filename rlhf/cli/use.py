@@ -44,7 +44,7 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
         chosen_temperature = options.temperature if temperature is None else temperature
         if sys.stdin.isatty():
             console.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim", markup=False)
-        chatting.talk(speaker, chatting.typed(), chosen_temperature, tokens or options.response_length)
+        chatting.talk(speaker, chatting.input_lines(), chosen_temperature, tokens or options.response_length)
 
 
 @click.command()
@@ -64,7 +64,7 @@ def score(
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
     if to:
         refuse_inputs(to, files)
-    items = scoring.read(files) if prompt is None else scoring.typed(prompt, responses)
+    items = scoring.read(files) if prompt is None else scoring.command_line_items(prompt, responses)
     with console.quiet_libraries():
         scoring.run(choice.load(), out, items, to)
 

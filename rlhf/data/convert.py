@@ -34,11 +34,11 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         raise UserError("--rename gives two columns the same name; give each a name of its own")
     sources = []
     for file in files:
-        rows = _renamed(raw.rows(file), names)
+        rows = _rename_columns(raw.rows(file), names)
         first = next(rows, None)
         rows = itertools.chain([] if first is None else [first], rows)
         if first is not None and _is_labelled(first[1]):
-            rows = _paired(str(file), rows)
+            rows = _pair_labelled(str(file), rows)
         sources.append((str(file), rows, partial(raw.sha256, file)))
     parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in _all_rows(parsed)}
@@ -72,7 +72,7 @@ def _plain(row: Row) -> dict[str, Any]:
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 
-def _renamed(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:
+def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:
     """Yield rows with new column names; a row that lacks one, or has the new name already, is malformed."""
     for source, row in rows:
         if isinstance(row, dict):
@@ -90,7 +90,7 @@ def _is_labelled(row: object) -> bool:
     return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
 
 
-def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
+def _pair_labelled(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
     """Yield preference rows from labelled answers. Raises UserError when no prompt has both kinds of answers."""
     answers: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     prompts: dict[str, Any] = {}

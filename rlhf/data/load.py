@@ -77,7 +77,7 @@ class Split(Generic[T]):
         )
 
 
-def _combined(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
+def _map_parts(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
     """Apply `make` to each part of the sources: to their training rows, their held-out rows, their validation rows."""
     apart = any(source.apart for source in sources)
     return Split(
@@ -97,7 +97,7 @@ class Corpus:
     def texts(self, template: str) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
-            texts = _combined(lambda documents: [document.text for document in documents], self.documents)
+            texts = _map_parts(lambda documents: [document.text for document in documents], self.documents)
             return texts.required("pretrain", "texts")
         if template != "hh":
             raise UserError("pretraining on dialogues needs tokenizer.template: hh")
@@ -107,23 +107,23 @@ class Corpus:
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
             return [f"{render_hh(prompt)} {response}" for prompt, response in dialogues]
 
-        return self._answered(_combined(dialogue_texts, self.examples, self.pairs), "pretrain", "texts")
+        return self._rows_with_answers(_map_parts(dialogue_texts, self.examples, self.pairs), "pretrain", "texts")
 
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: instruction rows if there are any, else the chosen side of the pairs."""
         rows_needed = "instruction rows or preference pairs"
         if self.examples.train:
-            return self._answered(self.examples, "sft", rows_needed)
+            return self._rows_with_answers(self.examples, "sft", rows_needed)
 
         def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return self._answered(_combined(chosen_answers, self.pairs), "sft", rows_needed)
+        return self._rows_with_answers(_map_parts(chosen_answers, self.pairs), "sft", rows_needed)
 
     def preferences(self, stage: str) -> Split[PreferencePair]:
-        return self._answered(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
+        return self._rows_with_answers(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
 
-    def _answered(self, rows: Split[T], stage: str, rows_needed: str) -> Split[T]:
+    def _rows_with_answers(self, rows: Split[T], stage: str, rows_needed: str) -> Split[T]:
         """Return the rows from which a stage learns answers.
 
         Raises UserError where there are none, or only prompts.
@@ -159,7 +159,7 @@ class Corpus:
         def distinct(*kinds: list[Any]) -> list[Prompt]:
             return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
 
-        return _combined(distinct, self.examples, self.pairs, self.bare_prompts).required("ppo", "prompts")
+        return _map_parts(distinct, self.examples, self.pairs, self.bare_prompts).required("ppo", "prompts")
 
 
 def load(run: Run) -> Corpus:
@@ -170,7 +170,7 @@ def load(run: Run) -> Corpus:
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"), distributed.main_first():
         rows = _read(recipe, run.root / "data")
-        corpus, dropped = _divided(rows, recipe)
+        corpus, dropped = _split_rows(rows, recipe)
     facts = _fingerprint(rows.report, corpus, run.root)
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
@@ -192,7 +192,7 @@ def load(run: Run) -> Corpus:
     return corpus
 
 
-def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[str, int]]:
+def _split_rows(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[str, int]]:
     """Return training and held-out rows without those that `data.drop` removes, and how many rows each reason removed.
 
     Leaked rows are removed from the training side, so that the held-out rows stay the same and results stay comparable.
@@ -241,13 +241,15 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         assert data.lengths
         options = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
         target = _generated_folder(folder, "lengths", options, lengths)
-        files = _generated(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
+        files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
         return formats.read(files, on_bad_row="skip")
     if data.source == "sums":
         assert data.sums
         options = {"seed": recipe.seed, **data.sums.model_dump()}
         target = _generated_folder(folder, "sums", options, sums)
-        return formats.read(_generated(target, sums.FILES, lambda: sums.write(target, **options)), on_bad_row="stop")
+        return formats.read(
+            _generate_once(target, sums.FILES, lambda: sums.write(target, **options)), on_bad_row="stop"
+        )
     assert data.toy
     options = {
         "seed": recipe.seed,
@@ -256,7 +258,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         **data.toy.model_dump(),
     }
     target = _generated_folder(folder, "toy", options, toy, toy_texts)
-    files = _generated(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
+    files = _generate_once(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
     return formats.read(files, on_bad_row="stop")
 
 
@@ -268,7 +270,7 @@ def _generated_folder(folder: Path, kind: str, options: dict[str, Any], *makers:
     return generated
 
 
-def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
+def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
     """Return the files that `write` makes in `folder`, made once; made.json has their hashes.
 
     Without made.json the files may be cut off and are made again. Raises UserError for one that has changed since.

@@ -47,7 +47,7 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
         return _parquet_rows(path)
     if path.suffix == ".parquet":
         raise UserError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
-    lines = _decoded(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b")))
+    lines = _decode_lines(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b")))
     lines = itertools.dropwhile(lambda line: not line[1].strip(), lines)
     first = next(lines, None)
     if first is None:
@@ -105,7 +105,7 @@ def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
         raise UserError(f"{path}: gzip stream damaged after {count:,} lines ({error}); download it again") from None
 
 
-def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+def _decode_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line, without a byte order mark."""
     offset = 0
     for number, line in enumerate(lines, 1):
@@ -126,7 +126,7 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
     """Yield (source, row) for each line that is not blank."""
     for number, line in lines:
         try:
-            yield f"{path}:{number}", _parsed(line.strip())
+            yield f"{path}:{number}", _parse_json(line.strip())
         except _RepeatedKey as error:
             yield f"{path}:{number}", Malformed(str(error))
         except (ValueError, RecursionError) as error:
@@ -145,8 +145,8 @@ class _RepeatedKey(ValueError):
     """An object that gives a key twice; a JSON parser would silently take the last value."""
 
 
-def _parsed(text: str) -> Any:
-    """Return the parsed JSON value. Raises ValueError, RecursionError or _Twice."""
+def _parse_json(text: str) -> Any:
+    """Return the parsed JSON value. Raises ValueError, RecursionError or _RepeatedKey."""
     return json.loads(text, object_pairs_hook=_object)
 
 
@@ -184,7 +184,7 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
         if size > MAX_ARRAY:
             raise UserError(f"{path}: a JSON array of more than {MAX_ARRAY >> 30} GiB; write one object on each line")
     try:
-        content = _parsed("".join(texts))
+        content = _parse_json("".join(texts))
     except _RepeatedKey as error:
         raise UserError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:

@@ -100,7 +100,7 @@ def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
         try:
             PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
         except RuntimeError as error:  # torch's DistError and its subclasses
-            raise UserError(f"rank {rank()} did not meet the others: {explained(str(error))}") from error
+            raise UserError(f"rank {rank()} did not meet the others: {explain(str(error))}") from error
         try:
             agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine])
             agree("code", code_version()["commit"])
@@ -306,7 +306,7 @@ def launch(loaded: PinnedRecipe, stage: str) -> None:
     except ImportError as error:
         raise UserError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
-        raise UserError(f"the processes could not be started: {explained(str(error))}") from error
+        raise UserError(f"the processes could not be started: {explain(str(error))}") from error
     finally:
         logging.disable(logging.NOTSET)
         del os.environ[_STARTED_HERE]
@@ -343,7 +343,7 @@ def _failure_message(failures: Mapping[int, Any], stage: str) -> str:
     return f"{stage}: rank {number} {ending}{hint}, which ended the run; `--resume` (make: RESUME=1) continues it"
 
 
-def explained(reason: str) -> str:
+def explain(reason: str) -> str:
     """Return torch's message about processes that do not meet, with the way out."""
     advice = {
         r"in use|EADDRINUSE": "the port is taken: give the launcher another one (--master-port, MASTER_PORT)",

@@ -42,7 +42,7 @@ _UNDER_A_LIMIT = re.compile("failed to map segment|without exception set")  # wi
 
 
 class Stopped(BaseException):
-    """A signal asked this process to end. `kept` says what remains of its work and how to continue.
+    """A signal asked this process to end. `progress` says what remains of its work and how to continue.
 
     It is no KeyboardInterrupt, because click answers one with a line of its own.
     """
@@ -124,7 +124,7 @@ _listener: _Listener | None = None
 def listening(print_line: Callable[[str], None] = say) -> Iterator[None]:
     """End the block with `Stopped` when a signal arrives. Signals that are ignored (nohup) or handled already stay so.
 
-    `tell` receives the last line of a process that is ended at once.
+    `print_line` receives the last line of a process that is ended at once.
     """
     global _listener
     if _listener is not None or threading.current_thread() is not threading.main_thread():
@@ -170,7 +170,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @contextmanager
 def reporting_progress(progress: Callable[[], str]) -> Iterator[None]:
-    """Make `kept()` the message about what a signal leaves, while the block runs."""
+    """Make `progress()` the message about what a signal leaves, while the block runs."""
     listener = _listener
     if listener is None:
         yield

@@ -15,7 +15,7 @@ from rlhf.run.reader import read_lines
 VERDICTS = ("a", "b", "tie")  # verdicts that count; a skip does not
 
 
-class Exported(NamedTuple):
+class ExportedRows(NamedTuple):
     """Rows to write, and the numbers of pairs that were rated, tied, or left out because an answer is empty."""
 
     rows: list[dict[str, Any]]
@@ -26,7 +26,7 @@ class Exported(NamedTuple):
 
 def export(
     comparison: Comparison, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
-) -> Exported:
+) -> ExportedRows:
     """Return rows `prompt`, `chosen`, `rejected` for the rated pairs, in their order.
 
     Several raters decide by majority: a verdict needs more than half of the votes and is otherwise a tie; skips do not
@@ -54,7 +54,7 @@ def export(
             prompt = _prompt(line, template, samples)
             chosen_sides = (verdict,) if verdict != "tie" else ("b", "a") if keep_ties else ()
             rows += [_row(prompt, sides, chosen, by_rater, comparison) for chosen in chosen_sides]
-    return Exported(rows, counts["rated"], counts["ties"], counts["empty"])
+    return ExportedRows(rows, counts["rated"], counts["ties"], counts["empty"])
 
 
 def majority(verdicts: Iterable[str]) -> str:

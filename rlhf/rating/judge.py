@@ -71,7 +71,7 @@ def letter(reply: str) -> str | None:
     return letters.pop() if len(letters) == 1 else None
 
 
-def judged(judge: Judge, pair: Pair) -> dict[str, Any]:
+def judge_pair(judge: Judge, pair: Pair) -> dict[str, Any]:
     """Return the rating of a pair, with the judge's verdict and the reply in each order."""
     replies = {order: judge.reply(pair, order) for order in ("ab", "ba")}
     verdicts = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
@@ -133,7 +133,7 @@ def _judge_waiting(
         except queue.Empty:
             return
         try:
-            rating = judged(judge, pair)
+            rating = judge_pair(judge, pair)
             store.append(comparison.file, rating)
             results.put(rating)
         except Refused as error:

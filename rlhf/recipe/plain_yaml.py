@@ -154,7 +154,7 @@ Yaml.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[e
 
 
 def parse(text: str, source: str, lines: bool = True) -> Any:
-    """Return the value of YAML text. Raises UserError that begins with `where` and, with `lines`, the line."""
+    """Return the value of YAML text. Raises UserError that begins with `source` and, with `lines`, the line."""
     try:
         loader = Yaml(text)
         try:
@@ -170,7 +170,7 @@ def parse(text: str, source: str, lines: bool = True) -> Any:
     raise UserError(f"{source}:{line}: {problem}" if lines else f"{source}: {problem}")
 
 
-_parsed = functools.lru_cache(maxsize=32)(parse)  # planning reads the same recipe dozens of times
+_parse_cached = functools.lru_cache(maxsize=32)(parse)  # planning reads the same recipe dozens of times
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
             data = handle.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
-        content = copy.deepcopy(_parsed(data.decode("utf-8").removeprefix("\ufeff"), str(file)))
+        content = copy.deepcopy(_parse_cached(data.decode("utf-8").removeprefix("\ufeff"), str(file)))
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
     except UnicodeDecodeError as error:

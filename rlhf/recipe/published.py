@@ -60,7 +60,7 @@ class Figure(Section):
     source: str
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_figure(self) -> Self:
         if (self.metric is None) == (self.not_comparable is None):
             raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
         if (self.value is None) == (self.range is None):
@@ -264,7 +264,7 @@ def record(figure: Figure, value: float | None) -> dict[str, Any]:
     }
 
 
-def recorded(entry: Mapping[str, Any]) -> Figure:
+def figure_of_record(entry: Mapping[str, Any]) -> Figure:
     """Return the figure of a record.
 
     Records that are older than verdicts hold only ranges; they are read as targets of our own.

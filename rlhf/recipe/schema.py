@@ -62,7 +62,7 @@ class Optimization(Section):
     max_length: Tokens
 
     @model_validator(mode="after")
-    def _aligned(self) -> Self:
+    def _check_steps(self) -> Self:
         if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
             raise ValueError("save_steps must be a multiple of logging_steps")
         return self
@@ -96,7 +96,7 @@ class Dialogues(Optimization):
     adapter: Literal["last", "best"] = "last"  # the weights that are kept; best: those with the lowest held-out loss
 
     @model_validator(mode="after")
-    def _evaluated(self) -> Self:
+    def _check_evaluation(self) -> Self:
         if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
             raise ValueError(
                 f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
@@ -107,7 +107,7 @@ class Dialogues(Optimization):
         return self
 
     @model_validator(mode="after")
-    def _room(self) -> Self:
+    def _check_prompt_length(self) -> Self:
         if self.max_prompt_length >= self.max_length:
             raise ValueError("max_prompt_length must leave room for a response below max_length")
         return self
@@ -125,7 +125,7 @@ class Rm(Dialogues):
     center_rewards_coefficient: NonNegative
 
     @model_validator(mode="after")
-    def _ranking(self) -> Self:
+    def _check_loss(self) -> Self:
         if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
             raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
         return self
@@ -184,7 +184,7 @@ class Recipe(Section):
     merge: Merge
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_all(self) -> Self:
         self._check_sources()
         self._check_model()
         self._check_supervised()

@@ -60,7 +60,7 @@ class Architecture(Section):
     tie_word_embeddings: bool
 
     @model_validator(mode="after")
-    def _divides(self) -> Self:
+    def _check_heads(self) -> Self:
         has_head_dim = self.others().get("head_dim") is not None  # heads may be as wide as they like then
         if (self.hidden_size % self.num_attention_heads and not has_head_dim) or (
             self.num_attention_heads % self.num_key_value_heads
@@ -103,7 +103,7 @@ class Model(Section):
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _check_source(self) -> Self:
         if self.source in ("hub", "local") and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -132,7 +132,7 @@ class Tokenizer(Section):
     )
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _check_source(self) -> Self:
         generated = self.source in ("train", "words")
         if generated and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
@@ -154,7 +154,7 @@ class Tokenizer(Section):
         return self
 
     @model_validator(mode="after")
-    def _chat_settings(self) -> Self:
+    def _check_chat_settings(self) -> Self:
         reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"} & set(
             self.chat_template_kwargs or ()
         )
@@ -192,7 +192,7 @@ class Lora(Section):
         return list(range(first, end))
 
     @model_validator(mode="after")
-    def _inside(self) -> Self:
+    def _check_targets(self) -> Self:
         shared = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
         if shared and self.target_modules != "all-linear":
             raise ValueError(f"target_modules: {shared.pop()} is shared by all roles and stays as it is")

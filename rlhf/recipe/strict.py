@@ -31,7 +31,7 @@ def validate(
 ) -> SectionT:
     """Return `content` as a section. Raises UserError.
 
-    The message names `--set` where one of `overrides` is at fault, and puts `at` before every key.
+    The message names `--set` where one of `overrides` is at fault, and puts `prefix` before every key.
     """
     try:
         return kind.model_validate(content)

@@ -79,7 +79,7 @@ def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     return [Section("Rated blind", "table.html", ratings_table)] if ratings_table else []
 
 
-class Contradicted(NamedTuple):
+class ContradictedPair(NamedTuple):
     """A held-out pair on which the reward model contradicts the label."""
 
     turns: list[Turn]
@@ -90,7 +90,7 @@ class RewardModel(NamedTuple):
     """The charts of a reward model, and the pairs on which it contradicts the labels most."""
 
     charts: list[Chart]
-    contradicted: list[Contradicted]
+    contradicted: list[ContradictedPair]
 
 
 def reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -104,7 +104,7 @@ def reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         model_charts += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
         for pair in record.contradicted:
             turns = [*dialogue(pair.prompt), Turn("chosen", pair.chosen), Turn("rejected", pair.rejected)]
-            contradicted.append(Contradicted(turns, f"{pair.margin:.2f}"))
+            contradicted.append(ContradictedPair(turns, f"{pair.margin:.2f}"))
     if not model_charts:
         return []
     return [Section("The reward model on held-out pairs", "reward_model.html", RewardModel(model_charts, contradicted))]

@@ -54,7 +54,7 @@ def read_lines(file: Path, kind: type[RecordT]) -> list[RecordT]:
 
 
 def check(content: Any, kind: type[RecordT], source: str) -> RecordT:
-    """Return `content` as a `kind`. Raises UserError that begins with `where` unless it is valid."""
+    """Return `content` as a `kind`. Raises UserError that begins with `source` unless it is valid."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:

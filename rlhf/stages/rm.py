@@ -65,7 +65,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 max_length=None,  # TRL would drop longer pairs silently; they are cut and counted above
                 center_rewards_coefficient=options.center_rewards_coefficient or None,
             ),
-            train_dataset=rows_to_dataset([_joined(chosen, rejected) | margin for chosen, rejected in training]),
+            train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in training]),
             processing_class=codec.tokenizer,
         ),
     )
@@ -105,7 +105,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         assert recipe.data.toy
         metrics |= _against_ceiling(codec, kept_pairs, chosen - rejected, recipe.data.toy.bayes_accuracy)
     rows = zip(kept_pairs, chosen.tolist(), rejected.tolist(), strict=True)
-    run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
+    run.log_samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
 
 
@@ -146,12 +146,12 @@ class _MarginRankingTrainer(RewardTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def _joined(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
+def _pair_ids(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
     chosen_ids, rejected_ids = chosen.prompt + chosen.response, rejected.prompt + rejected.response
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 
 
-def _scored(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> dict[str, Any]:
+def _sample_row(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> dict[str, Any]:
     return {
         "prompt": codec.prompt_text(pair.prompt),
         "chosen": {"response": pair.chosen, "score": chosen},

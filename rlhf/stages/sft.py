@@ -64,7 +64,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         lambda: SFTTrainer(
             model=model,
             args=arguments(SFTConfig, run, options, max_length=None),
-            train_dataset=rows_to_dataset([_labelled(row) for row in training]),
+            train_dataset=rows_to_dataset([_training_row(row) for row in training]),
             processing_class=codec.tokenizer,
         ),
     )
@@ -107,6 +107,6 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     return complete, dict(counts)
 
 
-def _labelled(row: Encoded) -> dict[str, object]:
+def _training_row(row: Encoded) -> dict[str, object]:
     ids = row.prompt + row.response
     return {"input_ids": ids, "labels": [IGNORED] * len(row.prompt) + row.response}

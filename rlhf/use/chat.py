@@ -31,8 +31,8 @@ class Speaker:
         run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
         self.options = loaded.recipe.evaluate
         if loaded.recipe.pretrain:
-            finished(run, "pretrain", "chat")
-        folder = finished(run, stage, "chat") if stage != "base" else None
+            finished_stage(run, "pretrain", "chat")
+        folder = finished_stage(run, stage, "chat") if stage != "base" else None
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
         if folder is not None and stage == "merge":
@@ -84,7 +84,7 @@ class Speaker:
             raise UserError(f"chat: {' '.join(str(errors[0]).split())[:300]}") from errors[0]
 
 
-def finished(run: Run, stage: StageName, command: str) -> Path:
+def finished_stage(run: Run, stage: StageName, command: str) -> Path:
     """Return the directory of a finished stage, for a command that is no stage.
 
     Raises UserError with the stage to run first.
@@ -125,7 +125,7 @@ def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int
         messages.append(Message("assistant", answer.strip()))
 
 
-def typed() -> Iterator[str]:
+def input_lines() -> Iterator[str]:
     """Yield lines from the keyboard, or from a pipe."""
     if not sys.stdin.isatty():
         for line in sys.stdin:

@@ -248,7 +248,7 @@ def _entry(item: tuple[str, Any]) -> str:
     return textwrap.indent(f"{key}: {textwrap.indent(flow, '  ').strip()}\n", "    ")
 
 
-def changed(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def with_changed_keys(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of the templates with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
     for key, value in changes.items():
@@ -350,7 +350,7 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
     with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
-        loaded = _written(draft, content)
+        loaded = _write_recipe(draft, content)
         fitted = search(predict, loaded, facts.parameters, stages, options.card.limit, say)
         untrained = [
             stage for stage in ("ppo", "dpo") if stage not in stages
@@ -358,8 +358,8 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
         untrained_changes = least_memory(loaded, untrained)
         if fitted.changes.get("model.quantization") == "nf4":
             untrained_changes |= four_bit_changes(untrained)
-        content = changed(content, untrained_changes | fitted.changes)
-        loaded = _written(draft, content)
+        content = with_changed_keys(content, untrained_changes | fitted.changes)
+        loaded = _write_recipe(draft, content)
         readme_content = content | {"recipe_name": target.parent.name, "folder": target}
         (draft / "README.md").write_text(render("README.md", readme_content), encoding="utf-8")
         say("predicting the whole chain")
@@ -369,7 +369,7 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
     return NewRecipe(target, recipes.load(target), stages, fitted)
 
 
-def _written(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:
+def _write_recipe(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:
     """Write recipe.yaml into a folder and read it back."""
     (folder / "recipe.yaml").write_text(render("recipe.yaml", content), encoding="utf-8")
     return recipes.load(folder)

@@ -153,11 +153,11 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
 
 def _row(stage: str, figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     """Return the row of one figure."""
-    range_text, verdict = judged(figure, values, verdicts)
+    range_text, verdict = figure_verdict(figure, values, verdicts)
     return (stage, figure.title, range_text, *map(console.number, values), mean_sd(values), verdict)
 
 
-def judged(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
+def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
     """Return what a figure asks of each seed and of their mean, and the verdict on the seeds and on the mean.
 
     The first is text such as `≥ 0.6; mean ≥ 0.62`; the second counts the seeds that reach the figure.

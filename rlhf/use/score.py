@@ -20,7 +20,7 @@ from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
-from rlhf.use.chat import finished
+from rlhf.use.chat import finished_stage
 
 PAIR = ("chosen", "rejected")
 ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under which an answer is plain text
@@ -57,7 +57,7 @@ class ScoredItem(NamedTuple):
 # ---- items ----
 
 
-def typed(prompt: str, responses: Sequence[str]) -> list[Item]:
+def command_line_items(prompt: str, responses: Sequence[str]) -> list[Item]:
     """Return the items of a prompt and its responses from the command line."""
     messages = parse_prompt(prompt, "--prompt")
     return [Item("", messages, {"response": response}, {}) for response in responses]
@@ -129,11 +129,11 @@ class RewardModel:
 
         run = Run(out, loaded, "evaluate")
         if loaded.recipe.pretrain:
-            finished(run, "pretrain", "score")
-        sft, rm = (finished(run, stage, "score") for stage in ("sft", "rm"))
+            finished_stage(run, "pretrain", "score")
+        sft, rm = (finished_stage(run, stage, "score") for stage in ("sft", "rm"))
         self.options = loaded.recipe.rm
         summary = read_summary(rm)
-        assert summary  # `finished` has checked it
+        assert summary  # `finished_stage` has checked it
         self.digest = summary.result_sha256["adapter/adapter_model.safetensors"][
             :16
         ]  # names the reward model in output files

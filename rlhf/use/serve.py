@@ -16,7 +16,7 @@ from rlhf.process.endings import Stopped
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.terminal import say
-from rlhf.use.chat import finished
+from rlhf.use.chat import finished_stage
 
 ENGINES = ("auto", "transformers", "vllm")
 SECONDS_TO_STOP = 15  # until a server that does not end is killed
@@ -45,7 +45,7 @@ def run(loaded: PinnedRecipe, out: Path, engine: str, host: str, port: int) -> N
     server ends by itself.
     """
     run_directory = Run(out, loaded, "evaluate")
-    model = str((finished(run_directory, "merge", "serve") / "model").relative_to(out))
+    model = str((finished_stage(run_directory, "merge", "serve") / "model").relative_to(out))
     command_line = command(model, engine, loaded.recipe.hardware.device, host, port)
     address = "127.0.0.1" if host == "0.0.0.0" else host
     if _listens(address, port):
@@ -59,7 +59,7 @@ def run(loaded: PinnedRecipe, out: Path, engine: str, host: str, port: int) -> N
 
 
 def serve(command_line: list[str], folder: Path, model: str, host: str, port: int) -> None:
-    """Run the server `words` in `folder`; print when it listens and when it stops. Raises UserError if it ends."""
+    """Run the server `command_line` in `folder`; print its start and stop. Raises UserError if it ends."""
     address = f"http://{host}:{port}/v1"
     say(f"loading {model}; it will answer at {address}")
     # The server gets a session of its own, so that Ctrl-C reaches this process alone, which then ends the server.

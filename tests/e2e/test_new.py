@@ -156,12 +156,12 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     content = new.settings(wishes, source, facts)
     draft = tmp_path / "a" / "v1"
     draft.mkdir(parents=True)
-    before = new._written(draft, content)
+    before = new._write_recipe(draft, content)
     predict: Any = Predictor()
     found = new.search(predict, before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
     assert len(found.changes) > 5
     expected = with_changes(before, found.changes).recipe
-    after = new._written(draft, new.changed(content, found.changes))
+    after = new._write_recipe(draft, new.with_changed_keys(content, found.changes))
     assert after.recipe == expected != before.recipe
 
 

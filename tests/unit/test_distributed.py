@@ -155,7 +155,7 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     ],
 )
 def test_a_failed_meeting_is_explained(reason, way_out):
-    assert distributed.explained(reason).startswith(way_out)
+    assert distributed.explain(reason).startswith(way_out)
 
 
 def test_alone_nothing_is_shared():

@@ -41,7 +41,7 @@ def gpu_bench(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
 def good_record(name: str = "memory-4090") -> dict[str, Any]:
     """A record as a GPU would leave it."""
     item = BY_NAME[name]
-    found = record.opened(item, False, None if item.recipe is None else load(item, False))
+    found = record.new_record(item, False, None if item.recipe is None else load(item, False))
     found |= {"outcome": "done", "seconds": 1.0, "device": {"type": "cuda", "name": "NVIDIA H200"}}
     found["code"] = {"commit": "0123456789" * 4, "dirty": False}
     record.decide(found, Verdict(True, "all | well"))
@@ -342,7 +342,7 @@ def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
     stage = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": 5}
     found["measured"] = {"shape": "longest", "ceilings": {}, "stages": {"sft": stage}}
     monkeypatch.setattr("rlhf.memory.predict.Predictor.__call__", lambda *_: None)
-    monkeypatch.setattr("bench.__main__.derived", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
+    monkeypatch.setattr("bench.__main__.derived_figures", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
     speed.conclude(found)
     assert found["measured"]["stages"]["sft"]["mfu"] == 0.5
     assert found["verdict"] is None and "sft: MFU 0.5" in found["why"]
