@@ -45,5 +45,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def site_path(path: str) -> str:
-    """The place on the site of a file of the repository."""
+    """Return the path on the site of a file of the repository."""
     return "overview.md" if path == "README.md" else path.removeprefix("docs/")

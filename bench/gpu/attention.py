@@ -89,8 +89,10 @@ def collect(context: Context, loaded: Any) -> list[Call]:
 def recording(label: str, note: Any) -> Iterator[None]:
     """Note attention calls and return zeros for them, so that no kernel has seen a shape before it is timed."""
 
-    def stand_in(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> torch.Tensor:
-        note(label, q, k, v, attn_mask, more)
+    def stand_in(
+        q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **keywords: Any
+    ) -> torch.Tensor:
+        note(label, q, k, v, attn_mask, keywords)
         zeros: torch.Tensor = q.new_zeros(*q.shape[:-1], v.shape[-1])
         return zeros
 

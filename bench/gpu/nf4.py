@@ -63,12 +63,12 @@ def force_dispatch(fused: bool) -> Iterator[None]:
     name = "_gemm_4bit_use_custom_fn"
     if not hasattr(ops, name):
         raise Unavailable(f"this bitsandbytes has no {name}")
-    usual = getattr(ops, name)
+    original = getattr(ops, name)
     setattr(ops, name, lambda *_: fused)
     try:
         yield
     finally:
-        setattr(ops, name, usual)
+        setattr(ops, name, original)
 
 
 # name -> (rows that go together or None for all, how bitsandbytes is made to choose)

@@ -57,18 +57,18 @@ class Split(Generic[T]):
         return len(self.train) + len(self.heldout) + len(self._validation or ())
 
     @property
-    def apart(self) -> bool:
+    def has_validation(self) -> bool:
         """Return whether checkpoints are chosen by other rows than those that results are reported on."""
         return self._validation is not None
 
     def only(self, keep: Callable[[T], bool]) -> "Split[T]":
         """Return the rows of each part for which `keep` is true."""
         train, heldout = ([row for row in rows if keep(row)] for rows in (self.train, self.heldout))
-        apart = None if self._validation is None else [row for row in self._validation if keep(row)]
-        return Split(train, heldout, apart)
+        validation = None if self._validation is None else [row for row in self._validation if keep(row)]
+        return Split(train, heldout, validation)
 
     def required(self, stage: str, rows_needed: str) -> "Split[T]":
-        """Return itself if there are rows to train on and rows held out. Raises UserError otherwise."""
+        """Return this split if it has rows to train on and held-out rows. Raises UserError otherwise."""
         if self.train and self.heldout:
             return self
         raise UserError(
@@ -79,16 +79,20 @@ class Split(Generic[T]):
 
 def _map_parts(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
     """Apply `make` to each part of the sources: to their training rows, their held-out rows, their validation rows."""
-    apart = any(source.apart for source in sources)
+    has_validation = any(source.has_validation for source in sources)
     return Split(
         make(*(source.train for source in sources)),
         make(*(source.heldout for source in sources)),
-        make(*(source._validation if source.apart else source.heldout for source in sources)) if apart else None,
+        make(*(source._validation if source.has_validation else source.heldout for source in sources))
+        if has_validation
+        else None,
     )
 
 
 @dataclass(frozen=True)
 class Corpus:
+    """The rows of a recipe's data by kind, each split into training, validation and test rows."""
+
     documents: Split[Document]
     examples: Split[Example]
     pairs: Split[PreferencePair]
@@ -121,6 +125,7 @@ class Corpus:
         return self._rows_with_answers(_map_parts(chosen_answers, self.pairs), "sft", rows_needed)
 
     def preferences(self, stage: str) -> Split[PreferencePair]:
+        """Return the preference pairs for `stage`. Raises UserError where there are none."""
         return self._rows_with_answers(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
 
     def _rows_with_answers(self, rows: Split[T], stage: str, rows_needed: str) -> Split[T]:
@@ -271,17 +276,17 @@ def _generated_folder(folder: Path, kind: str, options: dict[str, Any], *makers:
 
 
 def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
-    """Return the files that `write` makes in `folder`, made once; made.json has their hashes.
+    """Return the files that `write` makes in `folder`, and make them only once; made.json has their hashes.
 
     Without made.json the files may be cut off and are made again. Raises UserError for one that has changed since.
     """
     files, record = [folder / name for name in names], folder / "made.json"
-    written = read(record, Generated)
-    if written is None or not all(file.is_file() for file in files):
+    hashes = read(record, Generated)
+    if hashes is None or not all(file.is_file() for file in files):
         write()
         write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
         return files
-    changed = [file for file in files if sha256(file) != written.sha256.get(file.name)]
+    changed = [file for file in files if sha256(file) != hashes.sha256.get(file.name)]
     if changed:
         raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
     return files

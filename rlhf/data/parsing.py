@@ -96,6 +96,7 @@ def _other_texts(row: dict[str, object], *expected: str) -> bool:
 
 
 def parse_row(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
+    """Return a row of the kind, or the reason why it is left out. Raises Malformed if it is not of that kind."""
     if kind == "text":
         text = _text(_field(row, "text", kind), "text")
         if not text.strip():
@@ -286,6 +287,7 @@ def quoted_keys(keys: Iterable[str]) -> str:
 
 
 def row_object(value: object) -> dict[str, object]:
+    """Return a raw row that is a JSON object. Raises Malformed for any other, and for one that could not be read."""
     if isinstance(value, Malformed):
         raise value
     if not isinstance(value, dict):

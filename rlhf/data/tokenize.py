@@ -29,6 +29,8 @@ TURNS = ("\n\nHuman:", "\n\nAssistant:")
 
 
 class Encoded(NamedTuple):
+    """The token ids of a prompt and of its response; the response ends with EOS unless it was cut."""
+
     prompt: list[int]
     response: list[int]
 

@@ -34,7 +34,7 @@ Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[st
 class PolicySamples:
     """Responses of one policy to the same prompts, with their measures; per-response tensors (N,) on the CPU.
 
-    With several responses to each prompt, those to one prompt stand together: N is prompts · `per_prompt`.
+    The responses to one prompt follow each other: N is prompts · `per_prompt`.
     """
 
     texts: list[str]
@@ -47,6 +47,7 @@ class PolicySamples:
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
 
     def metrics(self) -> dict[str, float]:
+        """Return the means over all responses; docs/metrics.md has their units."""
         means: dict[str, float] = {
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),

@@ -239,9 +239,9 @@ def find_value_explosion(h: History) -> str | None:
     losses = h.values("loss/value_avg")
     if len(losses) < 2 * FEW:
         return None
-    usual, last = min(losses[0], statistics.median(losses[:FEW])), statistics.fmean(losses[-FEW:])
-    exploded = last > max(1.0, 10 * usual) or last > 1000  # some explode in the first step
-    return f"the value loss has gone from {usual:.3g} to {last:.3g}" if exploded else None
+    first_loss, last = min(losses[0], statistics.median(losses[:FEW])), statistics.fmean(losses[-FEW:])
+    exploded = last > max(1.0, 10 * first_loss) or last > 1000  # some explode in the first step
+    return f"the value loss has gone from {first_loss:.3g} to {last:.3g}" if exploded else None
 
 
 def find_flat_reward(h: History) -> str | None:

@@ -48,6 +48,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Return the address of the page."""
         return f"http://127.0.0.1:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

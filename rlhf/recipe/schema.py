@@ -72,14 +72,14 @@ class Optimization(Section):
 
         Together the devices make the same step as one. Raises ValueError if a step cannot be divided evenly.
         """
-        fewer = math.gcd(self.gradient_accumulation_steps, count)
-        rows, rest = divmod(self.per_device_train_batch_size, count // fewer)
-        if rest:
+        common = math.gcd(self.gradient_accumulation_steps, count)
+        rows, remainder = divmod(self.per_device_train_batch_size, count // common)
+        if remainder:
             raise ValueError(
                 f"gradient_accumulation_steps: {self.gradient_accumulation_steps} or per_device_train_batch_size: "
                 f"{self.per_device_train_batch_size} must be divisible by hardware.count: {count}"
             )
-        return rows, self.gradient_accumulation_steps // fewer
+        return rows, self.gradient_accumulation_steps // common
 
 
 class Pretrain(Optimization):

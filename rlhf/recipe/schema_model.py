@@ -41,8 +41,8 @@ class Hardware(Section):
 class Architecture(Section):
     """The shape of the model, in the keys of transformers' configuration of its type (`transformers.LlamaConfig` …).
 
-    These keys every architecture has; any other key of that configuration may stand beside them (head_dim,
-    rope_parameters, …) and is checked against it when the model is built. A base that is built here gets this shape.
+    Every architecture has these keys. Any other key of that configuration may be added (head_dim, rope_parameters, …)
+    and is checked against it when the model is built. A base that is built here gets this shape.
     One that is loaded must have it, so that memory can be predicted before anything is downloaded.
     """
 

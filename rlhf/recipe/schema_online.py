@@ -25,7 +25,7 @@ MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
 
 class OnPolicy(Section):
-    """The keys that all stages share which learn from their own samples.
+    """The keys of all stages that learn from their own samples.
 
     One step is one batch of rollouts and the updates on it.
     """

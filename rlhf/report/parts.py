@@ -33,6 +33,8 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
+    """The cells of a table: its heading and its rows."""
+
     columns: list[Cell]
     rows: list[list[Cell]]
 

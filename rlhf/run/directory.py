@@ -349,7 +349,7 @@ class Run:
 
         None if there is nothing to continue. Raises UserError if its settings or parents were others.
         """
-        if (self.path / "summary.json").exists() or not self._begun():
+        if (self.path / "summary.json").exists() or not self._can_continue():
             return None
         manifest = self._check_same_settings(self.path, self.stage)
         if manifest.parents != self._parents():
@@ -374,7 +374,7 @@ class Run:
                 lines = None if logged is None else logged.get(name, 0)
                 keep_lines_until(self.path / name, kind, checkpoint.step, lines)
 
-    def _begun(self) -> bool:
+    def _can_continue(self) -> bool:
         """Return whether the directory holds a manifest with which a run can be continued.
 
         Without a whole manifest the stage stopped before its first step, or the file was lost later. Then nothing shows

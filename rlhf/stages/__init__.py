@@ -26,6 +26,8 @@ LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborte
 
 
 class Result(NamedTuple):
+    """The outcome of a stage: metrics and costs for summary.json, and a sample to print."""
+
     metrics: dict[str, float]
     costs: dict[str, Any]
     sample: tuple[str, dict[str, str]] | None = None  # a prompt, and {"before": …, "after": …}

@@ -29,6 +29,7 @@ from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_da
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the DPO adapter, and measure the policy against SFT on held-out prompts and pairs."""
     recipe = run.loaded.recipe
     options = recipe.dpo
     telemetry = Telemetry(device)

@@ -40,6 +40,7 @@ CONTRADICTED = 10  # pairs that are listed
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Sample every policy of the run on the same held-out prompts, and judge the reward model on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.evaluate
     telemetry = Telemetry(device)
@@ -56,8 +57,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = all_prompts.heldout[: options.max_samples]
 
     def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
-        by = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
-        return {name: numbers for rewards_by_name in by for name, numbers in rewards_by_name.items()}, scores
+        by_policy = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
+        return {name: numbers for by_name in by_policy for name, numbers in by_name.items()}, scores
 
     settings = sampling(options)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]

@@ -25,6 +25,7 @@ ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding t
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
     if device.type == "cuda":
         device = torch.device("cpu")  # the base in full precision may not fit the card, and no step is slow

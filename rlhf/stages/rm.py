@@ -32,6 +32,7 @@ SAMPLES = 8  # held-out pairs whose scores are kept
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.rm
     telemetry = Telemetry(device)
@@ -44,7 +45,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     if run.is_main and recipe.data.source != "lengths":  # stand-in data needs no advice
         amount.note("rm", len(training))
     validation = heldout
-    if options.eval_steps and pairs.apart:
+    if options.eval_steps and pairs.has_validation:
         validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
     batch = 2 * options.per_device_train_batch_size
 

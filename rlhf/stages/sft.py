@@ -28,6 +28,7 @@ IGNORED = -100  # a label that takes no part in the loss
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the SFT adapter, and measure the perplexity of held-out responses before and after."""
     recipe = run.loaded.recipe
     options = recipe.sft
     telemetry = Telemetry(device)
@@ -47,7 +48,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         check_sampling(base, codec)
         model = new_adapter(base, run)
     prompts = corpus.prompts().heldout[:SAMPLES]
-    if options.eval_steps and demonstrations.apart:
+    if options.eval_steps and demonstrations.has_validation:
         validation_rows, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
         validation = [(prompt + response, len(prompt)) for prompt, response in validation_rows]
     else:

@@ -432,4 +432,5 @@ def free_memory() -> None:
 
 
 def rows_to_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
+    """Return rows as a data set in memory, in their order."""
     return Dataset.from_list(list(rows))

@@ -171,7 +171,7 @@ def settings(options: NewOptions, source: Source, facts: ModelFacts) -> dict[str
         "description": f"{model} on {data_name}, {' and '.join(options.stages)}, for {_card(options.card)}",
         "model_name": model,
         "rows": rows,
-        "every": lambda limit: every(limit or pairs or PPO_STEPS * ROLLOUTS),
+        "every": lambda limit: steps_between_evaluations(limit or pairs or PPO_STEPS * ROLLOUTS),
         "steps": steps,
         "warmup": steps // 25,
         "save_steps": max(1, steps // 10),
@@ -194,7 +194,7 @@ def settings(options: NewOptions, source: Source, facts: ModelFacts) -> dict[str
     }
 
 
-def every(rows: int) -> int:
+def steps_between_evaluations(rows: int) -> int:
     """Return the steps between two evaluations in an epoch of `rows` rows, 16 a step: a quarter of it, at most 200."""
     return min(200, max(10, rows // 16 // 4 // 10 * 10))
 

@@ -16,10 +16,12 @@ Finder = Callable[[Sequence[Row]], list[Row]]
 
 
 def prompt(row: Row) -> tuple[Message, ...]:
+    """Return the messages of a row's prompt; () for a document."""
     return () if isinstance(row, Document) else row.prompt
 
 
 def answers(row: Row) -> tuple[str, ...]:
+    """Return the answers of a row: both of a pair, the response of an example, () for other rows."""
     if isinstance(row, PreferencePair):
         return row.chosen, row.rejected
     return (row.response,) if isinstance(row, Example) else ()

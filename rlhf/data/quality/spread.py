@@ -52,6 +52,7 @@ def spread(lengths: Sequence[int]) -> Lengths:
 
 
 def words(texts: Sequence[str]) -> list[int]:
+    """Return the number of words of each text, split at white space."""
     return [len(text.split()) for text in texts]
 
 

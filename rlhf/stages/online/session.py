@@ -154,7 +154,7 @@ class Session:
         save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
         test = self.corpus.heldout[: options.max_eval_samples]
         before, after = self.before, self.after
-        if self.corpus.apart:
+        if self.corpus.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # so also in a resumed run that had done its last step already
             after = self.evaluate("policy")
