@@ -33,7 +33,7 @@ from rlhf.use import reproduce as reproducing
 
 OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents do not get
 TRIAL_NOTE = (
-    "pretrain: this recipe trains a tiny model from nothing on your rows: a trial of every step, not an assistant; "
+    "pretrain: this recipe trains a tiny model from scratch on your rows: a trial of every step, not an assistant; "
     "recipes with a pretrained base make one (`rlhf recipes`)"
 )
 
