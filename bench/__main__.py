@@ -61,16 +61,16 @@ def main(
     columns = ("stage", "step, s", "tokens/s", "MFU", "MBU", "peak, GB", "predicted", "hours")
     console.rows_table(f"{loaded.name} {loaded.version} on {record['device']['name']}", columns, stage_rows(record))
     compared = comparisons(loaded, record, price)
-    broken = [*out_of_memory(record), *worse(compared)]
+    problems = [*out_of_memory(record), *worse(compared)]
     if compared:
         title = "published figures; hours and cost are projected"
         console.rows_table(title, ("stage", "figure", "published", "here", "verdict"), figure_rows(compared))
-    if held := goals.rows(record):
-        console.rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), held)
+    if goal_rows := goals.rows(record):
+        console.rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), goal_rows)
     console.OUT.print(NOTE, style="dim", markup=False)
-    last = newest(loaded, record)
-    if last is not None:
-        broken += [f"since {last['date']}: {line}" for line in compare.losses(last, record)]
+    previous = newest(loaded, record)
+    if previous is not None:
+        problems += [f"since {previous['date']}: {line}" for line in compare.losses(previous, record)]
     elif not loaded.modified:
         print(
             f"no record of this machine ({compare.machine(record)}) in {folder_of(record)}: nothing was compared with "
@@ -84,9 +84,9 @@ def main(
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, record)
         console.OUT.print(f"written to {file}", style="dim", markup=False)
-    for line in broken:
+    for line in problems:
         print(line, file=sys.stderr)
-    sys.exit(bool(broken))
+    sys.exit(bool(problems))
 
 
 NOTE = (
@@ -132,11 +132,11 @@ def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: st
     }
     with Predictor() as predict:
         for stage, row in measured.items():
-            row |= derived(loaded, stage, row, predict(loaded, stage), best, shape)
+            row |= derived_figures(loaded, stage, row, predict(loaded, stage), best, shape)
     return record
 
 
-def derived(
+def derived_figures(
     loaded: PinnedRecipe, stage: str, row: Mapping[str, Any], predicted: Stage, best: Mapping[str, float], shape: str
 ) -> dict[str, Any]:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
@@ -153,8 +153,8 @@ def derived(
         if stage == "ppo":
             ppo = loaded.recipe.ppo
             decoded = (ppo.response_length - 1) * -(-ppo.batch_size // ppo.rollout_batch_size)
-            read = decoded * projection.decoding_bytes(loaded.recipe, predicted)
-            shares["mbu"] = read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
+            bytes_read = decoded * projection.decoding_bytes(loaded.recipe, predicted)
+            shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
     total = projection.optimizer_steps(loaded.recipe, stage)
     if total is not None:
         shares["hours"] = total * row["step_seconds"]["median"] / 3600
@@ -243,10 +243,10 @@ def worse(compared: Sequence[Compared]) -> Iterator[str]:
         by_cost.setdefault((row[0].stage, row[0].metric), []).append(row)
     for (stage, metric), rows in by_cost.items():
         if published.best(verdict.word for *_, verdict in rows) in published.BAD:
-            than = "; ".join(
+            listing = "; ".join(
                 f"{verdict} than {figure.title}, {console.figure_text(figure)}" for figure, _, verdict in rows
             )
-            yield f"{stage}: {metric} {rows[0][1]:.3g} is {than}"
+            yield f"{stage}: {metric} {rows[0][1]:.3g} is {listing}"
 
 
 def out_of_memory(record: Mapping[str, Any]) -> list[str]:

@@ -39,11 +39,11 @@ def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | Non
     measured: dict[str, Any] = {}
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
-    for name, changed in variants.items():
+    for name, variant in variants.items():
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, console.working(name):
             try:
                 measured[name] = steps.measure(
-                    changed, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False
+                    variant, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False
                 )[STAGE]
             except UserError as error:
                 if name != PACKAGE:  # which is optional
@@ -67,12 +67,12 @@ def _row(
     if row.get("out_of_memory"):
         return (name, "-", "out of memory", "-", expected, "; ".join(claims(loaded, name)))
     peak = row["peak_vram_bytes"] or row["peak_rss_bytes"]
-    shown = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
+    peak_text = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
     if name == "none" or none.get("out_of_memory"):
-        return (name, shown, "", "", expected, "; ".join(claims(loaded, name)))
+        return (name, peak_text, "", "", expected, "; ".join(claims(loaded, name)))
     changed = effect(row, none)
     memory, time = f"{changed['memory_percent']:+.0f}%", f"x {changed['time_factor']:.2f}"
-    return (name, shown, memory, time, expected, "; ".join(claims(loaded, name, changed)))
+    return (name, peak_text, memory, time, expected, "; ".join(claims(loaded, name, changed)))
 
 
 def effect(row: Mapping[str, Any], none: Mapping[str, Any]) -> dict[str, float]:

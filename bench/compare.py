@@ -6,18 +6,18 @@ from typing import Any
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
 
 
-def losses(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each stage and phase of two records that needs more memory or time than before.
 
     Memory is compared as it is. A time is a loss when its median is more than SPEED above the old one and the two
     ranges from quartile to quartile do not overlap. Records of other machines or recipes are not compared (ValueError).
     """
     for key in ("recipe", "version", "recipe_sha256", "shape"):
-        if before[key] != now[key]:
-            raise ValueError(f"records of another {key} cannot be compared: {before[key]} and {now[key]}")
-    if machine(before) != machine(now):
-        raise ValueError(f"records of {machine(before)} and {machine(now)} cannot be compared")
-    for stage, new in now["stages"].items():
+        if before[key] != after[key]:
+            raise ValueError(f"records of another {key} cannot be compared: {before[key]} and {after[key]}")
+    if machine(before) != machine(after):
+        raise ValueError(f"records of {machine(before)} and {machine(after)} cannot be compared")
+    for stage, new in after["stages"].items():
         old = before["stages"].get(stage)
         if old is None or old.get("out_of_memory"):
             continue

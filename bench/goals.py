@@ -7,7 +7,7 @@ CHAIN = ("sft", "rm", "ppo")
 
 
 class Goal(NamedTuple):
-    what: str
+    name: str
     stages: tuple[str, ...]  # several: their sum
     key: str  # of a stage's row in the record
     value: float
@@ -37,9 +37,9 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
         values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
         limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()
         if None in values:
-            rows.append((goal.what, limit, "-", "-"))
+            rows.append((goal.name, limit, "-", "-"))
             continue
         measured = sum(values)
         ratio = goal.value / measured if goal.at_most else measured / goal.value
-        rows.append((goal.what, limit, f"{measured:.3g}", f"{ratio:.2f}"))
+        rows.append((goal.name, limit, f"{measured:.3g}", f"{ratio:.2f}"))
     return rows

@@ -37,17 +37,17 @@ def page(root: Path = RESULTS) -> str:
 def _line(file: Path, root: Path) -> str:
     with reading(file):
         record = json.loads(file.read_text(encoding="utf-8"))
-    place = file.relative_to(root)
+    path = file.relative_to(root)
     kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
     kinds |= {"gpu_item": _gpu, "outside": _outside}
-    tell = next((tell for key, tell in kinds.items() if key in record), None)
-    if tell is None:
+    describe = next((describe for key, describe in kinds.items() if key in record), None)
+    if describe is None:
         raise UserError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
-    what, headline = tell(record)
+    subject, headline = describe(record)
     device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
     commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
-    return f"| [{place}]({place}) | {what} | {device} | {date[0] if date else ''} | {commit} | {headline} |\n"
+    return f"| [{path}]({path}) | {subject} | {device} | {date[0] if date else ''} | {commit} | {headline} |\n"
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -74,8 +74,8 @@ def _bench(record: Mapping[str, Any]) -> tuple[str, str]:
 def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
     errors = sorted((abs(row["error"]), f"{row['stage']}/{row['phase']}") for row in record["phases"])
     close = sum(error < 0.005 for error, _ in errors)
-    worst, where = errors[-1]
-    return "predicted memory beside real", f"{close} of {len(errors)} phases within 0.5 %, worst {worst:.1%} ({where})"
+    worst, phase = errors[-1]
+    return "predicted memory beside real", f"{close} of {len(errors)} phases within 0.5 %, worst {worst:.1%} ({phase})"
 
 
 def _beside(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -27,8 +27,9 @@ def measure(
     (`data.lengths`).
     """
     changes = few_steps(loaded.recipe, WARM_UP + steps, shape)
-    known = (*STAGES, *recipes.GROUPS)
-    needed = [s for s in known if s in stages or any(s in recipes.parents(loaded.recipe, t) for t in stages)]
+    order = (*STAGES, *recipes.GROUPS)
+    parents = {name for stage in stages for name in recipes.parents(loaded.recipe, recipes.stage_name(stage))}
+    needed = [stage for stage in order if stage in stages or stage in parents]
     by_stage: dict[str, dict[str, Any]] = {}
     for stage in needed:
         outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)
@@ -80,9 +81,9 @@ def _run(loaded: PinnedRecipe, stage: str, out: Path, changes: Mapping[str, Any]
     command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]
     environment = child_environment(HF_HUB_OFFLINE="1")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode and "out of memory" in done.stderr:
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if process.returncode and "out of memory" in process.stderr:
         return "out of memory"
-    if done.returncode:
-        raise UserError(f"{stage}: {done.stderr.strip()[-2000:]}")
+    if process.returncode:
+        raise UserError(f"{stage}: {process.stderr.strip()[-2000:]}")
     return "done"

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def work(options: dict[str, Any]) -> None:
-    """One rank."""
+    """Run one rank."""
     from rlhf import cli
 
     os.chdir(options["folder"])

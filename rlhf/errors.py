@@ -20,8 +20,8 @@ class ParentMissing(UserError):
 
     def __init__(self, stage: str, parent: str, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
-        usual = Path("runs", *path.parts[-3:])
-        other = usual != path and (usual / "summary.json").exists()
-        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if other else ""
+        default = Path("runs", *path.parts[-3:])
+        is_there = default != path and (default / "summary.json").exists()
+        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if is_there else ""
         super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
         self.stage, self.parent, self.begun = stage, parent, begun

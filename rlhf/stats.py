@@ -29,16 +29,16 @@ def wilson(count: float, total: int) -> Estimate:
         raise ValueError("a share of nothing")
     p, z2_n = count / total, Z95**2 / total
     middle = (p + z2_n / 2) / (1 + z2_n)
-    half = Z95 * math.sqrt(p * (1 - p) / total + z2_n / (4 * total)) / (1 + z2_n)
-    return Estimate(p, max(0.0, middle - half), min(1.0, middle + half))
+    half_width = Z95 * math.sqrt(p * (1 - p) / total + z2_n / (4 * total)) / (1 + z2_n)
+    return Estimate(p, max(0.0, middle - half_width), min(1.0, middle + half_width))
 
 
 def mean_interval(values: Sequence[float]) -> Estimate | None:
     """Return the mean of independent values with its normal interval, mean ± z·sd/√n; None for fewer than two."""
     if len(values) < 2:
         return None
-    middle, half = fmean(values), Z95 * stdev(values) / math.sqrt(len(values))
-    return Estimate(middle, middle - half, middle + half)
+    middle, half_width = fmean(values), Z95 * stdev(values) / math.sqrt(len(values))
+    return Estimate(middle, middle - half_width, middle + half_width)
 
 
 def outcomes(differences: Sequence[float]) -> list[float]:

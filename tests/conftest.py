@@ -122,7 +122,7 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
     """Run the named stages; returns the last one's summary."""
     summary: dict[str, Any] = {}
     for name in names:
-        record, _, _ = stages.execute(name, loaded, out, **options)
+        record, _, _ = stages.execute(recipe.stage_name(name), loaded, out, **options)
         summary = record.plain()
     return summary
 

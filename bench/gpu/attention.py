@@ -29,9 +29,12 @@ def measure(context: Context) -> Verdict:
     loaded = with_random_weights(context.recipe, {"model.architecture.num_hidden_layers": 1})
     calls = collect(context, loaded)
     measured: dict[str, Any] = context.measured
-    usual = torch.backends.cuda.cudnn_sdp_enabled()
-    measured["cudnn_allowed_as_the_stages_run"] = usual
-    for name, allowed in (("as the stages run", usual), ("cuDNN " + ("off" if usual else "allowed"), not usual)):
+    cudnn_allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    measured["cudnn_allowed_as_the_stages_run"] = cudnn_allowed
+    for name, allowed in (
+        ("as the stages run", cudnn_allowed),
+        ("cuDNN " + ("off" if cudnn_allowed else "allowed"), not cudnn_allowed),
+    ):
         measured[name] = {}
         with cudnn_attention(allowed)(None):
             for call in calls:
@@ -52,11 +55,11 @@ def collect(context: Context, loaded: Any) -> list[Call]:
     rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
     calls: dict[Any, Call] = {}
 
-    def note(label: str, q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any]) -> None:
+    def note(label: str, q: Any, k: Any, v: Any, mask: Any, options_of_call: dict[str, Any]) -> None:
         key = (label.split(",")[0], q.shape, k.shape, mask is None)
         text = f"{label}, q {tuple(q.shape)}, k {tuple(k.shape)}, {'no mask' if mask is None else 'mask'}"
         inputs = [torch.randn_like(x, requires_grad=label.startswith("training")) for x in (q, k, v)]
-        calls.setdefault(key, {"label": text, "inputs": inputs, "mask": mask, "more": more})
+        calls.setdefault(key, {"label": text, "inputs": inputs, "mask": mask, "more": options_of_call})
 
     for shorter in SHORTER:
         ids = torch.full((rows, max(2, length - shorter)), 3, device=context.device)
@@ -87,8 +90,10 @@ def collect(context: Context, loaded: Any) -> list[Call]:
 def recording(label: str, note: Any) -> Iterator[None]:
     """Note attention calls and return zeros for them, so that no kernel has seen a shape before it is timed."""
 
-    def stand_in(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> torch.Tensor:
-        note(label, q, k, v, attn_mask, more)
+    def stand_in(
+        q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **keywords: Any
+    ) -> torch.Tensor:
+        note(label, q, k, v, attn_mask, keywords)
         zeros: torch.Tensor = q.new_zeros(*q.shape[:-1], v.shape[-1])
         return zeros
 
@@ -99,10 +104,10 @@ def recording(label: str, note: Any) -> Iterator[None]:
 def _time(call: Call) -> dict[str, Any]:
     """Return the kernel, and milliseconds of the first and of a later call; in training with the backward pass."""
     q, k, v = call["inputs"]
-    more = {name: value for name, value in call["more"].items() if value is not None}
+    keywords = {name: value for name, value in call["more"].items() if value is not None}
 
     def work() -> None:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=call["mask"], **more)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=call["mask"], **keywords)
         if out.requires_grad:
             out.sum().backward()
 
@@ -112,18 +117,22 @@ def _time(call: Call) -> dict[str, Any]:
         v,
         call["mask"],
         0.0,
-        more.get("is_causal", False),
-        scale=more.get("scale"),
-        enable_gqa=more.get("enable_gqa", False),
+        keywords.get("is_causal", False),
+        scale=keywords.get("scale"),
+        enable_gqa=keywords.get("enable_gqa", False),
     )
-    spent = []
+    milliseconds = []
     for _ in range(4):
         synchronize()
         start = time.perf_counter()
         work()
         synchronize()
-        spent.append(1e3 * (time.perf_counter() - start))
-    return {"kernel": KERNELS.get(chosen, str(chosen)), "first_ms": spent[0], "later_ms": sorted(spent[1:])[1]}
+        milliseconds.append(1e3 * (time.perf_counter() - start))
+    return {
+        "kernel": KERNELS.get(chosen, str(chosen)),
+        "first_ms": milliseconds[0],
+        "later_ms": sorted(milliseconds[1:])[1],
+    }
 
 
 def _verdict(table: dict[str, Any], masked: dict[str, bool], dry_run: bool) -> Verdict:
@@ -134,7 +143,7 @@ def _verdict(table: dict[str, Any], masked: dict[str, bool], dry_run: bool) -> V
     refused = [label for label, row in table.items() if isinstance(row, str)]
     if refused:
         return Verdict(False, f"{refused[0]}: {table[refused[0]]}")
-    other = [
+    unexpected = [
         f"{label}: {row['kernel']}"
         for label, row in table.items()
         if row["kernel"] != ("efficient" if masked[label] else "flash")
@@ -146,6 +155,6 @@ def _verdict(table: dict[str, Any], masked: dict[str, bool], dry_run: bool) -> V
         if kind in kinds and row["first_ms"] - row["later_ms"] > PLAN_MS:
             waits.append(f"{label}: {row['first_ms']:.0f} ms")
         kinds.add(kind)
-    example = f" ({other[0]})" if other else ""
-    why = f"{len(table)} shapes, {len(other)} with another kernel{example}, {len(waits)} with a plan"
-    return Verdict(None if dry_run else not other and not waits, why)
+    example = f" ({unexpected[0]})" if unexpected else ""
+    why = f"{len(table)} shapes, {len(unexpected)} with another kernel{example}, {len(waits)} with a plan"
+    return Verdict(None if dry_run else not unexpected and not waits, why)

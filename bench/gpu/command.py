@@ -76,16 +76,16 @@ def measure(items: list[Item], out: Path, limit: float, dry_run: bool, predict: 
             )
     rows = []
     for item in items:
-        left = end - time.monotonic()
+        remaining = end - time.monotonic()
         absent = [name for name in item.modules if packages.installed_version(name) is None]
         if dry_run and not item.stand_in:
             row = runner.skip(item, out, dry_run, "cannot run without CUDA")
         elif absent:
             row = runner.skip(item, out, dry_run, f"needs {', '.join(absent)}")
-        elif left < LEAST:
+        elif remaining < LEAST:
             row = runner.skip(item, out, dry_run, "the time box was used up before it")
         else:
-            row = runner.run(item, out, left if dry_run else min(left, 60 * item.minutes), dry_run)
+            row = runner.run(item, out, remaining if dry_run else min(remaining, 60 * item.minutes), dry_run)
         rows.append(row)
         click.echo(f"{line_of(row)}; {max(0.0, end - time.monotonic()):.0f} s left")
     if predict:
@@ -159,6 +159,6 @@ def show_problems(out: Path) -> list[str]:
     problems = []
     for row in records(out):
         lines = record.problems(row, ROOT / "recipes")
-        problems += [f"{record.place(row)}: {line}" for line in lines]
+        problems += [f"{record.path_of(row)}: {line}" for line in lines]
     click.echo("\n".join(problems) or f"every record in {out} can be contributed")
     return problems

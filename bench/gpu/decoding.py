@@ -55,7 +55,7 @@ def measure(context: Context, rows: list[int]) -> Verdict:
 
 
 def choices(quantization: str) -> Iterator[tuple[str, Variant, dict[str, Any]]]:
-    """Name, context and fields of `Sampling` of every variant that a base of this quantization has."""
+    """Yield name, context and fields of `Sampling` of every variant that a base of this quantization has."""
     yield from ((name, variant, {}) for name, variant in DECODING.items())
     for name, fields in (SAMPLING if quantization == "none" else SAMPLING | SAMPLING_4BIT).items():
         yield name, variants.as_it_is, fields
@@ -77,9 +77,9 @@ def step_seconds(shared: SharedBase, codec: Codec, sampling: Sampling) -> dict[s
     runs = []
     for seed in range(REPEATS + 1):
         torch.manual_seed(seed)
-        spent: dict[str, float] = {}
-        sample(shared.base, prompts, codec, sampling, phase=partial(_timed, spent=spent))
-        runs.append(spent)
+        phase_seconds: dict[str, float] = {}
+        sample(shared.base, prompts, codec, sampling, phase=partial(_timed, spent=phase_seconds))
+        runs.append(phase_seconds)
     decode, prefill = (statistics.median(run[name] for run in runs[1:]) for name in ("decode", "prefill"))
     first = runs[0]["decode"] / (response - 1)
     return {"step_seconds": decode / (response - 1), "first_step_seconds": first, "prefill_seconds": prefill}

@@ -57,7 +57,7 @@ class Context:
     def __init__(self, item: Item, dry_run: bool, scratch: Path, file: Path | None = None):
         self.item, self.dry_run, self.scratch = item, dry_run, scratch
         self.loaded = load(item, dry_run)
-        self.record = record.opened(item, dry_run, self.loaded)
+        self.record = record.new_record(item, dry_run, self.loaded)
         self.measured: dict[str, Any] = self.record["measured"]
         self._file = file
         self.save()

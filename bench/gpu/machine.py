@@ -34,10 +34,10 @@ def device(context: Context) -> Verdict:
     if context.dry_run:
         return Verdict(None, "a CPU stands in")
     capable = tuple(measured["capability"]) >= OLDEST
-    others = len(measured["other_packages"])
+    differing = len(measured["other_packages"])
     rates = measured["ceilings"]
-    why = f"{rates['flops'] / 1e12:.0f} TFLOP/s, {rates['bandwidth'] / 1e12:.2f} TB/s, {others} packages differ"
-    return Verdict(capable and not others, why)
+    why = f"{rates['flops'] / 1e12:.0f} TFLOP/s, {rates['bandwidth'] / 1e12:.2f} TB/s, {differing} packages differ"
+    return Verdict(capable and not differing, why)
 
 
 def _smi(query: str) -> str | None:
@@ -112,11 +112,11 @@ def _same_tokens() -> dict[str, dict[str, float]]:
     for name in (AS_IT_IS, "one window"):
         try:
             with in_turn(DECODING[name], model):
-                drawn = draw()
+                tokens = draw()
         except Unavailable:
             continue
-        alike = (plain == drawn).float().mean().item() if plain.shape == drawn.shape else 0.0
-        measured[name] = {"share": alike}
+        share = (plain == tokens).float().mean().item() if plain.shape == tokens.shape else 0.0
+        measured[name] = {"share": share}
     return measured
 
 
@@ -132,10 +132,10 @@ def allocator(context: Context) -> Verdict:
     for setting, name in settings.items():
         command = [sys.executable, "-m", "bench.gpu.workload", context.device.type]
         environment = child_environment(PYTORCH_ALLOC_CONF=setting)
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if done.returncode:
-            raise RuntimeError(f"{setting}: {done.stderr.strip()[-500:]}")
-        context.measured[name] = json.loads(done.stdout.splitlines()[-1])
+        process = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if process.returncode:
+            raise RuntimeError(f"{setting}: {process.stderr.strip()[-500:]}")
+        context.measured[name] = json.loads(process.stdout.splitlines()[-1])
         context.save()
     if context.dry_run:
         return Verdict(None, "a CPU's allocator reserves nothing")

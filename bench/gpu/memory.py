@@ -50,7 +50,7 @@ def verdict(measured: dict[str, Any]) -> Verdict:
     if not rows:
         return Verdict(None, "nothing is pinned for this recipe")
     worst = max(rows, key=lambda row: abs(row["error"]))
-    kept = [row["reserved_bytes"] / row["measured_bytes"] for row in rows if row["reserved_bytes"]]
-    reserved = f"; reserved at most {max(kept) - 1:+.0%} above allocated" if kept else ""
+    ratios = [row["reserved_bytes"] / row["measured_bytes"] for row in rows if row["reserved_bytes"]]
+    reserved = f"; reserved at most {max(ratios) - 1:+.0%} above allocated" if ratios else ""
     why = f"worst of {len(rows)}: {worst['stage']}/{worst['phase']} {worst['error']:+.1%}{reserved}"
     return Verdict(abs(worst["error"]) <= CLOSE, why)

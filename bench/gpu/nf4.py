@@ -54,7 +54,7 @@ def products(context: Context) -> Verdict:
 
 
 @contextmanager
-def dispatched(fused: bool) -> Iterator[None]:
+def force_dispatch(fused: bool) -> Iterator[None]:
     """Make bitsandbytes use its fused kernel, or unpack the weight, against its own rule."""
     if not torch.cuda.is_available():
         raise Unavailable("needs CUDA")
@@ -63,21 +63,21 @@ def dispatched(fused: bool) -> Iterator[None]:
     name = "_gemm_4bit_use_custom_fn"
     if not hasattr(ops, name):
         raise Unavailable(f"this bitsandbytes has no {name}")
-    usual = getattr(ops, name)
+    original = getattr(ops, name)
     setattr(ops, name, lambda *_: fused)
     try:
         yield
     finally:
-        setattr(ops, name, usual)
+        setattr(ops, name, original)
 
 
 # name -> (rows that go together or None for all, how bitsandbytes is made to choose)
 CHOICES: dict[str, tuple[int | None, Callable[[], Any]]] = {
     "as dispatched": (None, nullcontext),
-    "fused": (None, lambda: dispatched(True)),
-    "unpacked": (None, lambda: dispatched(False)),
-    "fused in groups of 8": (8, lambda: dispatched(True)),
-    "fused in groups of 5": (5, lambda: dispatched(True)),
+    "fused": (None, lambda: force_dispatch(True)),
+    "unpacked": (None, lambda: force_dispatch(False)),
+    "fused in groups of 8": (8, lambda: force_dispatch(True)),
+    "fused in groups of 5": (5, lambda: force_dispatch(True)),
     "bfloat16 weight": (None, nullcontext),
 }
 
@@ -108,25 +108,25 @@ def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float 
     try:
         with switch(), torch.no_grad():
             work()
-            spent = []
+            seconds = []
             for _ in range(REPEATS):
                 synchronize()
                 start = time.perf_counter()
                 work()
                 synchronize()
-                spent.append(time.perf_counter() - start)
+                seconds.append(time.perf_counter() - start)
     except (Unavailable, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
-    return 1e6 * statistics.median(spent) / len(rings[ring])
+    return 1e6 * statistics.median(seconds) / len(rings[ring])
 
 
 def _verdict(context: Context) -> Verdict:
     slower: dict[str, float] = {}
     for name, row in context.measured.items():
-        ways = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
-        if "as dispatched" not in ways:
+        choices = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
+        if "as dispatched" not in choices:
             return Verdict(False, f"{name}: {row['as dispatched']}")
-        slower[name] = ways["as dispatched"] / min(ways.values())
+        slower[name] = choices["as dispatched"] / min(choices.values())
     worst = max(slower, key=slower.__getitem__)
     count = sum(ratio > AS_FAST for ratio in slower.values())
     why = f"{count} of {len(slower)} products could be faster; {worst}: by a factor of {slower[worst]:.2f}"
@@ -168,7 +168,7 @@ def _updates(
         parameter.grad = gradient
     before = torch.cuda.memory_allocated()
     optimizer = kind(parameters, lr=1e-3)
-    spent = []
+    seconds = []
     for _ in range(steps):
         for gradient in gradients:
             gradient.normal_()
@@ -176,6 +176,9 @@ def _updates(
         start = time.perf_counter()
         optimizer.step()
         synchronize()
-        spent.append(time.perf_counter() - start)
-    held = torch.cuda.memory_allocated() - before
-    return [p.detach() for p in parameters], {"step_seconds": statistics.median(spent), "state_bytes_allocated": held}
+        seconds.append(time.perf_counter() - start)
+    state_bytes = torch.cuda.memory_allocated() - before
+    return [p.detach() for p in parameters], {
+        "step_seconds": statistics.median(seconds),
+        "state_bytes_allocated": state_bytes,
+    }

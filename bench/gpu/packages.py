@@ -104,17 +104,19 @@ def _present(name: str) -> bool:
 
 def optional() -> list[str]:
     """Return a line for each missing package that only some items need."""
-    return [f"missing: {name}, needed by {what}" for name, what in OPTIONAL.items() if installed_version(name) is None]
+    return [
+        f"missing: {name}, needed by {purpose}" for name, purpose in OPTIONAL.items() if installed_version(name) is None
+    ]
 
 
 def way_out(names: list[str]) -> str:
     """Return instructions to install packages here, with a network and without one."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    listed = " ".join(names)
+    listing = " ".join(names)
     return f"""With a network here:     pip install '.[gpu]' pytest   (or: make setup EXTRAS=gpu,dev)
 Without one, on a machine that has it, in this checkout:
   pip download --only-binary=:all: --no-deps --python-version {python} --platform manylinux_2_28_x86_64 \\
-      -c requirements/cpu.txt -d wheels {listed}
+      -c requirements/cpu.txt -d wheels {listing}
 then copy the folder `wheels` here and
   pip install --no-index --no-deps --target carried wheels/*.whl
   PYTHONPATH=carried python -m bench.gpu

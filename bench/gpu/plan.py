@@ -157,10 +157,10 @@ ITEMS = (
 
 def choose(only: tuple[str, ...]) -> list[Item]:
     """Return the items with these names, in the order of the plan; all without names."""
-    known = [item.name for item in ITEMS]
+    names = [item.name for item in ITEMS]
     for name in only:
-        if name not in known:
-            raise click.BadParameter(f"{name!r} is no item; there are {', '.join(known)}", param_hint="--only")
+        if name not in names:
+            raise click.BadParameter(f"{name!r} is no item; there are {', '.join(names)}", param_hint="--only")
     return [item for item in ITEMS if not only or item.name in only]
 
 

@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     why: str
 
 
-def opened(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> dict[str, Any]:
+def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> dict[str, Any]:
     """Return the record of an item that starts now, without results. The item's process fills in `device`."""
     return {
         "schema": SCHEMA,
@@ -64,7 +64,7 @@ def decide(record: dict[str, Any], verdict: Verdict) -> None:
     record["why"] = verdict.why
 
 
-def place(record: Mapping[str, Any]) -> Path:
+def path_of(record: Mapping[str, Any]) -> Path:
     """Return a record's place below results/: `<recipe>/<version>/<device>/gpu/…json` or `gpu/<device>/…json`."""
     device = (record["device"] or {}).get("name", "unknown").lower().replace(" ", "-")
     name = f"{record['date']}_{(record['code']['commit'] or 'unknown')[:8]}_{record['gpu_item']}.json"
@@ -79,8 +79,8 @@ def problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
     It must be complete, measured on a GPU by committed code, and its recipe must be the one in `recipe_root`.
     """
     reasons = []
-    if lacking := sorted(KEYS - set(record)):
-        return [f"it lacks {', '.join(lacking)}"]
+    if missing := sorted(KEYS - set(record)):
+        return [f"it lacks {', '.join(missing)}"]
     if record["schema"] != SCHEMA:
         reasons.append(f"schema {record['schema']}: this code reads {SCHEMA}")
     if record["gpu_item"] not in {item.name for item in ITEMS}:

@@ -35,11 +35,11 @@ def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
     if "PYTORCH_CUDA_ALLOC_CONF" in os.environ:  # the older name of the allocator's variable
         settings.pop("PYTORCH_ALLOC_CONF", None)
     environment = child_environment(**settings, **item.environment)
-    begun = time.monotonic()
+    start = time.monotonic()
     with open(log, "w") as output:
         code = run_group(command, limit, output, environment)
-    row = read_json(file) or record.opened(item, dry_run, load(item, dry_run))
-    row["seconds"] = round(time.monotonic() - begun, 1)
+    row = read_json(file) or record.new_record(item, dry_run, load(item, dry_run))
+    row["seconds"] = round(time.monotonic() - start, 1)
     names = (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF", *item.environment)
     row["environment"] = {name: environment[name] for name in names if name in environment}
     if code is None:
@@ -53,14 +53,14 @@ def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
 
 def skip(item: Item, out: Path, dry_run: bool, reason: str) -> dict[str, Any]:
     """Write and return the record of an item that is not run, with the reason."""
-    row = record.opened(item, dry_run, load(item, dry_run)) | {"outcome": "skipped", "why": reason, "seconds": 0.0}
+    row = record.new_record(item, dry_run, load(item, dry_run)) | {"outcome": "skipped", "why": reason, "seconds": 0.0}
     keep(row, out)
     return row
 
 
 def keep(row: Mapping[str, Any], out: Path) -> Path:
     """Write a record below `out`, in a folder whose content can go to results/ as it is."""
-    file = out / RECORDS / record.place(row)
+    file = out / RECORDS / record.path_of(row)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, row)
     return file

@@ -36,30 +36,31 @@ def measure(context: Context, shape: str, stages: list[str]) -> Verdict:
 def verdict(measured: dict[str, Any], recipe: str) -> Verdict:
     """Return whether every stage ran and every measured goal of the recipe is reached."""
     stages = measured["stages"]
-    if large := [stage for stage, row in stages.items() if row.get("out_of_memory")]:
-        return Verdict(False, f"out of memory in {', '.join(large)}")
-    shown = ", ".join(f"{stage} {row['step_seconds']['median']:.3g} s" for stage, row in stages.items())
+    if too_large := [stage for stage, row in stages.items() if row.get("out_of_memory")]:
+        return Verdict(False, f"out of memory in {', '.join(too_large)}")
+    step_times = ", ".join(f"{stage} {row['step_seconds']['median']:.3g} s" for stage, row in stages.items())
     if measured["shape"] != "longest":  # goals are about the longest rows
         peak = max((row["peak_vram_bytes"] or 0 for row in stages.values()), default=0)
-        return Verdict(True if peak else None, f"{shown} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else ""))
+        return Verdict(True if peak else None, f"{step_times} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else ""))
     reached = [row for row in goals.rows({"recipe": recipe, "stages": stages}) if row[-1] != "-"]
     if not reached:
-        return Verdict(None, f"{shown} a step; MFU and MBU need predictions: --conclude")
+        return Verdict(None, f"{step_times} a step; MFU and MBU need predictions: --conclude")
     return Verdict(
-        all(float(row[-1]) >= 1 for row in reached), f"{shown} a step; " + ", ".join(f"{r[0]} {r[2]}" for r in reached)
+        all(float(row[-1]) >= 1 for row in reached),
+        f"{step_times} a step; " + ", ".join(f"{r[0]} {r[2]}" for r in reached),
     )
 
 
 def conclude(record: dict[str, Any], root: Path = ROOT / "recipes") -> None:
     """Add MFU, MBU and hours to a speed record, and decide its claim. Predicts on the CPU; needs no GPU."""
-    from bench.__main__ import derived
+    from bench.__main__ import derived_figures
     from rlhf.memory.predict import Predictor
 
     measured = record["measured"]
     loaded = recipes.load(root / record["recipe"] / record["version"], record["overrides"])
     with Predictor() as predict:
         for stage, row in measured["stages"].items():
-            row |= derived(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])
+            row |= derived_figures(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])
     decided = verdict(measured, record["recipe"])
-    whole = record["outcome"] == "done"  # of an item that was cut off some goals are not measured
-    decide(record, decided if whole or decided.holds is False else Verdict(None, decided.why))
+    complete = record["outcome"] == "done"  # of an item that was cut off some goals are not measured
+    decide(record, decided if complete or decided.holds is False else Verdict(None, decided.why))

@@ -15,9 +15,9 @@ def measure(context: Context, tests: list[str], choose: str) -> Verdict:
     """Run tests that pytest's `-k` chooses; the claim holds when some ran and all passed."""
     report = context.scratch / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *tests, "-k", choose]
-    done = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, env=child_environment())
+    process = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, env=child_environment())
     if not report.exists():
-        raise RuntimeError(f"pytest ended with exit code {done.returncode} and no report")
+        raise RuntimeError(f"pytest ended with exit code {process.returncode} and no report")
     cases = {f"{case.get('classname')}::{case.get('name')}": case for case in xml.parse(report).iter("testcase")}
     outcomes = {name: _outcome(case) for name, case in cases.items()}
     context.measured["tests"] = outcomes

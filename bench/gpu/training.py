@@ -49,13 +49,12 @@ def measure(context: Context) -> Verdict:
                     row = f"{type(error).__name__}: {str(error)[:200]}"
                 table["variants"][f"{name}, padded" if padded else name] = row
                 context.save()
-    usual = {stage: table["variants"][AS_IT_IS] for stage, table in measured["micro_batches"].items()}
-    if failed := [row for row in usual.values() if isinstance(row, str)]:
+    by_stage = {stage: table["variants"][AS_IT_IS] for stage, table in measured["micro_batches"].items()}
+    if failed := [row for row in by_stage.values() if isinstance(row, str)]:
         return Verdict(False, failed[0])
-    host = max(row["host_seconds"] / row["seconds"] for row in usual.values())
-    why = (
-        f"host {host:.0%} of the time, role switch {measured['switch_ms']:.1f} ms, SFT's MFU {usual['sft']['mfu']:.0%}"
-    )
+    host = max(row["host_seconds"] / row["seconds"] for row in by_stage.values())
+    mfu = by_stage["sft"]["mfu"]
+    why = f"host {host:.0%} of the time, role switch {measured['switch_ms']:.1f} ms, SFT's MFU {mfu:.0%}"
     return Verdict(None if context.dry_run else host <= HOST and measured["switch_ms"] <= SWITCH_MS, why)
 
 
@@ -92,12 +91,12 @@ def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dic
     seconds, host = timed(both)
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     shared.base.eval()
-    only, _ = timed(scoring)
+    scoring_seconds, _ = timed(scoring)
     shared.base.zero_grad(set_to_none=True)
     return {
         "seconds": seconds,
         "host_seconds": host,
-        "scoring_seconds": only,
+        "scoring_seconds": scoring_seconds,
         "operations": counter.get_total_flops(),
         "peak_bytes": peak,
     }
@@ -106,23 +105,23 @@ def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dic
 def timed(work: Callable[[], None]) -> tuple[float, float]:
     """Return the median seconds until the device is done, and until the host has queued the work, after a warm-up."""
     work()
-    whole, host = [], []
+    total, queued = [], []
     for _ in range(REPEATS):
         synchronize()
         start = time.perf_counter()
         work()
-        host.append(time.perf_counter() - start)
+        queued.append(time.perf_counter() - start)
         synchronize()
-        whole.append(time.perf_counter() - start)
-    return statistics.median(whole), statistics.median(host)
+        total.append(time.perf_counter() - start)
+    return statistics.median(total), statistics.median(queued)
 
 
 def switch_ms(shared: SharedBase) -> float:
     """Return the median milliseconds of a role switch between policy and value, as in PPO's micro-batches."""
-    spent = []
+    seconds = []
     for _ in range(REPEATS):
         for role in ("value", "policy"):
             start = time.perf_counter()
             shared.activate(role)
-            spent.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(spent)
+            seconds.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(seconds)

@@ -34,12 +34,12 @@ def setting(module: ModuleType, name: str, value: Any) -> Variant:
     def variant(shared: Any) -> Iterator[None]:
         if not hasattr(module, name):
             raise Unavailable(f"{module.__name__} has no {name}")
-        usual = getattr(module, name)
+        original = getattr(module, name)
         setattr(module, name, value)
         try:
             yield
         finally:
-            setattr(module, name, usual)
+            setattr(module, name, original)
 
     return variant
 
@@ -64,13 +64,13 @@ def lora_casts(on: bool) -> Variant:
         layers = [m for m in shared.base.modules() if hasattr(m, "cast_input_dtype_enabled")]
         if not layers:
             raise Unavailable("no layer has cast_input_dtype_enabled")
-        usual = [layer.cast_input_dtype_enabled for layer in layers]
+        original = [layer.cast_input_dtype_enabled for layer in layers]
         for layer in layers:
             layer.cast_input_dtype_enabled = on
         try:
             yield
         finally:
-            for layer, value in zip(layers, usual, strict=True):
+            for layer, value in zip(layers, original, strict=True):
                 layer.cast_input_dtype_enabled = value
 
     return variant
@@ -101,12 +101,12 @@ def cudnn_attention(on: bool) -> Variant:
 
     @contextmanager
     def variant(shared: Any) -> Iterator[None]:
-        usual = torch.backends.cuda.cudnn_sdp_enabled()
+        original = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(on)
         try:
             yield
         finally:
-            torch.backends.cuda.enable_cudnn_sdp(usual)
+            torch.backends.cuda.enable_cudnn_sdp(original)
 
     return variant
 

@@ -18,11 +18,13 @@ def workload(kind: str) -> dict[str, int | None]:
     base = [torch.empty(1024, width, device=kind) for _ in range(8)]
     for step in range(steps):
         tokens = 8 * random.randint(64, 512)
-        kept = []
+        activations = []
         for _ in range(32):
-            kept += [torch.empty(tokens, width * factor, dtype=torch.bfloat16, device=kind) for factor in (1, 1, 3)]
-        while kept:
-            kept.pop()
+            activations += [
+                torch.empty(tokens, width * factor, dtype=torch.bfloat16, device=kind) for factor in (1, 1, 3)
+            ]
+        while activations:
+            activations.pop()
         if step % 4 == 3:
             cache = [torch.empty(16, 8 * random.randint(128, 512), width // 4, device=kind) for _ in range(32)]
             if kind == "cuda":

@@ -61,7 +61,7 @@ VOCABULARIES = [32_000, 151_936, 262_144]  # of Llama 2, Qwen3 and Gemma 3
 
 
 def zipf(vocabulary: int) -> Tensor:
-    """Logits (16, V) of tokens whose probabilities fall with the power 1.5 of their rank, in any order."""
+    """Return logits (16, V) of tokens whose probabilities fall with the power 1.5 of their rank, in any order."""
     torch.manual_seed(0)
     ranks = torch.stack([torch.randperm(vocabulary) for _ in range(16)])
     return -1.5 * (ranks + 1.0).log()
@@ -70,7 +70,7 @@ def zipf(vocabulary: int) -> Tensor:
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_draw_a_token(benchmark: BenchmarkFixture, vocabulary: int, top_p: float) -> None:
-    """One decoding step of 16 rows, without the model."""
+    """Time the sampling of one token for each of 16 rows, without the model."""
     torch.manual_seed(0)
     logits, uniforms = zipf(vocabulary), torch.rand(16)
     ids, logp = benchmark(pick, logits, uniforms, 1.0, top_p)
@@ -79,21 +79,21 @@ def test_draw_a_token(benchmark: BenchmarkFixture, vocabulary: int, top_p: float
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_draw_a_token_as_a_sort_and_multinomial_would(benchmark: BenchmarkFixture, vocabulary: int) -> None:
-    """What top_p costs with torch's own functions, as transformers' `generate` uses them."""
+    """Time the same with torch's own functions, as transformers' `generate` uses them."""
     logits = zipf(vocabulary)
 
-    def drawn() -> Tensor:
+    def draw() -> Tensor:
         ordered, order = logits.sort(descending=False)
         removed = ordered.softmax(-1).cumsum(-1) <= 1 - 0.9
         scores = logits.masked_fill(removed.scatter(1, order, removed), -torch.inf)
         return torch.multinomial(scores.softmax(-1), 1)
 
-    assert benchmark(drawn).shape == (16, 1)
+    assert benchmark(draw).shape == (16, 1)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_logprobs_of_a_large_vocabulary(benchmark: BenchmarkFixture, vocabulary: int) -> None:
-    """A chunk of 2^24 logits, as scoring computes it, narrow so that the vocabulary decides."""
+    """Time a chunk of 2^24 logits, as scoring computes it, with narrow hidden states so that the vocabulary decides."""
     torch.manual_seed(0)
     tokens = 2**24 // vocabulary
     hidden, weight = torch.randn(tokens, 64), torch.randn(vocabulary, 64) / 8

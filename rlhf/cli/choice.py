@@ -157,12 +157,12 @@ def chooses_recipe(
 
 
 CHANGES = "Change a key of the recipe."
-TRAINING = {
+TRAINING_HELP = {
     "data": "Train on these files instead of the recipe's data.",
     "weights": "Start from random weights with stand-in data, or from a local checkpoint's folder.",
     "changes": "Change a key of the recipe; the run is marked modified.",
 }
-OF_A_RUN = {
+RUN_HELP = {
     "data": "Data files that the run was started with, if any.",
     "weights": "Weights that the run was started with, if any.",
     "changes": "Key of the recipe that was changed for the run.",

@@ -60,8 +60,8 @@ def check_data(
     with console.working("reading and checking"):
         read = partial(formats.read, on_bad_row="skip", advice=formats.CHECK_ADVICE)
         rows = read(list(files))
-        other = read(list(heldout)) if heldout else None
-        report = quality.check(rows, heldout=other, seed=seed, fraction=fraction, count=count, unit=unit)
+        heldout_rows = read(list(heldout)) if heldout else None
+        report = quality.check(rows, heldout=heldout_rows, seed=seed, fraction=fraction, count=count, unit=unit)
     content = json.dumps(report.to_dict(), indent=2)
     if to:
         write_output(to, content + "\n")
@@ -69,14 +69,14 @@ def check_data(
         click.echo(content)
     else:
         table = report.table()
-        shown = [line for line in table if line.value != "0"]
-        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in shown]
+        listed = [line for line in table if line.value != "0"]
+        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
         absent = ", ".join(line.name for line in table if line.value == "0")
         console.rows_table(
             "data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])]
         )
         console.OUT.print(verdict(report), markup=False)
-    malformed = [*rows.report.malformed, *(other.report.malformed if other else ())]
+    malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
     if report.severity == "error":
@@ -126,8 +126,8 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
         console.OUT.print(show.render(row))
     with_flaw = f" with {only}" if only else ""
     order = "the first" if first else f"drawn with --seed {seed}"
-    shown = f"{len(chosen)} of {total:,} rows{with_flaw}" + (f", {order}" if len(chosen) < total else "")
-    console.OUT.print(f"{shown}; {rows.report.summary()}", style="dim", markup=False)
+    message = f"{len(chosen)} of {total:,} rows{with_flaw}" + (f", {order}" if len(chosen) < total else "")
+    console.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
 
 
 @data_group.command("convert")

@@ -16,15 +16,18 @@ BUG = 70  # exit code of a bug, as in sysexits.h
 LONGEST_TRACEBACK = 20_000  # characters
 
 
-def guarded(command: click.Command) -> None:
-    """Run a command and end the process. A known failure becomes one line and a non-zero exit code."""
+def guarded(command: click.Command, name: str | None = None) -> None:
+    """Run a command and end the process. A known failure becomes one line and a non-zero exit code.
+
+    `name` is the program's name in its messages; None takes it from the command line.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show is no error
     try:
-        with endings.listening(_tell):
+        with endings.listening(_print_stopped):
             _check_arguments(sys.argv[1:])
-            command.main(standalone_mode=False)
+            command.main(prog_name=name, standalone_mode=False)
             print(end="", flush=True)
     except click.ClickException as error:
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -55,7 +58,7 @@ def fail(message: str, *advice: str) -> int:
     return 1
 
 
-def _tell(line: str) -> None:
+def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
     if distributed.report(one_line(line)) or distributed.rank():
         return
@@ -75,7 +78,7 @@ def _failed(error: Exception) -> int:
         if error.filename is None:
             _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
         return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-    if distributed.lost(error):
+    if distributed.other_rank_ended(error):
         if not distributed.report("another rank has ended"):
             say("error: another rank has ended; its own message says why")
         return distributed.LOST
@@ -91,7 +94,7 @@ def _stopped(error: BaseException) -> int:
     line = str(error) if isinstance(error, endings.Stopped) else "stopped"
     if sys.argv[1:2] == ["reproduce"]:
         line += "; the same command goes on: what is done is kept, what was interrupted is resumed"
-    _tell(line)
+    _print_stopped(line)
     return 128 + error.number if isinstance(error, endings.Stopped) else 130
 
 

@@ -9,7 +9,7 @@ import click
 from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import console
 from rlhf.recipe.published import GB
-from rlhf.use import new as making
+from rlhf.use import new as new_recipe
 
 
 @click.command()
@@ -26,7 +26,7 @@ from rlhf.use import new as making
 @click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: its newest]")
 @click.option(
     "--template",
-    type=click.Choice(making.TEMPLATES),
+    type=click.Choice(new_recipe.TEMPLATES),
     help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
 )
 @click.option("--max-length", type=click.IntRange(min=8), metavar="N", help="Longest prompt and response, in tokens.")
@@ -49,15 +49,15 @@ def new(
     name: str | None,
     root: Path | None,
 ) -> None:
-    """Write a recipe for a model and a card.
+    """Write a recipe for a model and a card, with settings that fit.
 
     Of the model, only config.json and the tokenizer are downloaded. The settings are the fastest that are predicted to
     need at most 95 % of the card.
     """
-    wishes = making.Wishes(
+    options = new_recipe.NewOptions(
         model=model,
-        card=making.card_of(card),
-        stages=making.stages_of(stages),
+        card=new_recipe.card_of(card),
+        stages=new_recipe.stages_of(stages),
         data=data,
         revision=revision,
         template=template,
@@ -66,13 +66,13 @@ def new(
     )
     folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
     with console.quiet_libraries(), Predictor() as predict, console.working(f"reading {model}") as say:
-        made = making.make(folder, wishes, predict, say)
+        created = new_recipe.make(folder, options, predict, say)
     rows = [
         (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
-        for stage, phases in made.fit.stages.items()
+        for stage, phases in created.fit.stages.items()
     ]
-    title = f"{made.loaded.name} {made.loaded.version}: predicted memory, card {wishes.card.memory_gb:g} GB"
+    title = f"{created.loaded.name} {created.loaded.version}: predicted memory, card {options.card.memory_gb:g} GB"
     console.rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
-    console.OUT.print(f"written to {made.folder}; next:", markup=False)
-    run = f"rlhf run {wishes.stages[0]} --with-parents --recipe {shlex.quote(str(made.folder))}"
+    console.OUT.print(f"written to {created.folder}; next:", markup=False)
+    run = f"rlhf run {options.stages[0]} --with-parents --recipe {shlex.quote(str(created.folder))}"
     console.OUT.print(f"  {run}", soft_wrap=True, markup=False)

@@ -78,10 +78,10 @@ def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:
 
 def _stage_folder(path: Path) -> Path | None:
     """Return the folder of the stage whose records or results `path` would be among, or None."""
-    for place in (path.absolute(), path.resolve()):
-        for folder in place.parents:
-            inside = place.relative_to(folder).parts
-            if len(inside) > 1 and inside[0] not in _RESULTS:
+    for absolute in (path.absolute(), path.resolve()):
+        for folder in absolute.parents:
+            parts = absolute.relative_to(folder).parts
+            if len(parts) > 1 and parts[0] not in _RESULTS:
                 continue
             if any((folder / name).is_file() for name in _RECORDS):
                 return folder

@@ -76,7 +76,10 @@ def rate(
 def judge(
     choice: Choice, out: Path, a: str | None, b: str | None, limit: int | None, url: str, model: str, parallel: int
 ) -> None:
-    """Let a model rate the pairs of `rlhf ab`, in both orders."""
+    """Let a model rate answers of two policies, in both orders.
+
+    It rates the pairs that `rlhf ab` shows to people; a verdict counts if both orders agree.
+    """
     try:
         from rlhf.rating import judge as judging
     except ModuleNotFoundError as error:
@@ -92,7 +95,7 @@ def judge(
 
 @click.group("ratings")
 def ratings_group() -> None:
-    """Export ratings as preference rows."""
+    """Export ratings of answers as preference rows."""
 
 
 @ratings_group.command("export")

@@ -13,7 +13,7 @@ from rlhf.cli.choice import (
     NAMES_RECIPE,
     PARENTS,
     RECIPES,
-    TRAINING,
+    TRAINING_HELP,
     Choice,
     chooses_recipe,
     recipes_root,
@@ -32,16 +32,16 @@ from rlhf.use import fetch as fetching
 from rlhf.use import reproduce as reproducing
 
 OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents do not get
-REHEARSAL = (
-    "pretrain: this recipe trains a tiny model from nothing on your rows: a rehearsal of every step, not an assistant; "
+TRIAL_NOTE = (
+    "pretrain: this recipe trains a tiny model from scratch on your rows: a trial of every step, not an assistant; "
     "recipes with a pretrained base make one (`rlhf recipes`)"
 )
 
 
 @click.command()
-@click.argument("stage", type=click.Choice(recipe.STAGES))
+@click.argument("stage", type=click.Choice(recipe.STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
-@chooses_recipe(**TRAINING, seed="Seed to use instead of the recipe's.", out=True)
+@chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
 @PARENTS
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option(
@@ -60,7 +60,7 @@ REHEARSAL = (
 @PRICE
 def run(
     choice: Choice,
-    stage: str,
+    stage: recipe.StageName,
     more_data: tuple[str, ...],
     out: Path,
     parents: Path | None,
@@ -74,7 +74,8 @@ def run(
 ) -> None:
     """Run one stage of a recipe.
 
-    The stages that it builds on must be finished, or are run first with --with-parents.
+    STAGE is pretrain, sft, rm, ppo, rloo, grpo, dpo, evaluate or merge. The stages that it builds on must be finished;
+    the option --with-parents runs them first.
     """
     if more_data and not choice.data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
@@ -89,8 +90,8 @@ def run(
     this_run = Run(out, loaded, stage, parents)
     if if_needed and _report_done(this_run):
         return
-    if distributed.to_launch(loaded.recipe, stage) and this_run.done() is None:
-        with endings.keeping(lambda: stages.kept(this_run)):
+    if distributed.needs_launch(loaded.recipe, stage) and this_run.done() is None:
+        with endings.reporting_progress(lambda: stages.progress(this_run)):
             distributed.launch(loaded, stage)
         return
     try:
@@ -105,13 +106,13 @@ def run(
             parents_root=parents,
         )
     except ParentMissing as error:
-        first = shlex.join(["rlhf", *_command(error.parent, more_data, "" if error.begun else "resume")])
-        raise UserError(f"{error}: first run `{first}`, or add --with-parents") from error
+        command_line = shlex.join(["rlhf", *_command(error.parent, more_data, "" if error.begun else "resume")])
+        raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
     if distributed.rank():
         return
     console.summary_table(summary, path)
     if stage == "pretrain" and choice.data:
-        terminal.say(REHEARSAL)
+        terminal.say(TRIAL_NOTE)
     if result and result.sample:
         console.show_sample("a held-out prompt", *result.sample)
     finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
@@ -138,7 +139,9 @@ def _report_done(run: Run) -> bool:
     return path is not None
 
 
-def _run_parents(loaded: PinnedRecipe, stage: str, out: Path, parents: Path | None, more_data: Sequence[str]) -> None:
+def _run_parents(
+    loaded: PinnedRecipe, stage: recipe.StageName, out: Path, parents: Path | None, more_data: Sequence[str]
+) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
     for parent in recipe.stages_before(loaded.recipe, stage):
         if _report_done(Run(out, loaded, parent, parents)):
@@ -156,23 +159,26 @@ def _predict_peak(loaded: PinnedRecipe, stage: str) -> int | None:
 
 
 @click.command()
-@chooses_recipe(**TRAINING, out=True)
+@chooses_recipe(**TRAINING_HELP, out=True)
 @click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
 @click.option("--until", help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]")
 @PRICE
 def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
-    """Run the chain with several seeds; show mean ± sd of each target."""
+    """Run a recipe's stages with several seeds and print mean ± sd.
+
+    The table has a row for each target. Finished stages are kept, interrupted ones are resumed.
+    """
     loaded = choice.load()
     for word in seeds.split() or [""]:
         if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
             raise click.BadParameter(f"{seeds!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
-    finals = reproducing.final_stages(loaded) if until is None else until.split() or [""]
-    for word in finals:
-        if word not in recipe.STAGES:
-            raise click.BadParameter(f"{word!r} is not one of {', '.join(recipe.STAGES)}", param_hint="--until")
-    chain = reproducing.chain(loaded, finals)
+    try:
+        named = None if until is None else [recipe.stage_name(word) for word in until.split() or [""]]
+    except UserError as error:
+        raise click.BadParameter(str(error), param_hint="--until") from None
+    chain = reproducing.chain(loaded, named or reproducing.final_stages(loaded))
     numbers = [int(seed) for seed in seeds.split()]
-    options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING)]
+    options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     reproducing.run_seeds(chain, numbers, out, options)
     reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
 
@@ -180,14 +186,17 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def results(file: Path) -> None:
-    """Print a record of `rlhf reproduce` as a Markdown table."""
+    """Print the record of a reproduction as a Markdown table.
+
+    FILE is the record that `rlhf reproduce` wrote below its --out.
+    """
     click.echo(terminal.harmless(reproducing.table_of(file)))
 
 
 @click.command("recipes")
 @RECIPES
 def list_recipes() -> None:
-    """List the recipes."""
+    """List the recipes, with their hardware and status."""
     rows = []
     root = recipes_root()
     if not recipe.available(root):

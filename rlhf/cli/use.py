@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlhf import report as reporting
-from rlhf.cli.choice import OF_A_RUN, Choice, chooses_recipe
+from rlhf.cli.choice import RUN_HELP, Choice, chooses_recipe
 from rlhf.cli.options import OUTPUT, PRICE, refuse_inputs
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
@@ -19,7 +19,7 @@ from rlhf.use import serve as serving
 
 
 @click.command()
-@chooses_recipe(**OF_A_RUN, out=True)
+@chooses_recipe(**RUN_HELP, out=True)
 @click.option(
     "--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Stage whose model to load."
 )
@@ -29,7 +29,7 @@ from rlhf.use import serve as serving
     help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
 )
 @click.option("--tokens", type=click.IntRange(min=1), help="Longest answer, in tokens. [default: the recipe's]")
-def chat(choice: Choice, out: Path, stage: str, temperature: float | None, tokens: int | None) -> None:
+def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: float | None, tokens: int | None) -> None:
     """Talk with a trained model in the terminal.
 
     Name the recipe and its changes as for the run.
@@ -41,15 +41,15 @@ def chat(choice: Choice, out: Path, stage: str, temperature: float | None, token
     with console.quiet_libraries():
         with console.working(f"loading {stage}"):
             speaker = chatting.Speaker(loaded, out, stage)
-        warmth = options.temperature if temperature is None else temperature
+        chosen_temperature = options.temperature if temperature is None else temperature
         if sys.stdin.isatty():
-            console.OUT.print(chatting.greeting(loaded, stage, warmth), style="dim", markup=False)
-        chatting.talk(speaker, chatting.typed(), warmth, tokens or options.response_length)
+            console.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim", markup=False)
+        chatting.talk(speaker, chatting.input_lines(), chosen_temperature, tokens or options.response_length)
 
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@chooses_recipe(**OF_A_RUN, out=True)
+@chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File for the scores, as JSON lines.")
@@ -64,13 +64,13 @@ def score(
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
     if to:
         refuse_inputs(to, files)
-    items = scoring.read(files) if prompt is None else scoring.typed(prompt, responses)
+    items = scoring.read(files) if prompt is None else scoring.command_line_items(prompt, responses)
     with console.quiet_libraries():
         scoring.run(choice.load(), out, items, to)
 
 
 @click.command()
-@chooses_recipe(**OF_A_RUN, out=True)
+@chooses_recipe(**RUN_HELP, out=True)
 @click.option(
     "--engine",
     default="auto",
@@ -94,7 +94,7 @@ def serve(choice: Choice, out: Path, engine: str, host: str, port: int) -> None:
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
 @PRICE
 def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, price: float | None) -> None:
-    """Write a page about one or several runs.
+    """Write an HTML page about one or several runs.
 
     ROOTS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
     """

@@ -31,6 +31,7 @@ class Rollout:
 
     @property
     def mask(self) -> Tensor:
+        """Return the bool mask (B, R), true in the slots of real response tokens, EOS included."""
         slots = torch.arange(int(self.response_length.max()), device=self.ids.device)
         return slots < self.response_length[:, None]
 

@@ -48,14 +48,14 @@ def check(render: Callable[[Sequence[Message]], str]) -> None:
     fills the memory or leaves out content. A template that loops only on certain content is not recognised.
     """
     try:
-        texts = [_bounded(render, messages) for messages in PROBES]
+        texts = [_render_in_child(render, messages) for messages in PROBES]
     except UserError as error:
         raise UserError(f"{error}; use tokenizer.template: hh") from None
     if not all(WORD in text for text in texts):
         raise UserError("the tokenizer's chat template leaves out what is said; use tokenizer.template: hh")
 
 
-def _bounded(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
+def _render_in_child(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
     """Return the messages as `render` writes them in a forked child.
 
     Raises UserError where it fails or exceeds a limit.

@@ -34,14 +34,14 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         raise UserError("--rename gives two columns the same name; give each a name of its own")
     sources = []
     for file in files:
-        rows = _renamed(raw.rows(file), names)
+        rows = _rename_columns(raw.rows(file), names)
         first = next(rows, None)
         rows = itertools.chain([] if first is None else [first], rows)
         if first is not None and _is_labelled(first[1]):
-            rows = _paired(str(file), rows)
+            rows = _pair_labelled(str(file), rows)
         sources.append((str(file), rows, partial(raw.sha256, file)))
     parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
-    kinds = {type(row): row.source for row in _kept(parsed)}
+    kinds = {type(row): row.source for row in _all_rows(parsed)}
     if len(kinds) > 1:
         raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
     return parsed
@@ -49,16 +49,16 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 
 def write(rows: formats.Rows, file: Path) -> int:
     """Write rows as JSON lines and return their number. Raises UserError when the file exists already."""
-    kept = _kept(rows)
+    converted = _all_rows(rows)
     try:
         with file.open("x", encoding="utf-8") as out:
-            out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in kept)
+            out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
     except FileExistsError:
         raise UserError(f"{file}: is there already and is not overwritten; choose another --to") from None
-    return len(kept)
+    return len(converted)
 
 
-def _kept(rows: formats.Rows) -> list[Row]:
+def _all_rows(rows: formats.Rows) -> list[Row]:
     return [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
 
 
@@ -72,15 +72,15 @@ def _plain(row: Row) -> dict[str, Any]:
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 
-def _renamed(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:
+def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:
     """Yield rows with new column names; a row that lacks one, or has the new name already, is malformed."""
     for source, row in rows:
         if isinstance(row, dict):
             missing = [old for old in names if old not in row]
-            taken = [new for old, new in names.items() if new in row and new not in names]
-            if missing or taken:
-                what = f"no column {missing[0]!r} to rename" if missing else f"a column {taken[0]!r} besides"
-                yield source, Malformed(f"{what}; it has {quoted_keys(row)}")
+            existing = [new for old, new in names.items() if new in row and new not in names]
+            if missing or existing:
+                problem = f"no column {missing[0]!r} to rename" if missing else f"a column {existing[0]!r} besides"
+                yield source, Malformed(f"{problem}; it has {quoted_keys(row)}")
                 continue
             row = {names.get(key, key): value for key, value in row.items()}
         yield source, row
@@ -90,14 +90,14 @@ def _is_labelled(row: object) -> bool:
     return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
 
 
-def _paired(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
+def _pair_labelled(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
     """Yield preference rows from labelled answers. Raises UserError when no prompt has both kinds of answers."""
     answers: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     prompts: dict[str, Any] = {}
     for source, row in rows:
         if not isinstance(row, dict) or not _is_labelled(row):
-            fault = Malformed("no 'prompt' with a 'label' of true or false, as the first row has them")
-            yield source, row if isinstance(row, Malformed) else fault
+            unlabelled = Malformed("no 'prompt' with a 'label' of true or false, as the first row has them")
+            yield source, row if isinstance(row, Malformed) else unlabelled
             continue
         key = json.dumps(row["prompt"], sort_keys=True)
         prompts[key] = row["prompt"]

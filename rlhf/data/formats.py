@@ -52,9 +52,11 @@ class ReadReport:
 
     @property
     def rows(self) -> int:
+        """Return the number of rows read, those left out included."""
         return sum(file.rows for file in self.files)
 
     def summary(self) -> str:
+        """Return one line: how many rows were kept of which files, and how many were left out for which reason."""
         left_out = len(self.malformed) + len(self.prompts_differ) + len(self.identical) + len(self.empty)
         return (
             f"{self.rows - left_out:,} of {self.rows:,} rows kept from {', '.join(file.name for file in self.files)}; "
@@ -65,6 +67,8 @@ class ReadReport:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
+    """Rows by kind, each in the order of the files, with the report of reading them."""
+
     documents: tuple[Document, ...]
     examples: tuple[Example, ...]
     pairs: tuple[PreferencePair, ...]

@@ -32,16 +32,16 @@ def reason(error: BaseException, page: str, revision: str | None, offline: str) 
     kinds = {type(cause).__name__ for cause in causes}
     cause = str(error.__cause__ or "")
     text = " ".join(f"{error} {'' if cause in str(error) else cause}".split())
-    shown = text[:300]
+    excerpt = text[:300]
     words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words below
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
-        return f"{shown}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
+        return f"{excerpt}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
     denied = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"
     if "GatedRepoError" in kinds or re.search(denied, words):
-        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({shown})"
+        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({excerpt})"
     if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
-        return f"revision {revision} is not there: copy a commit from {page}/commits ({shown})"
-    return f"{shown}; {offline}"
+        return f"revision {revision} is not there: copy a commit from {page}/commits ({excerpt})"
+    return f"{excerpt}; {offline}"
 
 
 def hub_hint(name: str) -> str:

@@ -57,38 +57,42 @@ class Split(Generic[T]):
         return len(self.train) + len(self.heldout) + len(self._validation or ())
 
     @property
-    def apart(self) -> bool:
+    def has_validation(self) -> bool:
         """Return whether checkpoints are chosen by other rows than those that results are reported on."""
         return self._validation is not None
 
     def only(self, keep: Callable[[T], bool]) -> "Split[T]":
         """Return the rows of each part for which `keep` is true."""
         train, heldout = ([row for row in rows if keep(row)] for rows in (self.train, self.heldout))
-        apart = None if self._validation is None else [row for row in self._validation if keep(row)]
-        return Split(train, heldout, apart)
+        validation = None if self._validation is None else [row for row in self._validation if keep(row)]
+        return Split(train, heldout, validation)
 
-    def required(self, stage: str, what: str) -> "Split[T]":
-        """Return itself if there are rows to train on and rows held out. Raises UserError otherwise."""
+    def required(self, stage: str, rows_needed: str) -> "Split[T]":
+        """Return this split if it has rows to train on and held-out rows. Raises UserError otherwise."""
         if self.train and self.heldout:
             return self
         raise UserError(
-            f"{stage} needs {what} on both sides of the split; the data has {len(self.train)} for training and "
+            f"{stage} needs {rows_needed} on both sides of the split; the data has {len(self.train)} for training and "
             f"{len(self.heldout)} held out: add a file with --data, or change data.heldout_fraction"
         )
 
 
-def _combined(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
+def _map_parts(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
     """Apply `make` to each part of the sources: to their training rows, their held-out rows, their validation rows."""
-    apart = any(source.apart for source in sources)
+    has_validation = any(source.has_validation for source in sources)
     return Split(
         make(*(source.train for source in sources)),
         make(*(source.heldout for source in sources)),
-        make(*(source._validation if source.apart else source.heldout for source in sources)) if apart else None,
+        make(*(source._validation if source.has_validation else source.heldout for source in sources))
+        if has_validation
+        else None,
     )
 
 
 @dataclass(frozen=True)
 class Corpus:
+    """The rows of a recipe's data by kind, each split into training, validation and test rows."""
+
     documents: Split[Document]
     examples: Split[Example]
     pairs: Split[PreferencePair]
@@ -97,49 +101,54 @@ class Corpus:
     def texts(self, template: str) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
-            texts = _combined(lambda documents: [document.text for document in documents], self.documents)
+            texts = _map_parts(lambda documents: [document.text for document in documents], self.documents)
             return texts.required("pretrain", "texts")
         if template != "hh":
             raise UserError("pretraining on dialogues needs tokenizer.template: hh")
 
-        def written(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
+        def dialogue_texts(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
             dialogues = [(e.prompt, e.response) for e in examples]
             dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
             return [f"{render_hh(prompt)} {response}" for prompt, response in dialogues]
 
-        return self._answered(_combined(written, self.examples, self.pairs), "pretrain", "texts")
+        return self._rows_with_answers(_map_parts(dialogue_texts, self.examples, self.pairs), "pretrain", "texts")
 
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: instruction rows if there are any, else the chosen side of the pairs."""
-        what = "instruction rows or preference pairs"
+        rows_needed = "instruction rows or preference pairs"
         if self.examples.train:
-            return self._answered(self.examples, "sft", what)
+            return self._rows_with_answers(self.examples, "sft", rows_needed)
 
-        def chosen(pairs: list[PreferencePair]) -> list[Example]:
+        def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return self._answered(_combined(chosen, self.pairs), "sft", what)
+        return self._rows_with_answers(_map_parts(chosen_answers, self.pairs), "sft", rows_needed)
 
     def preferences(self, stage: str) -> Split[PreferencePair]:
-        return self._answered(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
+        """Return the preference pairs for `stage`. Raises UserError where there are none."""
+        return self._rows_with_answers(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
 
-    def _answered(self, rows: Split[T], stage: str, what: str) -> Split[T]:
+    def _rows_with_answers(self, rows: Split[T], stage: str, rows_needed: str) -> Split[T]:
         """Return the rows from which a stage learns answers.
 
         Raises UserError where there are none, or only prompts.
         """
         if len(self.bare_prompts) and not len(rows):
             raise UserError(
-                f"{stage} needs {what}, and the data has only prompts without an answer, which PPO alone can use: add "
-                "a file with answers to --data (make: DATA=)"
+                f"{stage} needs {rows_needed}, and the data has only prompts without an answer, which PPO alone can "
+                "use: add a file with answers to --data (make: DATA=)"
             )
-        return rows.required(stage, what)
+        return rows.required(stage, rows_needed)
 
     def answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
         first_rows: dict[Prompt, PromptOnly | Example] = {}
         sources: tuple[Split[Any], ...] = (self.bare_prompts, self.examples)
-        for row in (row for of in sources for row in (*of.train, *of.heldout, *(of._validation or ()))):
+        for row in (
+            row
+            for split_rows in sources
+            for row in (*split_rows.train, *split_rows.heldout, *(split_rows._validation or ()))
+        ):
             if row.answer is None:
                 continue
             earlier = first_rows.setdefault(row.prompt, row)
@@ -155,7 +164,7 @@ class Corpus:
         def distinct(*kinds: list[Any]) -> list[Prompt]:
             return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
 
-        return _combined(distinct, self.examples, self.pairs, self.bare_prompts).required("ppo", "prompts")
+        return _map_parts(distinct, self.examples, self.pairs, self.bare_prompts).required("ppo", "prompts")
 
 
 def load(run: Run) -> Corpus:
@@ -166,7 +175,7 @@ def load(run: Run) -> Corpus:
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"), distributed.main_first():
         rows = _read(recipe, run.root / "data")
-        corpus, dropped = _divided(rows, recipe)
+        corpus, dropped = _split_rows(rows, recipe)
     facts = _fingerprint(rows.report, corpus, run.root)
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
@@ -188,14 +197,14 @@ def load(run: Run) -> Corpus:
     return corpus
 
 
-def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[str, int]]:
+def _split_rows(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[str, int]]:
     """Return training and held-out rows without those that `data.drop` removes, and how many rows each reason removed.
 
     Leaked rows are removed from the training side, so that the held-out rows stay the same and results stay comparable.
     """
     seed, fraction, reasons = recipe.seed, recipe.data.heldout_fraction, recipe.data.drop or ()
-    kept, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    kinds: list[Any] = [kept.documents, kept.examples, kept.pairs, kept.prompts]
+    remaining, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
+    kinds: list[Any] = [remaining.documents, remaining.examples, remaining.pairs, remaining.prompts]
     sides = [split(items, row_key, seed=seed, fraction=fraction) for items in kinds]
     if "leaked" in reasons:
         training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
@@ -205,10 +214,12 @@ def _divided(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dict[s
     if reasons and not any(train for train, _ in sides):
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         raise UserError(f"data.drop leaves nothing to train on ({counts}); leave a reason out of it")
-    return Corpus(*(_parted(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)), dropped
+    return Corpus(
+        *(_with_validation(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)
+    ), dropped
 
 
-def _parted(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Split[Any]:
+def _with_validation(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Split[Any]:
     """Set the validation rows apart from the other held-out rows, where the recipe asks for it."""
     if data.validation_fraction is None:
         return Split(train, heldout)
@@ -233,15 +244,17 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     # Each combination of settings and generator code has a folder of its own.
     if data.source == "lengths":
         assert data.lengths
-        made_from = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
-        target = _generated_folder(folder, "lengths", made_from, lengths)
-        files = _generated(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **made_from))
+        options = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
+        target = _generated_folder(folder, "lengths", options, lengths)
+        files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
         return formats.read(files, on_bad_row="skip")
     if data.source == "sums":
         assert data.sums
-        made_from = {"seed": recipe.seed, **data.sums.model_dump()}
-        target = _generated_folder(folder, "sums", made_from, sums)
-        return formats.read(_generated(target, sums.FILES, lambda: sums.write(target, **made_from)), on_bad_row="stop")
+        options = {"seed": recipe.seed, **data.sums.model_dump()}
+        target = _generated_folder(folder, "sums", options, sums)
+        return formats.read(
+            _generate_once(target, sums.FILES, lambda: sums.write(target, **options)), on_bad_row="stop"
+        )
     assert data.toy
     options = {
         "seed": recipe.seed,
@@ -250,7 +263,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         **data.toy.model_dump(),
     }
     target = _generated_folder(folder, "toy", options, toy, toy_texts)
-    files = _generated(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
+    files = _generate_once(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
     return formats.read(files, on_bad_row="stop")
 
 
@@ -262,18 +275,18 @@ def _generated_folder(folder: Path, kind: str, options: dict[str, Any], *makers:
     return generated
 
 
-def _generated(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
-    """Return the files that `write` makes in `folder`, made once; made.json has their hashes.
+def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
+    """Return the files that `write` makes in `folder`, and make them only once; made.json has their hashes.
 
     Without made.json the files may be cut off and are made again. Raises UserError for one that has changed since.
     """
     files, record = [folder / name for name in names], folder / "made.json"
-    written = read(record, Generated)
-    if written is None or not all(file.is_file() for file in files):
+    hashes = read(record, Generated)
+    if hashes is None or not all(file.is_file() for file in files):
         write()
         write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
         return files
-    changed = [file for file in files if sha256(file) != written.sha256.get(file.name)]
+    changed = [file for file in files if sha256(file) != hashes.sha256.get(file.name)]
     if changed:
         raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
     return files

@@ -21,15 +21,15 @@ def encode_pairs(
     with working("encoding pairs"):
         chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
         rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
-    whole = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
-    if not whole:
+    encoded = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
+    if not encoded:
         raise UserError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
     counts = {
         "prompts_cut": cut_chosen["prompts_cut"],  # both sides have the same prompt
         "responses_cut": cut_chosen["responses_cut"] + cut_rejected["responses_cut"],
-        "pairs_dropped": len(pairs) - len(whole),
+        "pairs_dropped": len(pairs) - len(encoded),
     }
-    return whole, counts, [p for p, c, r in zip(pairs, chosen, rejected, strict=True) if c and r]
+    return encoded, counts, [p for p, c, r in zip(pairs, chosen, rejected, strict=True) if c and r]
 
 
 def longest(chosen: Encoded, rejected: Encoded) -> int:

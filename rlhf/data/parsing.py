@@ -87,13 +87,16 @@ def kind_of(row: dict[str, object]) -> Kind | None:
     return None if row.get("prompt") is None or _other_texts(row, "prompt", "answer") else "prompt"
 
 
-def _other_texts(row: dict[str, object], *own: str) -> bool:
+def _other_texts(row: dict[str, object], *expected: str) -> bool:
     """Return whether a column beside `own` holds a text or a list and is not named like a label."""
-    extra = (key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in own)
+    extra = (
+        key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in expected
+    )
     return not all(LABELS.fullmatch(key.lower()) for key in extra)
 
 
 def parse_row(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
+    """Return a row of the kind, or the reason why it is left out. Raises Malformed if it is not of that kind."""
     if kind == "text":
         text = _text(_field(row, "text", kind), "text")
         if not text.strip():
@@ -228,8 +231,8 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
         messages = _messages(value, key)
     else:
         text = _text(value, key)
-        whole = row_prompt is None or text.startswith("\n\nHuman:")
-        messages = parse_hh(text) if whole else (Message("assistant", text.removeprefix(" ")),)
+        is_transcript = row_prompt is None or text.startswith("\n\nHuman:")
+        messages = parse_hh(text) if is_transcript else (Message("assistant", text.removeprefix(" ")),)
     if not any(message.role == "assistant" for message in messages):
         hint = "" if row_prompt else r"; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'"
         raise Malformed(f"'{key}' has no assistant turn{hint}")
@@ -243,16 +246,16 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
 def _messages(values: list[object], key: str) -> tuple[Message, ...]:
     messages = []
     for number, value in enumerate(values, 1):
-        where = f"{key}[{number}]"
+        location = f"{key}[{number}]"
         if not isinstance(value, dict):
-            raise Malformed(f"'{where}' is {_type_name(value)}; a message is an object with role and content")
+            raise Malformed(f"'{location}' is {_type_name(value)}; a message is an object with role and content")
         name = value.get("role", value.get("from"))
         role = _ROLES.get(name) if isinstance(name, str) else None
         if role is None:
-            raise Malformed(f"'{where}' has the role {str(name)[:40]!r}; known are {', '.join(map(str, _ROLES))}")
+            raise Malformed(f"'{location}' has the role {str(name)[:40]!r}; known are {', '.join(map(str, _ROLES))}")
         if role == "system" and number > 1:
-            raise Malformed(f"'{where}' is a system message; only the first can be one")
-        messages.append(Message(role, _text(value.get("content", value.get("value")), f"{where}.content")))
+            raise Malformed(f"'{location}' is a system message; only the first can be one")
+        messages.append(Message(role, _text(value.get("content", value.get("value")), f"{location}.content")))
     return tuple(messages)
 
 
@@ -279,11 +282,12 @@ def _type_name(value: object) -> str:
 
 def quoted_keys(keys: Iterable[str]) -> str:
     """Return the first few keys, shortened, for a message; a damaged row may have many long keys."""
-    shown = [repr(key[:40]) for key in itertools.islice(keys, 8)]
-    return ", ".join(shown) or "no keys"
+    quoted = [repr(key[:40]) for key in itertools.islice(keys, 8)]
+    return ", ".join(quoted) or "no keys"
 
 
 def row_object(value: object) -> dict[str, object]:
+    """Return a raw row that is a JSON object. Raises Malformed for any other, and for one that could not be read."""
     if isinstance(value, Malformed):
         raise value
     if not isinstance(value, dict):

@@ -47,7 +47,7 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
         return _parquet_rows(path)
     if path.suffix == ".parquet":
         raise UserError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
-    lines = _decoded(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b")))
+    lines = _decode_lines(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b")))
     lines = itertools.dropwhile(lambda line: not line[1].strip(), lines)
     first = next(lines, None)
     if first is None:
@@ -83,7 +83,7 @@ def sha256(path: Path) -> str:
 def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
     """Yield the lines, inflated. Raises UserError where a line or the whole file becomes too large."""
     count = size = 0
-    most = FREE_INFLATION + MAX_INFLATION * path.stat().st_size
+    limit = FREE_INFLATION + MAX_INFLATION * path.stat().st_size
     try:
         with gzip.open(path) if gzipped else path.open("rb") as file:
             while line := file.readline(MAX_LINE + 1):
@@ -92,7 +92,7 @@ def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
                     raise UserError(
                         f"{path}:{count + 1}: a line of more than {MAX_LINE >> 20} MiB; put each row on its own line"
                     )
-                if gzipped and size > most:
+                if gzipped and size > limit:
                     raise UserError(
                         f"{path}: unpacks to more than {MAX_INFLATION} times its size after {count:,} lines, which no "
                         "text does; unpack it by hand and look at it"
@@ -105,7 +105,7 @@ def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
         raise UserError(f"{path}: gzip stream damaged after {count:,} lines ({error}); download it again") from None
 
 
-def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+def _decode_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line, without a byte order mark."""
     offset = 0
     for number, line in enumerate(lines, 1):
@@ -126,8 +126,8 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
     """Yield (source, row) for each line that is not blank."""
     for number, line in lines:
         try:
-            yield f"{path}:{number}", _parsed(line.strip())
-        except _Twice as error:
+            yield f"{path}:{number}", _parse_json(line.strip())
+        except _RepeatedKey as error:
             yield f"{path}:{number}", Malformed(str(error))
         except (ValueError, RecursionError) as error:
             reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -141,12 +141,12 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
             yield f"{path}:{number}", Malformed(f"invalid JSON ({reason})")
 
 
-class _Twice(ValueError):
+class _RepeatedKey(ValueError):
     """An object that gives a key twice; a JSON parser would silently take the last value."""
 
 
-def _parsed(text: str) -> Any:
-    """Return the parsed JSON value. Raises ValueError, RecursionError or _Twice."""
+def _parse_json(text: str) -> Any:
+    """Return the parsed JSON value. Raises ValueError, RecursionError or _RepeatedKey."""
     return json.loads(text, object_pairs_hook=_object)
 
 
@@ -154,7 +154,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Twice(f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice; leave one out")
+        raise _RepeatedKey(
+            f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice; leave one out"
+        )
     return content
 
 
@@ -182,8 +184,8 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
         if size > MAX_ARRAY:
             raise UserError(f"{path}: a JSON array of more than {MAX_ARRAY >> 30} GiB; write one object on each line")
     try:
-        content = _parsed("".join(texts))
-    except _Twice as error:
+        content = _parse_json("".join(texts))
+    except _RepeatedKey as error:
         raise UserError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
         number = numbers[min(error.lineno, len(numbers)) - 1]
@@ -206,10 +208,10 @@ def _delimiter(path: Path, first_line: str) -> str | None:
     A header is a line of at least two names, as `prompt,chosen,rejected` is.
     """
     for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
-        named = suffix in path.suffixes
+        has_suffix = suffix in path.suffixes
         cells = first_line.strip().split(delimiter)
         header = len(cells) > 1 and all(re.fullmatch(r'"?[A-Za-z_][\w .-]*"?', cell) for cell in cells)
-        if (named and not first_line.lstrip().startswith(("{", "["))) or header:
+        if (has_suffix and not first_line.lstrip().startswith(("{", "["))) or header:
             return delimiter
     return None
 
@@ -228,8 +230,8 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
     table = csv.reader(texts(), delimiter=delimiter, strict=True)
     try:
         names = next(table)
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"{path}:{started}: the column {twice!r} is named twice; rename one of them")
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{path}:{started}: the column {repeated!r} is named twice; rename one of them")
         started = 0
         for cells in table:
             source, started = f"{path}:{started}", 0

@@ -10,6 +10,8 @@ Format = Literal["auto", "text", "hh", "instruction", "preference", "completion"
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """A message of a conversation."""
+
     role: Role
     content: str
 

@@ -16,7 +16,7 @@ from rlhf.data.quality.flaws import FLAWS
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
 
 LONGEST = 4000  # characters of a text that are shown
-DIFFERENT = "bold"
+DIFFERENCE_STYLE = "bold"
 
 
 def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int]:
@@ -31,8 +31,8 @@ def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None)
         candidates = [row for row in candidates if id(row) in flawed]
     if seed is None or count >= len(candidates):
         return candidates[:count], len(candidates)
-    places = random.Random(seed).sample(range(len(candidates)), count)
-    return [candidates[place] for place in sorted(places)], len(candidates)
+    indices = random.Random(seed).sample(range(len(candidates)), count)
+    return [candidates[index] for index in sorted(indices)], len(candidates)
 
 
 def render(row: Row) -> RenderableType:
@@ -40,32 +40,34 @@ def render(row: Row) -> RenderableType:
     parts: list[RenderableType] = [Rule(visible(row.source), align="left", style="dim")]
     if isinstance(row, Document):
         return Group(*parts, visible(row.text))
-    parts.append(_beside((message.role, visible(message.content.strip())) for message in row.prompt))
+    parts.append(_named_texts((message.role, visible(message.content.strip())) for message in row.prompt))
     if isinstance(row, Example):
-        return Group(*parts, _beside([("response", visible(row.response))]))
+        return Group(*parts, _named_texts([("response", visible(row.response))]))
     if isinstance(row, PromptOnly):
         return Group(*parts)
     table = Table(expand=True)
     for side in ("chosen", "rejected"):
         table.add_column(side, ratio=1, overflow="fold")
-    table.add_row(*_marked(row))
+    table.add_row(*_marked_answers(row))
     return Group(*parts, table)
 
 
 def visible(text: str) -> Text:
     """Return the text with control and invisible characters as escapes, so that none hides or reaches the terminal."""
-    shown = Text(overflow="fold")
-    for plain, characters in itertools.groupby(text[:LONGEST], _plain):
-        run = "".join(characters)
-        shown.append(run) if plain else shown.append(run.encode("unicode_escape").decode(), "reverse")
-    return shown.append_text(_rest(text))
+    visible_text = Text(overflow="fold")
+    for printable, characters in itertools.groupby(text[:LONGEST], _is_printable):
+        characters_text = "".join(characters)
+        visible_text.append(characters_text) if printable else visible_text.append(
+            characters_text.encode("unicode_escape").decode(), "reverse"
+        )
+    return visible_text.append_text(_omission(text))
 
 
-def _plain(character: str) -> bool:
+def _is_printable(character: str) -> bool:
     return character in "\n\t" or character.isprintable() or character == "\u200d"  # U+200D joins emoji
 
 
-def _beside(rows: Iterable[tuple[str, Text]]) -> Table:
+def _named_texts(rows: Iterable[tuple[str, Text]]) -> Table:
     """Return a table with each text beside its name."""
     table = Table.grid(padding=(0, 1))
     table.add_column(style="dim")
@@ -75,22 +77,22 @@ def _beside(rows: Iterable[tuple[str, Text]]) -> Table:
     return table
 
 
-def _marked(pair: PreferencePair) -> tuple[Text, Text]:
+def _marked_answers(pair: PreferencePair) -> tuple[Text, Text]:
     """Return both answers; words that the other one does not have at that place are bold."""
-    whole = pair.chosen, pair.rejected
-    words = [re.findall(r"\S+\s*|\s+", text[:LONGEST]) for text in whole]
-    shown = Text(overflow="fold"), Text(overflow="fold")
-    for tag, *places in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
-        for side, (start, end) in enumerate((places[:2], places[2:])):
-            part = visible("".join(words[side][start:end]))
+    answers = pair.chosen, pair.rejected
+    words = [re.findall(r"\S+\s*|\s+", text[:LONGEST]) for text in answers]
+    marked = Text(overflow="fold"), Text(overflow="fold")
+    for tag, *ranges in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
+        for side, (start, end) in enumerate((ranges[:2], ranges[2:])):
+            segment = visible("".join(words[side][start:end]))
             if tag != "equal":
-                part.stylize(DIFFERENT)
-            shown[side].append_text(part)
-    for text, full_text in zip(shown, whole, strict=True):
-        text.append_text(_rest(full_text))
-    return shown
+                segment.stylize(DIFFERENCE_STYLE)
+            marked[side].append_text(segment)
+    for text, full_text in zip(marked, answers, strict=True):
+        text.append_text(_omission(full_text))
+    return marked
 
 
-def _rest(text: str) -> Text:
+def _omission(text: str) -> Text:
     hidden = len(text) - LONGEST
     return Text(f"… ({hidden:,} more characters)" if hidden > 0 else "", "dim")

@@ -62,6 +62,7 @@ def document_key(document: Document) -> str:
 
 
 def row_key(row: Row) -> str:
+    """Return the key that decides on which side of the split a row is."""
     return document_key(row) if isinstance(row, Document) else conversation_key(row.prompt)
 
 

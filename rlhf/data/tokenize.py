@@ -29,6 +29,8 @@ TURNS = ("\n\nHuman:", "\n\nAssistant:")
 
 
 class Encoded(NamedTuple):
+    """The token ids of a prompt and of its response; the response ends with EOS unless it was cut."""
+
     prompt: list[int]
     response: list[int]
 
@@ -88,11 +90,11 @@ class Codec:
 
         The model would have learned to stop there, and sampling would go on.
         """
-        ends = turn_end(self.tokenizer)
-        if ends is not None and ends != self.tokenizer.eos_token:
+        end_token = turn_end(self.tokenizer)
+        if end_token is not None and end_token != self.tokenizer.eos_token:
             raise UserError(
-                f"the chat template ends an answer with {ends}, the tokenizer's end of sequence is "
-                f"{self.tokenizer.eos_token}: set tokenizer.eos_token to {ends!r}"
+                f"the chat template ends an answer with {end_token}, the tokenizer's end of sequence is "
+                f"{self.tokenizer.eos_token}: set tokenizer.eos_token to {end_token!r}"
             )
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
@@ -141,12 +143,12 @@ class Codec:
         max_response_length: int | None = None,
     ) -> tuple[list[Encoded | None], Counter[str]]:
         prompts = self._ids(texts, bos=True)
-        wholes = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)
+        full_ids = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)
         counts: Counter[str] = Counter()
         encoded: list[Encoded | None] = []
-        for answer, prompt, whole in zip(answers, prompts, wholes, strict=True):
-            response = whole[len(prompt) :]
-            if whole[: len(prompt)] != prompt:
+        for answer, prompt, ids in zip(answers, prompts, full_ids, strict=True):
+            response = ids[len(prompt) :]
+            if ids[: len(prompt)] != prompt:
                 counts["merged_at_response"] += 1
                 response = self._ids([answer], bos=False)[0]
             counts["prompts_cut"] += len(prompt) > max_prompt_length
@@ -161,7 +163,7 @@ class Codec:
     def encode_texts(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """Return BOS + text + EOS of each text in pieces of at most `max_length` tokens; no token is dropped."""
         documents = ([*ids, self.eos_id] for ids in self._ids(texts, bos=True))
-        return [ids[at : at + max_length] for ids in documents for at in range(0, len(ids), max_length)]
+        return [ids[start : start + max_length] for ids in documents for start in range(0, len(ids), max_length)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of response ids, without the leading space that the transcript puts before it."""
@@ -197,10 +199,10 @@ class Codec:
             return f" {response}"
         if self.template == "plain":
             return response
-        whole = chat_text(self.tokenizer, (*messages, Message("assistant", response)))
-        if not whole.startswith(prompt):
+        text = chat_text(self.tokenizer, (*messages, Message("assistant", response)))
+        if not text.startswith(prompt):
             return response
-        return whole[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
+        return text[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
         if not texts:
@@ -232,8 +234,8 @@ def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
 
 def pad_candidates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the special tokens of the vocabulary that could pad; those made for padding come first."""
-    taken = {tokenizer.eos_token, tokenizer.bos_token}
-    special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in taken]
+    excluded = {tokenizer.eos_token, tokenizer.bos_token}
+    special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in excluded]
     special.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
     return special
 
@@ -271,9 +273,9 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> str | None:
     The template must have been checked: it runs in this process.
     """
     text = chat_text(tokenizer, (Message("user", "Hello."), Message("assistant", chat_template.WORD)))
-    behind = text.rpartition(chat_template.WORD)[2].lstrip()
+    after_answer = text.rpartition(chat_template.WORD)[2].lstrip()
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
-    return max((token for token in added if behind.startswith(token)), key=len, default=None)
+    return max((token for token in added if after_answer.startswith(token)), key=len, default=None)
 
 
 def render_plain(messages: Sequence[Message]) -> str:

@@ -82,8 +82,8 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
     summary, manifest = verified(root, "evaluate"), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
     rm_summary = read_summary(stage_folder(root, "rm"))
-    weights = rm_summary.result_sha256.get("adapter/adapter_model.safetensors") if rm_summary else None
-    reward_model = own_reward_model = weights[:16] if weights else None
+    adapter_hash = rm_summary.result_sha256.get("adapter/adapter_model.safetensors") if rm_summary else None
+    reward_model = own_reward_model = adapter_hash[:16] if adapter_hash else None
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
         if _texts(original) != _texts(answers):
@@ -92,7 +92,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
         if reward_model is None:
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
     policy = stage_folder(root, stage)
-    trained = read_manifest(policy).settings.plain() if (policy / "manifest.json").is_file() else {}
+    policy_settings = read_manifest(policy).settings.plain() if (policy / "manifest.json").is_file() else {}
     details = read(folder / "details.json", Details)
     bins = details.reward_model.calibration if details and details.reward_model else []
     return PolicyEvaluation(
@@ -105,7 +105,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
             for key, value in summary.metrics.items()
             if key.startswith((f"{stage}/", "rm/"))
         },
-        settings=manifest.settings.plain() | ({stage: trained[stage]} if stage in trained else {}),
+        settings=manifest.settings.plain() | ({stage: policy_settings[stage]} if stage in policy_settings else {}),
         rm_pairs=sum(bin.pairs for bin in bins),
     )
 
@@ -148,7 +148,7 @@ def compare(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     rows = [
         *_paired(a, b, "true_reward", comparable=True),
         *_paired(a, b, "score", comparable=same_reward_model),
-        *_whole(a, b),
+        *_overall(a, b),
     ]
     return PolicyComparison(
         a=a.name,
@@ -177,23 +177,23 @@ def _paired(
     row = Row(key, fmean(means[0]), fmean(means[1]))
     if not comparable:
         return [row]
-    gained = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
+    gain = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
     won = [
-        fmean(stats.outcomes([y - x for x, y in itertools.product(of_a, of_b)]))
-        for of_a, of_b in zip(*sides, strict=True)
+        fmean(stats.outcomes([y - x for x, y in itertools.product(values_a, values_b)]))
+        for values_a, values_b in zip(*sides, strict=True)
     ]
     rate = stats.wilson(sum(won), len(won))
-    wins = Row(f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _around(rate, 2, -1))
-    if gained is not None:
-        row = row._replace(difference=gained.value, interval=_around(gained))
+    wins = Row(f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _scaled_interval(rate, 2, -1))
+    if gain is not None:
+        row = row._replace(difference=gain.value, interval=_scaled_interval(gain))
     return [row, wins]
 
 
-def _around(estimate: stats.Estimate, factor: float = 1.0, offset: float = 0.0) -> tuple[float, float]:
+def _scaled_interval(estimate: stats.Estimate, factor: float = 1.0, offset: float = 0.0) -> tuple[float, float]:
     return factor * estimate.low + offset, factor * estimate.high + offset
 
 
-def _whole(a: PolicyEvaluation, b: PolicyEvaluation) -> list[Row]:
+def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[Row]:
     """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy.
 
     Both were measured on the same held-out pairs, so the interval for independent ones is too wide rather than too
@@ -209,8 +209,8 @@ def _whole(a: PolicyEvaluation, b: PolicyEvaluation) -> list[Row]:
     for row in _figure(a, b, "rm/accuracy"):
         if row.difference is not None and a.rm_pairs and b.rm_pairs:
             shares = ((row.a, a.rm_pairs), (row.b, b.rm_pairs))
-            half = stats.Z95 * math.sqrt(sum(p * (1 - p) / n for p, n in shares if p is not None))
-            row = row._replace(interval=(row.difference - half, row.difference + half))
+            half_width = stats.Z95 * math.sqrt(sum(p * (1 - p) / n for p, n in shares if p is not None))
+            row = row._replace(interval=(row.difference - half_width, row.difference + half_width))
         rows.append(row)
     return rows
 
@@ -232,9 +232,9 @@ def show(comparison: PolicyComparison) -> None:
     title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
     console.rows_table(console.harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
     keys = comparison.settings_that_differ
-    others = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
-    differ = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{others}" if keys else "the settings are the same"
-    console.OUT.print(differ, style="dim", markup=False)
+    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
+    message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
+    console.OUT.print(message, style="dim", markup=False)
     if comparison.reward_model is None:
         console.OUT.print(
             "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "

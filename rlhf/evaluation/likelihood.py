@@ -47,8 +47,8 @@ def _token_losses(
     model.eval()
     device = next(model.parameters()).device
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]))
-    for at in range(0, len(order), batch_size):
-        rows = order[at : at + batch_size]
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
         ids = pad_right([sequences[i][0] for i in rows], pad_id).to(device)
         scored = torch.zeros_like(ids, dtype=torch.bool)
         for row, i in enumerate(rows):

@@ -16,7 +16,7 @@ from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import working
 from rlhf.process import distributed
-from rlhf.recipe import Evaluate
+from rlhf.recipe import Evaluate, PolicyName, Role
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
@@ -35,7 +35,7 @@ Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[st
 class PolicySamples:
     """Responses of one policy to the same prompts, with their measures; per-response tensors (N,) on the CPU.
 
-    With several responses to each prompt, those to one prompt stand together: N is prompts · `per_prompt`.
+    The responses to one prompt follow each other: N is prompts · `per_prompt`.
     """
 
     texts: list[str]
@@ -48,6 +48,7 @@ class PolicySamples:
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
 
     def metrics(self) -> dict[str, float]:
+        """Return the means over all responses; docs/metrics.md has their units."""
         means: dict[str, float] = {
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),
@@ -74,7 +75,7 @@ def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
 @torch.no_grad()
 def measure(
     shared: SharedBase,
-    role: str,
+    role: Role | PolicyName,
     codec: Codec,
     prompts: Sequence[Prompt],
     sampling: Sampling,
@@ -102,16 +103,16 @@ def measure(
         scores = torch.zeros(len(ids), device=shared.device)
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
         for index in rollout.sharded_by_length(sampling.batch_size):
-            part = rollout.rows(index)
+            batch = rollout.rows(index)
             if role != "reference":
-                divergence += exact_kl(shared, role, part, sampling.temperature)
+                divergence += exact_kl(shared, role, batch, sampling.temperature)
             if shared.score_head is not None:
-                scores[index] = shared.scores(part)
+                scores[index] = shared.scores(batch)
         distributed.all_sum(scores, divergence)
     truths = None
     if truth:
-        written = [codec.prompt_text(prompt) for prompt in prompts]
-        truths = torch.tensor([toy.true_reward(p, t) for p, t in zip(written, texts, strict=True)])
+        prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
+        truths = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
     final_scores = scores.cpu() if shared.score_head is not None else None
     if judge is not None:
@@ -129,16 +130,16 @@ def measure(
 
 
 @torch.no_grad()
-def exact_kl(shared: SharedBase, role: str, rollout: Rollout, temperature: float) -> float:
+def exact_kl(shared: SharedBase, role: Role | PolicyName, rollout: Rollout, temperature: float) -> float:
     """Return Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
     mask = rollout.mask
     shared.activate(role)
-    ours = shared.response_hidden(rollout)[mask]
+    policy_hidden = shared.response_hidden(rollout)[mask]
     shared.activate("reference")
-    theirs = shared.response_hidden(rollout)[mask]
+    reference_hidden = shared.response_hidden(rollout)[mask]
     total = 0.0
     chunk = max(1, min(KL_CHUNK, KL_LOGITS // shared.vocabulary))
-    for a, b in zip(ours.split(chunk), theirs.split(chunk), strict=True):
+    for a, b in zip(policy_hidden.split(chunk), reference_hidden.split(chunk), strict=True):
         logp = (shared.logits(a).float() / temperature).log_softmax(-1)
         logq = (shared.logits(b).float() / temperature).log_softmax(-1)
         total += (logp.exp() * (logp - logq)).sum(dtype=torch.float64).item()
@@ -173,7 +174,7 @@ def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, floa
     }
 
 
-def closer_look(before: PolicySamples, after: PolicySamples, gains: Mapping[str, float]) -> dict[str, float]:
+def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[str, float]) -> dict[str, float]:
     """Return what the evaluation adds to `compare`: variety, win rate at equal length, proxy against true reward."""
     metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
     if before is after:
@@ -201,32 +202,35 @@ def reward_model_figures(
     """
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
     curve, error = calibration(margins)
-    squashed = [sigmoid(x) for x in (*chosen, *rejected)]
-    sure = [sigmoid(abs(m)) for m in margins]
-    right = outcomes(margins)
-    ends = quantiles(squashed, n=20)
+    probabilities = [sigmoid(x) for x in (*chosen, *rejected)]
+    confidences = [sigmoid(abs(m)) for m in margins]
+    correct = outcomes(margins)
+    percentiles = quantiles(probabilities, n=20)
     metrics = {
-        "accuracy": fmean(right),
+        "accuracy": fmean(correct),
         "margin": fmean(margins),
         "calibration_error": error,
-        "noise_at_most": 1 - fmean(sure),
-        "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, sure, strict=True)),
-        "sigmoid_p5": ends[0],
-        "sigmoid_p95": ends[-1],
-        "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in squashed),
+        "noise_at_most": 1 - fmean(confidences),
+        "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, confidences, strict=True)),
+        "sigmoid_p5": percentiles[0],
+        "sigmoid_p95": percentiles[-1],
+        "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in probabilities),
     }
-    for name, side in (("longer", 1), ("shorter", -1)):
-        rows = [r for r, d in zip(right, longer, strict=True) if d * side > 0]
+    for name, sign in (("longer", 1), ("shorter", -1)):
+        rows = [r for r, d in zip(correct, longer, strict=True) if d * sign > 0]
         if rows:
             metrics[f"accuracy_chosen_{name}"] = fmean(rows)
     if len(set(longer)) > 1 and len(set(margins)) > 1:
         metrics["margin_length_correlation"] = correlation(margins, longer)
-    reach = max(map(abs, margins)) or 1.0
-    edges = [reach * (i / 20 - 1) for i in range(41)]
+    largest = max(map(abs, margins)) or 1.0
+    edges = [largest * (i / 20 - 1) for i in range(41)]
     curves = {
         "calibration": [bin._asdict() for bin in curve],
         "margins": {"edges": edges, "counts": histogram(margins, edges)},
-        "sigmoid_scores": {"edges": (tenths := [i / 20 for i in range(21)]), "counts": histogram(squashed, tenths)},
+        "sigmoid_scores": {
+            "edges": (tenths := [i / 20 for i in range(21)]),
+            "counts": histogram(probabilities, tenths),
+        },
     }
     return metrics, curves
 
@@ -266,6 +270,6 @@ def sample_of(
     codec: Codec, prompts: Sequence[Prompt], before: PolicySamples, after: PolicySamples
 ) -> tuple[str, dict[str, str]]:
     """Return the first prompt whose answer changed, with both answers."""
-    changed = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
-    at = next(changed, 0)
-    return codec.prompt_text(prompts[at]), {"SFT": before.texts[at], "now": after.texts[at]}
+    changed_indices = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
+    index = next(changed_indices, 0)
+    return codec.prompt_text(prompts[index]), {"SFT": before.texts[index], "now": after.texts[index]}

@@ -9,13 +9,13 @@ from rlhf.recipe import PinnedRecipe, Recipe
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
-DIVIDED = {
+DIVIDED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(recipes.ONLINE, ("update",)),
     "sft": ("train", "evaluate"),
     "rm": ("train", "evaluate"),
     "dpo": ("train",),
 }
-FETCHED = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
+FETCHED: dict[str, tuple[str, ...]] = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
 # Types whose linear layers are the seven of a Llama.
 LLAMA_LAYERS = (

@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -169,11 +169,11 @@ class Rehearsals:
         folder = Path(self.folder.name) / shape[:12]
         present = [name for name in recipes.POLICIES if getattr(changed.recipe, name) is not None]
         policies = present if stage == "evaluate" else []  # it measures all that are there
-        needed = dict.fromkeys((*recipes.parents(changed.recipe, stage), *policies))
+        needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
         missing = [name for name in needed if (name, shape) not in self.finished]
         if self.watch is None and missing:
             with self._device(changed.recipe):
-                _write_adapters(_Rehearsal(folder, changed, stage), missing)
+                _write_adapters(_Rehearsal(folder, changed, recipes.stage_name(stage)), missing)
         elif self.watch is not None:
             for name in missing:
                 self._rehearse(changed, name, folder)
@@ -181,7 +181,7 @@ class Rehearsals:
         return self._rehearse(changed, stage, folder)
 
     def _rehearse(self, changed: PinnedRecipe, stage: str, folder: Path) -> dict[str, Any]:
-        run = _Rehearsal(folder, changed, stage)
+        run = _Rehearsal(folder, changed, recipes.stage_name(stage))
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
         stage_module = importlib.import_module(module_of(stage))
@@ -206,7 +206,7 @@ class Rehearsals:
         return StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name))
 
 
-def _write_adapters(run: Run, stages: list[str]) -> None:
+def _write_adapters(run: Run, stages: Sequence[str]) -> None:
     from rlhf.memory.adapters import write_adapters  # imports torch
 
     write_adapters(run, stages)

@@ -13,7 +13,7 @@ from rlhf.memory.predict import Stage, needed
 from rlhf.recipe import PinnedRecipe
 
 STAGES = ("sft", "rm", *recipes.ONLINE, "dpo")
-STEP = {
+STEP: dict[str, str] = {
     "sft": "train",
     "rm": "train",
     "dpo": "train",
@@ -133,7 +133,7 @@ def micro_batch(loaded: PinnedRecipe, stage: str, micro: int) -> dict[str, Any]:
 
 def _halved(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
     options = getattr(loaded.recipe, stage)
-    lengths = {"ppo": "response_length", **dict.fromkeys(recipes.GROUPS, "max_completion_length")}
+    lengths = {"ppo": "response_length"} | dict.fromkeys(recipes.GROUPS, "max_completion_length")
     keys = ("max_prompt_length", lengths.get(stage, "max_length"))
     return {f"{stage}.{key}": max(2, getattr(options, key) // 2) for key in keys}
 

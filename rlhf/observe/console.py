@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.recipe import POLICIES, Recipe, published
+from rlhf.recipe import POLICIES, Recipe, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
@@ -102,8 +102,8 @@ class _Times(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the time so far and the time left as text."""
         passed, left = datetime.timedelta(seconds=int(task.elapsed or 0)), self.bar.left()
-        rest = "" if left is None else f", about {datetime.timedelta(seconds=int(left))} left"
-        return Text(f"{passed} so far{rest}")
+        remaining = "" if left is None else f", about {datetime.timedelta(seconds=int(left))} left"
+        return Text(f"{passed} so far{remaining}")
 
 
 def install_command(extra: str) -> str:
@@ -150,7 +150,7 @@ def verdict(outcome: Verdict) -> str:
     return f"[{colour}]{escape(str(outcome))}[/]" if colour else escape(str(outcome))
 
 
-def summary_table(summary: Summary, where: Any) -> None:
+def summary_table(summary: Summary, folder: Any) -> None:
     """Print the table of a finished stage: figures and targets first, then all other metrics and costs."""
     title = f"{summary.recipe} {summary.version}: {summary.stage}, seed {summary.seed}"
     table = Table(title=title + (", modified recipe" if summary.modified else ""), title_justify="left")
@@ -160,15 +160,15 @@ def summary_table(summary: Summary, where: Any) -> None:
         ("measured", "right"),
         ("verdict", "left"),
     )
-    for column, side in columns:
-        table.add_column(column, justify=side)
+    for column, alignment in columns:
+        table.add_column(column, justify=alignment)
     for target in summary.targets:
         figure, outcome = target.figure, verdict(target.outcome)
         table.add_row(escape(figure.title), figure_text(figure, in_full=True), number(target.measured), outcome)
-    shown = {key for target in summary.targets for key in (target.name, target.metric)}
-    compared = summary.stage == "evaluate"  # policies and reward model have tables of their own
+    listed = {key for target in summary.targets for key in (target.name, target.metric)}
+    is_evaluation = summary.stage == "evaluate"  # policies and reward model have tables of their own
     for name, value in summary.metrics.items():
-        if name not in shown and not compared:
+        if name not in listed and not is_evaluation:
             table.add_row(escape(name.replace("_", " ")), "", number(value), _better(name))
     speed = summary.tokens_per_second
     table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
@@ -177,11 +177,11 @@ def summary_table(summary: Summary, where: Any) -> None:
         table.add_row("peak VRAM", "", f"{summary.peak_vram_bytes / 1e9:.2f} GB", "")
     table.add_row("peak memory of the process", "", f"{summary.peak_rss_bytes / 1e9:.2f} GB", "")
     OUT.print(table)
-    if compared:
+    if is_evaluation:
         _side_by_side(summary.metrics)
     if summary.findings:
         OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
-    OUT.print(f"written to {where}", style="dim", markup=False)
+    OUT.print(f"written to {folder}", style="dim", markup=False)
 
 
 def next_step(stage: str, stages: Iterable[str]) -> str:
@@ -199,9 +199,10 @@ def next_step(stage: str, stages: Iterable[str]) -> str:
 
 def say_next(stage: str, recipe: Recipe) -> None:
     """Print what may follow a stage of a recipe."""
-    has = [name for name in ("sft", "rm", *POLICIES) if recipe.section(name) is not None]
-    if following := next_step(stage, has):
-        OUT.print(following, style="dim", markup=False)
+    following: tuple[StageName, ...] = ("sft", "rm", *POLICIES)
+    stages = [name for name in following if recipe.section(name) is not None]
+    if advice := next_step(stage, stages):
+        OUT.print(advice, style="dim", markup=False)
 
 
 def _better(metric: str) -> str:
@@ -239,9 +240,9 @@ def targets_table(summaries: Sequence[Summary], price: float | None = None) -> N
 
     `price` is in dollars per hour of one card.
     """
-    of_all = totals({summary.stage: summary for summary in summaries}, price)
+    chain_figures = totals({summary.stage: summary for summary in summaries}, price)
     targets = [target for summary in summaries for target in summary.targets]
-    heading = "published" if of_all else _figures_heading(targets)
+    heading = "published" if chain_figures else _figures_heading(targets)
     table = Table(title="the chain so far", title_justify="left")
     for column in ("stage", "metric", heading, "measured", "verdict", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
@@ -257,7 +258,7 @@ def targets_table(summaries: Sequence[Summary], price: float | None = None) -> N
         ]
         for index, row in enumerate(cells or [("", "", "", "")]):
             table.add_row("" if index else summary.stage, *row, "" if index else f"{summary.wall_seconds:.0f} s")
-    for index, (figure, value, outcome) in enumerate(of_all):
+    for index, (figure, value, outcome) in enumerate(chain_figures):
         table.add_row(
             "" if index else "all", escape(figure.title), figure_text(figure), number(value), verdict(outcome), ""
         )
@@ -283,22 +284,22 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 @contextmanager
-def working(what: str) -> Iterator[Callable[[str], None]]:
+def working(task: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done, for work of unknown length. Yields a function that changes the text.
 
     Without a terminal a new text is printed as a line of its own, now and then.
     """
     if ERR.is_terminal:
-        with ERR.status(what) as status:
+        with ERR.status(task) as status:
             yield status.update
         return
     printed = time.monotonic()
 
-    def say(what: str) -> None:
+    def say(task: str) -> None:
         nonlocal printed
         if time.monotonic() - printed > _PLAIN_SECONDS:
             printed = time.monotonic()
-            ERR.print(what, markup=False)
+            ERR.print(task, markup=False)
 
     yield say
 

@@ -43,9 +43,9 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             closing.append(writer.close)
         else:
             tracker = importlib.import_module(name)  # wandb and trackio share these three functions
-            place = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
+            directory = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
             try:
-                tracker.init(project=project, name=folder.name, config=dict(config), **place)
+                tracker.init(project=project, name=folder.name, config=dict(config), **directory)
             except Exception as error:  # each service has its own errors
                 raise UserError(f"--report-to {name}: {' '.join(str(error).split())[:300]}") from error
             logs.append(partial(_record, tracker))

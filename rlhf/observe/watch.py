@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.recipe import GROUPS, ONLINE, Group, OnlineOptions, OnPolicy, Optimization, Recipe, as_yaml
+from rlhf.recipe import GROUPS, ONLINE, Group, OnlineOptions, OnPolicy, Optimization, Recipe, StageName, as_yaml
 from rlhf.run.directory import Run
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 class History:
     """The values that a stage has logged, by key, oldest first, and the responses sampled last."""
 
-    def __init__(self, recipe: Recipe, stage: str):
+    def __init__(self, recipe: Recipe, stage: StageName):
         self.recipe, self.stage = recipe, stage
         self.rows: list[Mapping[str, float | None]] = []
         self.responses: list[str] = []
@@ -91,14 +91,14 @@ class Check(NamedTuple):
     remedies: Callable[[History], dict[str, Any]]
 
 
-def see_nan(h: History) -> str | None:
+def find_nan(h: History) -> str | None:
     """Return the first key of the newest row that is not finite."""
     wrong = [key for key, value in h.rows[-1].items() if value is None or not math.isfinite(value)]
     wrong = [key for key in wrong if not key.startswith("eval/")]  # a gain is undefined where scores do not vary
     return f"{wrong[0]} is not a number" if wrong else None
 
 
-def see_flat_loss(h: History) -> str | None:
+def find_flat_loss(h: History) -> str | None:
     """Return how far the loss has fallen, if its noise explains the fall."""
     losses = h.values("loss")
     if len(losses) < MANY:
@@ -121,7 +121,7 @@ def noise_of_difference(values: Sequence[float], count: int) -> float:
     return math.sqrt(statistics.fmean(x * x for x in steps) / count)
 
 
-def see_rising_loss(h: History) -> str | None:
+def find_rising_loss(h: History) -> str | None:
     """Return how far the loss has risen above its best, beyond 20 %."""
     last, losses = h.last("loss"), h.values("loss")
     if last is None or len(losses) < 2 * FEW:
@@ -132,7 +132,7 @@ def see_rising_loss(h: History) -> str | None:
     return f"the loss has risen from {best:.3g} to {last:.3g}" if last > 1.2 * best else None
 
 
-def see_large_updates(h: History) -> str | None:
+def find_large_updates(h: History) -> str | None:
     """Return how far an update moves the policy, above 0.1 of approxkl."""
     distance = h.last("policy/approxkl_avg")
     return (
@@ -140,7 +140,7 @@ def see_large_updates(h: History) -> str | None:
     )
 
 
-def see_same_scores(h: History) -> str | None:
+def find_same_scores(h: History) -> str | None:
     """Return how close together the scores of a batch lie, within 0.01."""
     low, high = h.last("min_reward"), h.last("max_reward")
     if low is None or high is None or high - low > 0.01:
@@ -148,7 +148,7 @@ def see_same_scores(h: History) -> str | None:
     return f"the scores of a batch lie within {high - low:.2g} of each other"
 
 
-def see_chance(h: History) -> str | None:
+def find_chance(h: History) -> str | None:
     """Return the accuracy of the later half of the rows, if it is no better than a guess."""
     accuracies = h.values("accuracy")
     if len(accuracies) < MANY:
@@ -160,7 +160,7 @@ def see_chance(h: History) -> str | None:
     return f"accuracy is {accuracy:.3f} on {pairs} pairs: a guess" if accuracy < 0.5 + 2 * noise else None
 
 
-def see_overconfident(h: History) -> str | None:
+def find_overconfident(h: History) -> str | None:
     """Return the range of scores after a sigmoid if it reaches 0 and 1; the guide has 0.3 to 0.7."""
     low, high = h.last("min_reward"), h.last("max_reward")
     if low is None or high is None or not (sigmoid(low) < 0.01 and sigmoid(high) > 0.99):
@@ -168,7 +168,7 @@ def see_overconfident(h: History) -> str | None:
     return f"scores reach from {sigmoid(low):.4f} to {sigmoid(high):.4f} after a sigmoid"
 
 
-def see_high_kl(h: History) -> str | None:
+def find_high_kl(h: History) -> str | None:
     """Return the KL to the reference, above the recipe's limit or the guide's."""
     limit = min(h.online.best_kl_limit or KL_LIMIT, KL_LIMIT)
     kl = h.last("objective/kl_per_token", 3)
@@ -177,7 +177,7 @@ def see_high_kl(h: History) -> str | None:
     return f"KL to the reference is {kl:.3g} nats per token, above {limit:.3g}"
 
 
-def see_negative_kl(h: History) -> str | None:
+def find_negative_kl(h: History) -> str | None:
     """Return the KL to the reference if k1 estimates it below -0.01."""
     kl = h.last("objective/kl_per_token", 3)
     if kl is None or kl >= -0.01 or h.online.kl_estimator != "k1":
@@ -185,7 +185,7 @@ def see_negative_kl(h: History) -> str | None:
     return f"KL to the reference is negative, {kl:.3g} nats per token"
 
 
-def see_longer(h: History) -> str | None:
+def find_longer(h: History) -> str | None:
     """Return the growth of responses by half or more while the score rose."""
     first, last = h.first("response/length"), h.last("response/length")
     worse, better = h.first("objective/scores"), h.last("objective/scores")
@@ -196,7 +196,7 @@ def see_longer(h: History) -> str | None:
     return f"responses have grown from {first:.0f} to {last:.0f} tokens while the score rose"
 
 
-def see_fewer_ends(h: History) -> str | None:
+def find_fewer_ends(h: History) -> str | None:
     """Return the fall of the share of responses that end, from 20 points."""
     first, last = h.first("response/eos_rate"), h.last("response/eos_rate")
     if first is None or last is None or last > first - 0.2:
@@ -204,7 +204,7 @@ def see_fewer_ends(h: History) -> str | None:
     return f"{last:.0%} of the responses end, {first:.0%} did at first"
 
 
-def see_repetition(h: History) -> str | None:
+def find_repetition(h: History) -> str | None:
     """Return the share of repeated text in the responses sampled last, from one half."""
     shares = [share for text in h.responses if (share := repeated(text)) is not None]
     if not shares or (mean := statistics.fmean(shares)) < 0.5:
@@ -212,7 +212,7 @@ def see_repetition(h: History) -> str | None:
     return f"{mean:.0%} of what the sampled responses say they have said before"
 
 
-def see_entropy_collapse(h: History) -> str | None:
+def find_entropy_collapse(h: History) -> str | None:
     """Return the fall of the entropy to less than a third of its first values."""
     first, last = h.first("policy/entropy_avg"), h.last("policy/entropy_avg")
     if first is None or last is None or last > 0.3 * first:
@@ -220,7 +220,7 @@ def see_entropy_collapse(h: History) -> str | None:
     return f"entropy has fallen from {first:.3g} to {last:.3g} nats per token"
 
 
-def see_no_signal(h: History) -> str | None:
+def find_no_signal(h: History) -> str | None:
     """Return the share of groups with equal rewards, above 70 %."""
     share = h.last("groups/no_signal")
     return (
@@ -228,23 +228,23 @@ def see_no_signal(h: History) -> str | None:
     )
 
 
-def see_clipping(h: History) -> str | None:
+def find_clipping(h: History) -> str | None:
     """Return the share of clipped tokens, above 30 %."""
     share = h.last("policy/clipfrac_avg")
     return f"{share:.0%} of the tokens are clipped" if share is not None and share > 0.3 else None
 
 
-def see_value_explosion(h: History) -> str | None:
+def find_value_explosion(h: History) -> str | None:
     """Return the growth of the value loss to ten times its first values, or to more than 1000."""
     losses = h.values("loss/value_avg")
     if len(losses) < 2 * FEW:
         return None
-    usual, last = min(losses[0], statistics.median(losses[:FEW])), statistics.fmean(losses[-FEW:])
-    exploded = last > max(1.0, 10 * usual) or last > 1000  # some explode in the first step
-    return f"the value loss has gone from {usual:.3g} to {last:.3g}" if exploded else None
+    first_loss, last = min(losses[0], statistics.median(losses[:FEW])), statistics.fmean(losses[-FEW:])
+    exploded = last > max(1.0, 10 * first_loss) or last > 1000  # some explode in the first step
+    return f"the value loss has gone from {first_loss:.3g} to {last:.3g}" if exploded else None
 
 
-def see_flat_reward(h: History) -> str | None:
+def find_flat_reward(h: History) -> str | None:
     """Return the change of the score from the first to the last quarter of the rows, if it is no rise beyond the noise.
 
     The check waits for a quarter of the run. The score is the one before KL and penalties. Steps in which only the
@@ -262,25 +262,25 @@ def see_flat_reward(h: History) -> str | None:
     return f"the score went from {first:.3g} to {last:.3g} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
 
 
-def slower(h: History) -> dict[str, Any]:
+def half_rate(h: History) -> dict[str, Any]:
     """Return half the learning rate, the guide's remedy for divergence."""
     return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
 
 
-def faster(h: History) -> dict[str, Any]:
+def double_rate_and_epochs(h: History) -> dict[str, Any]:
     """Return twice the learning rate and twice the epochs."""
     epochs = {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs}
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
 
 
-def bolder(h: History) -> dict[str, Any]:
+def double_rate(h: History) -> dict[str, Any]:
     """Return twice the learning rate, the guide's remedy (2e-5 instead of 1e-5) where PPO does not converge."""
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate}
 
 
-def calmer(h: History) -> dict[str, Any]:
+def smaller_updates(h: History) -> dict[str, Any]:
     """Return the guide's remedies for divergence during PPO that the recipe does not use yet."""
-    remedies = slower(h)
+    remedies = half_rate(h)
     epochs = "num_ppo_epochs" if h.stage == "ppo" else "num_iterations"
     if h.online.passes > 2:
         remedies[f"{h.stage}.{epochs}"] = 2
@@ -289,7 +289,7 @@ def calmer(h: History) -> dict[str, Any]:
     return remedies
 
 
-def tighter(h: History) -> dict[str, Any]:
+def more_kl(h: History) -> dict[str, Any]:
     """Return twice the weight of the KL, or half the target where the weight follows one."""
     if h.online.kl_target is not None:
         return {f"{h.stage}.kl_target": h.online.kl_target / 2}
@@ -297,82 +297,100 @@ def tighter(h: History) -> dict[str, Any]:
     return {f"{h.stage}.{key}": 2 * h.online.kl_coef or 0.05}
 
 
-def closer(h: History) -> dict[str, Any]:
+def stay_near_reference(h: History) -> dict[str, Any]:
     """Return remedies that keep the policy close to the reference: more KL penalty, smaller updates."""
-    return tighter(h) | calmer(h)
+    return more_kl(h) | smaller_updates(h)
 
 
-def ending(h: History) -> dict[str, Any]:
+def ending_penalty(h: History) -> dict[str, Any]:
     """Return remedies for responses that do not end."""
-    return {f"{h.stage}.missing_eos_penalty": 2 * (h.online.missing_eos_penalty or 0.5)} | tighter(h)
+    return {f"{h.stage}.missing_eos_penalty": 2 * (h.online.missing_eos_penalty or 0.5)} | more_kl(h)
 
 
-def better_rewards(h: History) -> dict[str, Any]:
+def fit_more(h: History) -> dict[str, Any]:
     """Return remedies for a reward model that has learned too little."""
     return {"rm.num_train_epochs": 2 * h.recipe.rm.num_train_epochs, "rm.learning_rate": 2 * h.recipe.rm.learning_rate}
 
 
-def humbler(h: History) -> dict[str, Any]:
+def fit_less(h: History) -> dict[str, Any]:
     """Return remedies for a reward model that has learned its pairs by heart."""
     return {"rm.num_train_epochs": h.recipe.rm.num_train_epochs / 2, "rm.center_rewards_coefficient": 0.01}
 
 
-def lively(h: History) -> dict[str, Any]:
+def more_entropy(h: History) -> dict[str, Any]:
     """Return remedies for a policy of low entropy."""
-    return tighter(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
+    return more_kl(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
 
 
-def livelier_groups(h: History) -> dict[str, Any]:
+def larger_groups(h: History) -> dict[str, Any]:
     """Return remedies for groups whose responses all get the same reward."""
     assert isinstance(h.online, Group)
     return {f"{h.stage}.num_generations": 2 * h.online.num_generations, f"{h.stage}.resample_groups": 4}
 
 
 CHECKS = (
-    Check("nan", (*SUPERVISED, *ONLINE), see_nan, "Numbers overflow, mostly after steps that are too large", slower),
-    Check("flat_loss", SUPERVISED, see_flat_loss, "The learning rate is too low, or the data teach nothing", faster),
-    Check("rising_loss", SUPERVISED, see_rising_loss, "The learning rate is too high", slower),
+    Check(
+        "nan",
+        (*SUPERVISED, *ONLINE),
+        find_nan,
+        "Numbers overflow, mostly after steps that are too large",
+        half_rate,
+    ),
+    Check(
+        "flat_loss",
+        SUPERVISED,
+        find_flat_loss,
+        "The learning rate is too low, or the data teach nothing",
+        double_rate_and_epochs,
+    ),
+    Check("rising_loss", SUPERVISED, find_rising_loss, "The learning rate is too high", half_rate),
     Check(
         "flat_reward",
         ONLINE,
-        see_flat_reward,
+        find_flat_reward,
         "The learning rate is too low, or the reward model scores what the policy cannot change",
-        bolder,
+        double_rate,
     ),
-    Check("large_updates", ONLINE, see_large_updates, "The learning rate is too high", calmer),
+    Check("large_updates", ONLINE, find_large_updates, "The learning rate is too high", smaller_updates),
+    Check("same_scores", ("rm",), find_same_scores, "The reward model tells nothing apart yet", fit_more),
     Check(
-        "same_scores",
+        "chance",
         ("rm",),
-        see_same_scores,
-        "The reward model tells nothing apart yet",
-        better_rewards,
+        find_chance,
+        "The pairs carry no preference, or labels are wrong: look at them",
+        double_rate_and_epochs,
     ),
-    Check("chance", ("rm",), see_chance, "The pairs carry no preference, or labels are wrong: look at them", faster),
-    Check("overconfident", ("rm",), see_overconfident, "The reward model has learned its pairs by heart", humbler),
-    Check("high_kl", ONLINE, see_high_kl, "The policy leaves what the reward model knows", closer),
+    Check("overconfident", ("rm",), find_overconfident, "The reward model has learned its pairs by heart", fit_less),
+    Check("high_kl", ONLINE, find_high_kl, "The policy leaves what the reward model knows", stay_near_reference),
     Check(
         "negative_kl",
         ONLINE,
-        see_negative_kl,
+        find_negative_kl,
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
         lambda h: {f"{h.stage}.old_logprobs": "recompute"} if h.online.old_logprobs == "rollout" else {},
     ),
-    Check("longer", ONLINE, see_longer, "The reward model likes length, and the policy has found out", closer),
-    Check("fewer_ends", ONLINE, see_fewer_ends, "Running on pays more than ending", ending),
-    Check("repetition", ONLINE, see_repetition, "The policy repeats what the reward model likes", closer),
-    Check("entropy_collapse", ONLINE, see_entropy_collapse, "The policy has settled on few answers", lively),
+    Check(
+        "longer",
+        ONLINE,
+        find_longer,
+        "The reward model likes length, and the policy has found out",
+        stay_near_reference,
+    ),
+    Check("fewer_ends", ONLINE, find_fewer_ends, "Running on pays more than ending", ending_penalty),
+    Check("repetition", ONLINE, find_repetition, "The policy repeats what the reward model likes", stay_near_reference),
+    Check("entropy_collapse", ONLINE, find_entropy_collapse, "The policy has settled on few answers", more_entropy),
     Check(
         "no_signal",
         GROUPS,
-        see_no_signal,
+        find_no_signal,
         "The responses to a prompt get the same reward: the task is too easy, too hard, or sampling too narrow",
-        livelier_groups,
+        larger_groups,
     ),
-    Check("clipping", ONLINE, see_clipping, "Updates are too large for one batch of rollouts", calmer),
+    Check("clipping", ONLINE, find_clipping, "Updates are too large for one batch of rollouts", smaller_updates),
     Check(
         "value_explosion",
         ("ppo",),
-        see_value_explosion,
+        find_value_explosion,
         "The critic diverges, and advantages with it",
         lambda h: {"ppo.value_learning_rate": h.recipe.ppo.value_learning_rate / 4},
     ),
@@ -423,5 +441,5 @@ def findings(history: History, step: int) -> list[Finding]:
 
 def repeated(text: str) -> float | None:
     """Return the share of a text's six-character runs that occurred in it before; None below 20 characters."""
-    runs = [text[at : at + 6] for at in range(len(text) - 5)]
+    runs = [text[start : start + 6] for start in range(len(text) - 5)]
     return 1 - len(set(runs)) / len(runs) if len(text) >= 20 else None

@@ -21,7 +21,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import endings
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.run.provenance import code_version
 
@@ -80,7 +80,7 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def joined(loaded: PinnedRecipe, stage: str) -> Iterator[None]:
+def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
     """Join the recipe's processes: wait for the other ranks, compare recipe and code, and silence all ranks but 0.
 
     Raises UserError if the launcher started another number of processes than the recipe has, if they do not meet, or if
@@ -100,7 +100,7 @@ def joined(loaded: PinnedRecipe, stage: str) -> Iterator[None]:
         try:
             PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
         except RuntimeError as error:  # torch's DistError and its subclasses
-            raise UserError(f"rank {rank()} did not meet the others: {explained(str(error))}") from error
+            raise UserError(f"rank {rank()} did not meet the others: {explain(str(error))}") from error
         try:
             agree("recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine])
             agree("code", code_version()["commit"])
@@ -121,14 +121,14 @@ def _leave() -> None:
 
 def check_world(recipe: recipes.Recipe, stage: str) -> None:
     """Raise UserError unless the number of ranks is the number that the recipe has for a stage."""
-    wanted = recipe.processes(stage)
-    if world() == wanted:
+    expected = recipe.processes(stage)
+    if world() == expected:
         _check_engine(recipe, stage)
         return
     if stage not in recipes.SHARED:
         raise UserError(f"{stage} runs in one process and {world()} were started: start it without a launcher")
     raise UserError(
-        f"hardware.count is {wanted} and {world()} {'process was' if world() == 1 else 'processes were'} started: "
+        f"hardware.count is {expected} and {world()} {'process was' if world() == 1 else 'processes were'} started: "
         "let `rlhf run` start them, or give the launcher the same number (`accelerate launch --cpu` starts only one)"
     )
 
@@ -229,7 +229,7 @@ def from_main(make: Callable[[], T]) -> T:
     return value
 
 
-def agree(what: str, value: Any) -> None:
+def agree(name: str, value: Any) -> None:
     """Raise Disagreement on every rank if the value of any rank is not that of rank 0."""
     if world() == 1:
         return
@@ -240,12 +240,12 @@ def agree(what: str, value: Any) -> None:
     for number, (host, digest) in enumerate(digests):
         if digest != digests[0][1]:
             raise Disagreement(
-                f"rank {number} (on {host}) has another {what} than rank 0 (on {digests[0][0]}): {digest[:12]}, not "
+                f"rank {number} (on {host}) has another {name} than rank 0 (on {digests[0][0]}): {digest[:12]}, not "
                 f"{digests[0][1][:12]}; every machine needs the same checkout, command line and files"
             )
 
 
-def shard(decoder: "nn.Module", whole: "set[nn.Parameter]") -> None:
+def shard(decoder: "nn.Module", unsharded: "set[nn.Parameter]") -> None:
     """Shard a decoder's frozen layers over the ranks (FSDP2); every rank keeps adapters and `whole` complete.
 
     No sharded weight has a gradient, so gradients are reduced as without sharding.
@@ -254,7 +254,7 @@ def shard(decoder: "nn.Module", whole: "set[nn.Parameter]") -> None:
 
     layers: Any = decoder.layers
     for layer in layers:
-        fully_shard(layer, ignored_params=whole)
+        fully_shard(layer, ignored_params=unsharded)
     fully_shard(decoder, ignored_params=set(decoder.parameters()))  # shards nothing more; layers are fetched ahead
 
 
@@ -274,7 +274,7 @@ def gather(model: "nn.Module", whole: bool) -> None:
 # -- start -----------------------------------------------------------------------------------------------------------
 
 
-def to_launch(recipe: recipes.Recipe, stage: str) -> bool:
+def needs_launch(recipe: recipes.Recipe, stage: str) -> bool:
     """Return whether a stage needs several processes that no launcher has started yet."""
     return recipe.processes(stage) > 1 and not launched()
 
@@ -300,13 +300,13 @@ def launch(loaded: PinnedRecipe, stage: str) -> None:
     try:
         launch_command(arguments)
     except ChildFailedError as error:
-        raise UserError(_why(error.failures, stage)) from None
+        raise UserError(_failure_message(error.failures, stage)) from None
     except SignalException as stop:
         raise endings.stopped(stop.sigval) from None
     except ImportError as error:
         raise UserError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
-        raise UserError(f"the processes could not be started: {explained(str(error))}") from error
+        raise UserError(f"the processes could not be started: {explain(str(error))}") from error
     finally:
         logging.disable(logging.NOTSET)
         del os.environ[_STARTED_HERE]
@@ -326,7 +326,7 @@ def _engine_flags(loaded: PinnedRecipe) -> list[str]:
     return ["--config_file", str(file)]
 
 
-def _why(failures: Mapping[int, Any], stage: str) -> str:
+def _failure_message(failures: Mapping[int, Any], stage: str) -> str:
     """Return one line about the rank whose end ended the others."""
     ended_by_launcher = (LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # not the cause
     reasons = [f for f in failures.values() if f.exitcode not in ended_by_launcher] or list(failures.values())
@@ -343,7 +343,7 @@ def _why(failures: Mapping[int, Any], stage: str) -> str:
     return f"{stage}: rank {number} {ending}{hint}, which ended the run; `--resume` (make: RESUME=1) continues it"
 
 
-def explained(reason: str) -> str:
+def explain(reason: str) -> str:
     """Return torch's message about processes that do not meet, with the way out."""
     advice = {
         r"in use|EADDRINUSE": "the port is taken: give the launcher another one (--master-port, MASTER_PORT)",
@@ -364,7 +364,7 @@ def report(message: str) -> bool:
     return True
 
 
-def lost(error: BaseException) -> bool:
+def other_rank_ended(error: BaseException) -> bool:
     """Return whether an error only means that another rank has ended."""
-    gone = r"Connection (closed|reset) by|Broken pipe|remote process exited"
-    return world() > 1 and bool(re.search(gone, str(error)))
+    pattern = r"Connection (closed|reset) by|Broken pipe|remote process exited"
+    return world() > 1 and bool(re.search(pattern, str(error)))

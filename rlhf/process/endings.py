@@ -42,26 +42,26 @@ _UNDER_A_LIMIT = re.compile("failed to map segment|without exception set")  # wi
 
 
 class Stopped(BaseException):
-    """A signal asked this process to end. `kept` says what remains of its work and how to continue.
+    """A signal asked this process to end. `progress` says what remains of its work and how to continue.
 
     It is no KeyboardInterrupt, because click answers one with a line of its own.
     """
 
-    def __init__(self, number: int, kept: str = ""):
+    def __init__(self, number: int, progress: str = ""):
         super().__init__(signal.Signals(number).name)
-        self.number, self.kept = number, kept
+        self.number, self.progress = number, progress
 
     def __str__(self) -> str:
-        by = "" if self.number == signal.SIGINT else f" by {signal.Signals(self.number).name}"
-        return f"stopped{by}" + (f"; {self.kept}" if self.kept else "")
+        sender = "" if self.number == signal.SIGINT else f" by {signal.Signals(self.number).name}"
+        return f"stopped{sender}" + (f"; {self.progress}" if self.progress else "")
 
 
 class _Listener:
     """The state of `listening`. At most one exists at a time, in the main thread."""
 
-    def __init__(self, tell: Callable[[str], None]):
-        self.tell = tell
-        self.kept: Callable[[], str] = str
+    def __init__(self, print_line: Callable[[str], None]):
+        self.print_line = print_line
+        self.progress: Callable[[], str] = str
         self.raised = False  # whether the main thread has received a signal
         self.watched = True  # whether another thread ends the process at a second signal
         self.installed: dict[int, Any] = {}  # by signal: the handler that was there before
@@ -73,11 +73,11 @@ class _Listener:
                 self.end(number)
             return
         self.raised = True
-        raise Stopped(number, self.kept())
+        raise Stopped(number, self.progress())
 
     def end(self, number: int) -> None:
         """End the process and all its descendants, from any thread."""
-        self.tell(str(Stopped(number, self.kept())))
+        self.print_line(str(Stopped(number, self.progress())))
         for process in _descendants(os.getpid()):
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
@@ -121,19 +121,19 @@ _listener: _Listener | None = None
 
 
 @contextmanager
-def listening(tell: Callable[[str], None] = say) -> Iterator[None]:
+def listening(print_line: Callable[[str], None] = say) -> Iterator[None]:
     """End the block with `Stopped` when a signal arrives. Signals that are ignored (nohup) or handled already stay so.
 
-    `tell` receives the last line of a process that is ended at once.
+    `print_line` receives the last line of a process that is ended at once.
     """
     global _listener
     if _listener is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    listener = _Listener(tell)
+    listener = _Listener(print_line)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     number: int
     for number in SIGNALS:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -148,7 +148,7 @@ def listening(tell: Callable[[str], None] = say) -> Iterator[None]:
         yield
     finally:
         _listener = None
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous)
         for number, handler in listener.installed.items():
             if signal.getsignal(number) == listener.handle:
                 signal.signal(number, handler)
@@ -169,22 +169,22 @@ os.register_at_fork(after_in_child=_forked)
 
 
 @contextmanager
-def keeping(kept: Callable[[], str]) -> Iterator[None]:
-    """Make `kept()` the message about what a signal leaves, while the block runs."""
+def reporting_progress(progress: Callable[[], str]) -> Iterator[None]:
+    """Make `progress()` the message about what a signal leaves, while the block runs."""
     listener = _listener
     if listener is None:
         yield
         return
-    before, listener.kept = listener.kept, kept
+    previous, listener.progress = listener.progress, progress
     try:
         yield
     finally:
-        listener.kept = before
+        listener.progress = previous
 
 
 def stopped(number: int) -> Stopped:
     """Return the exception to raise for a signal that a library has caught."""
-    return Stopped(number, _listener.kept() if _listener else "")
+    return Stopped(number, _listener.progress() if _listener else "")
 
 
 def resume_command() -> str:
@@ -225,8 +225,8 @@ def out_of_memory(error: BaseException) -> bool:
             return True
         if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
             return True
-        ours = type(cause).__module__.partition(".")[0] == "rlhf"  # our errors are explicit and may quote others
-        if not ours and not isinstance(cause, ValueError | OSError) and _OUT_OF_MEMORY.search(str(cause)):
+        is_own = type(cause).__module__.partition(".")[0] == "rlhf"  # our errors are explicit and may quote others
+        if not is_own and not isinstance(cause, ValueError | OSError) and _OUT_OF_MEMORY.search(str(cause)):
             return True
         if memory_limit() and isinstance(cause, ImportError | SystemError) and _UNDER_A_LIMIT.search(str(cause)):
             return True

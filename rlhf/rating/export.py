@@ -15,7 +15,7 @@ from rlhf.run.reader import read_lines
 VERDICTS = ("a", "b", "tie")  # verdicts that count; a skip does not
 
 
-class Exported(NamedTuple):
+class ExportedRows(NamedTuple):
     """Rows to write, and the numbers of pairs that were rated, tied, or left out because an answer is empty."""
 
     rows: list[dict[str, Any]]
@@ -26,7 +26,7 @@ class Exported(NamedTuple):
 
 def export(
     comparison: Comparison, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
-) -> Exported:
+) -> ExportedRows:
     """Return rows `prompt`, `chosen`, `rejected` for the rated pairs, in their order.
 
     Several raters decide by majority: a verdict needs more than half of the votes and is otherwise a tie; skips do not
@@ -36,7 +36,7 @@ def export(
 
     Raises UserError without ratings, for a rater without ratings, and for prompts that cannot be read back.
     """
-    verdicts = _verdicts(store.standing(comparison.file), comparison.file, raters)
+    verdicts = _verdicts(store.current_ratings(comparison.file), comparison.file, raters)
     lines = read_lines(samples, SampleLine)
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -54,7 +54,7 @@ def export(
             prompt = _prompt(line, template, samples)
             chosen_sides = (verdict,) if verdict != "tie" else ("b", "a") if keep_ties else ()
             rows += [_row(prompt, sides, chosen, by_rater, comparison) for chosen in chosen_sides]
-    return Exported(rows, counts["rated"], counts["ties"], counts["empty"])
+    return ExportedRows(rows, counts["rated"], counts["ties"], counts["empty"])
 
 
 def majority(verdicts: Iterable[str]) -> str:
@@ -69,12 +69,12 @@ def _verdicts(
 ) -> dict[tuple[int, str], dict[str, str]]:
     """Return each pair's verdicts by rater. Raises UserError without ratings, or for a rater without any."""
     ratings = list(ratings)
-    known = sorted({rating.rater for rating in ratings})
-    if not known:
+    raters_with_ratings = sorted({rating.rater for rating in ratings})
+    if not raters_with_ratings:
         raise UserError(f"{file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
     for rater in raters:
-        if rater not in known:
-            raise UserError(f"{file}: no ratings of {rater!r}; it has those of {', '.join(known)}")
+        if rater not in raters_with_ratings:
+            raise UserError(f"{file}: no ratings of {rater!r}; it has those of {', '.join(raters_with_ratings)}")
     verdicts: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for rating in ratings:
         if rating.verdict in VERDICTS and (not raters or rating.rater in raters):

@@ -14,7 +14,7 @@ from rlhf.rating.endpoint import Endpoint, Refused, excerpt
 from rlhf.rating.pairs import Comparison, Pair
 from rlhf.terminal import say
 
-KEPT = 200  # characters of a reply that are stored
+REPLY_CHARACTERS = 200  # characters of a reply that are stored
 QUESTION = """\
 Two assistants answered the last message of a conversation. Which answer is better? Judge what it says: is it to the \
 point, correct, helpful and harmless. Length, formatting and the order of the answers are no reasons.
@@ -71,14 +71,14 @@ def letter(reply: str) -> str | None:
     return letters.pop() if len(letters) == 1 else None
 
 
-def judged(judge: Judge, pair: Pair) -> dict[str, Any]:
+def judge_pair(judge: Judge, pair: Pair) -> dict[str, Any]:
     """Return the rating of a pair, with the judge's verdict and the reply in each order."""
     replies = {order: judge.reply(pair, order) for order in ("ab", "ba")}
-    said = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
-    first, second = said.values()
+    verdicts = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
+    first, second = verdicts.values()
     verdict = "skip" if first is None or second is None else first if first == second else "tie"
-    kept = {order: reply[:KEPT] for order, reply in replies.items()}
-    return store.rating(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=said, replies=kept)
+    excerpts = {order: reply[:REPLY_CHARACTERS] for order, reply in replies.items()}
+    return store.rating(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=verdicts, replies=excerpts)
 
 
 def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
@@ -88,8 +88,8 @@ def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_on
     the next run asks about them again.
     """
     name = f"{store.JUDGE}{judge.model}"
-    done = {rating.pair for rating in store.standing(comparison.file) if rating.rater == name}
-    todo = [pair for pair in comparison.pairs[:limit] if (pair.item, pair.digest) not in done]
+    judged_pairs = {rating.pair for rating in store.current_ratings(comparison.file) if rating.rater == name}
+    todo = [pair for pair in comparison.pairs[:limit] if (pair.item, pair.digest) not in judged_pairs]
 
     waiting: queue.SimpleQueue[Pair] = queue.SimpleQueue()
     for pair in todo:
@@ -133,7 +133,7 @@ def _judge_waiting(
         except queue.Empty:
             return
         try:
-            rating = judged(judge, pair)
+            rating = judge_pair(judge, pair)
             store.append(comparison.file, rating)
             results.put(rating)
         except Refused as error:

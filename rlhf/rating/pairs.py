@@ -57,7 +57,7 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
     if not rows:
         raise UserError(f"{folder / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0].answers if all(name in row.answers for row in rows)]
-    a, b = _chosen(folder, names, a, b)
+    a, b = _policies(folder, names, a, b)
     # If each policy gave several answers to a prompt, the first ones are rated: a prompt counts once.
     pairs = [_pair(index, row, a, b) for index, row in enumerate(rows) if row.sample == 0]
     differing = [pair for pair in pairs if pair.a != pair.b]
@@ -66,13 +66,13 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
     return Comparison(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
 
 
-def _chosen(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
+def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
     """Return the two policies to compare, of those that have answers. Raises UserError."""
     a = a or "sft"
-    policies = [name for name in POLICIES if name in names and name != a]
-    if b is None and not policies:
+    trained = [name for name in POLICIES if name in names and name != a]
+    if b is None and not trained:
         raise UserError(f"{folder}: no trained policy to compare with {a}; it has answers of {', '.join(names)}")
-    b = b or policies[0]
+    b = b or trained[0]
     for name in (a, b):
         if name not in names:
             raise UserError(f"{folder}: no answers of {name!r}; it has those of {', '.join(names)}")
@@ -88,7 +88,7 @@ def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
     values = {"score": (first.score, second.score), "true_reward": (first.true_reward, second.true_reward)}
     worth = {key: (x, y) for key, (x, y) in values.items() if x is not None and y is not None}
-    prompt, answer_a, answer_b = map(_shown, texts)
+    prompt, answer_a, answer_b = map(_displayable, texts)
     return Pair(index, digest, prompt, answer_a, answer_b, worth, turns(row.prompt, row.messages))
 
 
@@ -106,11 +106,11 @@ def turns(prompt: str, messages: Sequence[Any] = ()) -> list[tuple[str, str]]:
         ]
         if not any(speaker == SPEAKERS["user"] for speaker, _ in dialogue):
             dialogue = [("Prompt", prompt)]
-    return [(speaker, _shown(text)) for speaker, text in dialogue]
+    return [(speaker, _displayable(text)) for speaker, text in dialogue]
 
 
-def _shown(text: str) -> str:
+def _displayable(text: str) -> str:
     """Return a text without characters that could take over a page or a terminal, cut if it is very long."""
-    kept = harmless(text).strip()
-    cut = len(kept) - LONGEST
-    return f"{kept[:LONGEST]}… ({cut:,} more characters)" if cut > 0 else kept
+    cleaned = harmless(text).strip()
+    excess = len(cleaned) - LONGEST
+    return f"{cleaned[:LONGEST]}… ({excess:,} more characters)" if excess > 0 else cleaned

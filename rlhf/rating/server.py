@@ -20,7 +20,7 @@ from rlhf.errors import UserError
 from rlhf.observe import console
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import Comparison, Pair
-from rlhf.rating.store import append, rating, standing
+from rlhf.rating.store import append, current_ratings, rating
 
 PAGE = Path(__file__).with_name("page.html")
 PORT = 8808
@@ -38,7 +38,7 @@ class Server(ThreadingHTTPServer):
         self.pairs = {pair.item: pair for pair in comparison.pairs[:limit]}
         self.file, self.rater, self.seed = comparison.file, rater, seed
         self.token = secrets.token_urlsafe(32)  # valid for this process: an older page may show other answers
-        standing(self.file)  # report a damaged file now
+        current_ratings(self.file)  # report a damaged file now
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
@@ -48,6 +48,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Return the address of the page."""
         return f"http://127.0.0.1:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -56,22 +57,24 @@ class Server(ThreadingHTTPServer):
 
     def order(self, rater: str, pair: Pair) -> str:
         """Return the order in which a rater sees a pair: "ab" or "ba", a function of the seed."""
-        drawn = hashlib.sha256(f"{self.seed} {rater} {pair.item} {pair.digest}".encode()).digest()[0]
-        return "ba" if drawn % 2 else "ab"
+        first_byte = hashlib.sha256(f"{self.seed} {rater} {pair.item} {pair.digest}".encode()).digest()[0]
+        return "ba" if first_byte % 2 else "ab"
 
     def rated(self, rater: str) -> list[int]:
         """Return the items of the pairs that a rater has rated, oldest first."""
-        ratings = [rating for rating in standing(self.file) if rating.rater == rater and rating.item in self.pairs]
+        ratings = [
+            rating for rating in current_ratings(self.file) if rating.rater == rater and rating.item in self.pairs
+        ]
         return [rating.item for rating in ratings if rating.sha256 == self.pairs[rating.item].digest]
 
     def next(self, rater: str) -> dict[str, Any]:
         """Return the content of the page: the first pair that the rater has not rated, without the policies' names."""
-        done = self.rated(rater)
-        progress = {"done": len(done), "total": len(self.pairs)}
-        left = self.pairs.keys() - set(done)
-        if not left:
+        rated = self.rated(rater)
+        progress = {"done": len(rated), "total": len(self.pairs)}
+        unrated = self.pairs.keys() - set(rated)
+        if not unrated:
             return progress
-        pair = self.pairs[min(left)]
+        pair = self.pairs[min(unrated)]
         first, second = (getattr(pair, name) for name in self.order(rater, pair))
         return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
 
@@ -83,8 +86,8 @@ class Server(ThreadingHTTPServer):
 
     def undo(self, rater: str) -> None:
         """Take back the rater's last rating."""
-        if done := self.rated(rater):
-            pair = self.pairs[done[-1]]
+        if rated := self.rated(rater):
+            pair = self.pairs[rated[-1]]
             append(self.file, rating(pair, rater, "undo", self.order(rater, pair)))
 
 
@@ -154,11 +157,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, body: bytes, policy: str = "") -> None:
         self.send_response(status)
-        closed = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        default_policy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         headers = {
             "Content-Type": kind,
             "Content-Length": str(len(body)),
-            "Content-Security-Policy": closed + policy,
+            "Content-Security-Policy": default_policy + policy,
             "X-Content-Type-Options": "nosniff",
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",
@@ -179,6 +182,6 @@ def serve(server: Server) -> None:
     try:
         server.serve_forever()
     except (KeyboardInterrupt, Stopped):
-        console.OUT.print(f"stopped; {len(standing(server.file))} ratings in {server.file}", markup=False)
+        console.OUT.print(f"stopped; {len(current_ratings(server.file))} ratings in {server.file}", markup=False)
     finally:
         server.server_close()

@@ -56,7 +56,7 @@ def append(file: Path, row: Mapping[str, Any]) -> None:
         os.fsync(handle.fileno())
 
 
-def standing(file: Path) -> list[Rating]:
+def current_ratings(file: Path) -> list[Rating]:
     """Return the ratings that count, oldest first. Raises UserError for a line that is not a rating."""
     ratings: dict[tuple[str, int, str], Rating] = {}
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []

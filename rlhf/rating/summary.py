@@ -10,7 +10,7 @@ from rlhf import stats
 from rlhf.observe import console
 from rlhf.observe.console import harmless
 from rlhf.rating.pairs import Comparison, Pair
-from rlhf.rating.store import JUDGE, WORTH, Rating, standing
+from rlhf.rating.store import JUDGE, WORTH, Rating, current_ratings
 
 Vote = tuple[Rating, Pair]
 
@@ -69,7 +69,7 @@ class Summary(NamedTuple):
 def summarize(comparison: Comparison) -> Summary:
     """Return the statistics of all ratings of a comparison."""
     pairs = {(pair.item, pair.digest): pair for pair in comparison.pairs}
-    ratings = standing(comparison.file)
+    ratings = current_ratings(comparison.file)
     votes = [(rating, pairs[rating.pair]) for rating in ratings if rating.pair in pairs]
     raters = sorted({rating.rater for rating, _ in votes}, key=lambda name: (name.startswith(JUDGE), name))
     people = [name for name in raters if not name.startswith(JUDGE)]
@@ -98,7 +98,7 @@ def _figures(votes: Sequence[Vote]) -> Figures:
         if rating.verdict in WORTH:
             verdicts[pair.item].append(rating.verdict)
     pairs = {pair.item: pair for _, pair in votes}
-    outcomes = [fmean(WORTH[verdict] for verdict in of_pair) for of_pair in verdicts.values()]
+    outcomes = [fmean(WORTH[verdict] for verdict in pair_verdicts) for pair_verdicts in verdicts.values()]
     longer = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in verdicts]  # words
     in_both_orders = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
     return Figures(
@@ -147,13 +147,13 @@ def show(summary: Summary, file: Path) -> None:
     if not summary.raters:
         console.OUT.print(f"{summary.b} against {summary.a}: nothing of {summary.pairs} rated yet")
         return
-    named = [*summary.raters.items(), *summary.groups.items()]
+    rows_by_name = [*summary.raters.items(), *summary.groups.items()]
     columns = ["rater", *COLUMNS]
-    rows = [[harmless(name), *(cell(figures) for cell in COLUMNS.values())] for name, figures in named]
-    used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    rows = [[harmless(name), *(cell(figures) for cell in COLUMNS.values())] for name, figures in rows_by_name]
+    filled = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     equal = f", {summary.equal} more with equal answers left out" if summary.equal else ""
     title = f"{summary.b} against {summary.a}: {summary.pairs} pairs{equal}"
-    console.rows_table(title, [columns[i] for i in used], [[row[i] for i in used] for row in rows])
+    console.rows_table(title, [columns[i] for i in filled], [[row[i] for i in filled] for row in rows])
     if summary.of_other_answers:
         console.OUT.print(f"{summary.of_other_answers} ratings are of answers that are not there any more")
     console.OUT.print(f"ratings in {file}", style="dim", markup=False)

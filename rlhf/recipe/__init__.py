@@ -12,6 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
+from rlhf.recipe.names import GROUPS as GROUPS
+from rlhf.recipe.names import ONLINE as ONLINE
+from rlhf.recipe.names import POLICIES as POLICIES
+from rlhf.recipe.names import STAGES as STAGES
+from rlhf.recipe.names import GroupName as GroupName
+from rlhf.recipe.names import OnlineName as OnlineName
+from rlhf.recipe.names import PolicyName as PolicyName
+from rlhf.recipe.names import Role as Role
+from rlhf.recipe.names import StageName as StageName
+from rlhf.recipe.names import stage_name as stage_name
 from rlhf.recipe.published import Figure as Figure
 from rlhf.recipe.schema import SHARED as SHARED
 from rlhf.recipe.schema import Dialogues as Dialogues
@@ -34,10 +44,7 @@ from rlhf.recipe.schema_model import Hardware as Hardware
 from rlhf.recipe.schema_model import Lora as Lora
 from rlhf.recipe.schema_model import Model as Model
 from rlhf.recipe.schema_model import Tokenizer as Tokenizer
-from rlhf.recipe.schema_online import GROUPS as GROUPS
 from rlhf.recipe.schema_online import MODEL_REWARD as MODEL_REWARD
-from rlhf.recipe.schema_online import ONLINE as ONLINE
-from rlhf.recipe.schema_online import POLICIES as POLICIES
 from rlhf.recipe.schema_online import Group as Group
 from rlhf.recipe.schema_online import GroupOptions as GroupOptions
 from rlhf.recipe.schema_online import Grpo as Grpo
@@ -49,8 +56,7 @@ from rlhf.recipe.strict import as_yaml as as_yaml
 from rlhf.recipe.strict import parse_overrides as parse_overrides
 from rlhf.recipe.strict import read_yaml, validate, with_overrides
 
-STAGES = ("pretrain", "sft", "rm", *ONLINE, "dpo", "evaluate", "merge")
-_PARENTS: dict[str, tuple[str, ...]] = {
+_PARENTS: dict[StageName, tuple[StageName, ...]] = {
     "pretrain": (),
     "sft": ("pretrain",),
     "rm": ("pretrain", "sft"),
@@ -94,9 +100,9 @@ def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int 
     values.
     """
     directory = directory.parent if directory.name == "recipe.yaml" else directory
-    place = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` also have a name and a version
+    absolute = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` also have a name and a version
     file = directory / "recipe.yaml"
-    if not (re.fullmatch(r"v[0-9]+", place.name) and place.parent.name):
+    if not (re.fullmatch(r"v[0-9]+", absolute.name) and absolute.parent.name):
         raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
     content = read_yaml(file)
     overrides = dict(overrides or {})
@@ -133,11 +139,11 @@ def default_root() -> Path:
     It is RLHF_RECIPES if that is set, or else the first that holds recipes: recipes/ in the current folder, that of the
     checkout that this file belongs to, or that of the installed wheel.
     """
-    if named := os.environ.get("RLHF_RECIPES"):
-        return Path(named)
+    if root := os.environ.get("RLHF_RECIPES"):
+        return Path(root)
     package = Path(__file__).parents[1]
-    places = (Path("recipes"), package.parent / "recipes", package / "recipes")
-    return next((place for place in places if available(place)), places[0])
+    candidates = (Path("recipes"), package.parent / "recipes", package / "recipes")
+    return next((candidate for candidate in candidates if available(candidate)), candidates[0])
 
 
 def available(root: Path) -> list[Path]:
@@ -153,21 +159,21 @@ def resolve(hardware: str, root: Path) -> Path:
     """
     names: set[str] = set()
     defaults: set[str] = set()
-    chosen: dict[str, Path] = {}
+    by_status: dict[str, Path] = {}
     for directory in available(root):
         recipe = load(directory).recipe
         names.add(recipe.hardware.name)
         if recipe.hardware.name == hardware and recipe.default:
-            chosen[recipe.status] = directory  # available() puts the newest version last
+            by_status[recipe.status] = directory  # available() puts the newest version last
             defaults.add(directory.parent.name)
     if len(defaults) > 1:
-        both = " and ".join(sorted(defaults))
-        raise UserError(f"--hw {hardware}: {both} are both its default; set default: false in one, or use --recipe")
-    if not chosen:
+        listing = " and ".join(sorted(defaults))
+        raise UserError(f"--hw {hardware}: {listing} are both its default; set default: false in one, or use --recipe")
+    if not by_status:
         if not names:
             raise UserError(no_recipes(root))
         raise UserError(f"--hw {hardware}: no default recipe in {root} (hardware there: {', '.join(sorted(names))})")
-    return chosen.get("released") or chosen["draft"]
+    return by_status.get("released") or by_status["draft"]
 
 
 def no_recipes(root: Path) -> str:
@@ -202,7 +208,7 @@ def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any
     }
 
 
-def parents(recipe: Recipe, stage: str) -> list[str]:
+def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     """Return the stages that must be finished before `stage`, in order."""
     needed = {*_PARENTS[stage]}
     if stage == "merge":
@@ -213,16 +219,16 @@ def parents(recipe: Recipe, stage: str) -> list[str]:
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 
 
-def stages_before(recipe: Recipe, stage: str) -> list[str]:
+def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
     """Return the stages to run before `stage`, in order.
 
     These are its parents; before an evaluation also one policy: PPO's, or the first that the recipe has.
     """
-    policies = [name for name in POLICIES if recipe.section(name) is not None] if stage == "evaluate" else []
-    return [*parents(recipe, stage), *policies[:1]]
+    trained = [name for name in POLICIES if recipe.section(name) is not None] if stage == "evaluate" else []
+    return [*parents(recipe, stage), *trained[:1]]
 
 
-def settings(recipe: Recipe, stage: str) -> dict[str, Any]:
+def settings(recipe: Recipe, stage: StageName) -> dict[str, Any]:
     """Return the part of a recipe that decides what `stage` and its parents produce.
 
     A run continues, or builds on another, only if these settings agree.

@@ -76,38 +76,38 @@ class Yaml(yaml.SafeLoader):
 
     def _add(self, size: _Size, event: Any) -> None:
         """Add a node's size to the collection around it. Raises ConstructorError beyond the bounds."""
-        outside = sum(around.nodes for _, around in self._open)
-        if outside + size.nodes > MAX_NODES:
+        open_nodes = sum(parent.nodes for _, parent in self._open)
+        if open_nodes + size.nodes > MAX_NODES:
             raise _problem(f"more than {MAX_NODES:,} values; split the file", event)
         if len(self._open) + size.depth > MAX_DEPTH:
             raise _problem(f"more than {MAX_DEPTH} levels of lists and keys inside of each other", event)
-        if sum(around.characters for _, around in self._open) + size.characters > MAX_CHARACTERS:
+        if sum(parent.characters for _, parent in self._open) + size.characters > MAX_CHARACTERS:
             raise _problem(f"more than {MAX_CHARACTERS:,} characters of text; shorten it", event)
         if self._open:
-            anchor, around = self._open[-1]
-            nodes, characters = around.nodes + size.nodes, around.characters + size.characters
-            self._open[-1] = anchor, _Size(nodes, characters, max(around.depth, size.depth))
+            anchor, parent = self._open[-1]
+            nodes, characters = parent.nodes + size.nodes, parent.characters + size.characters
+            self._open[-1] = anchor, _Size(nodes, characters, max(parent.depth, size.depth))
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         """Return a mapping node as a dictionary. Raises ConstructorError if a key repeats or is not text."""
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag not in (_TAG + "str", _TAG + "merge"):
                 label = f"key {key_node.value}" if isinstance(key_node, yaml.ScalarNode) else "a key"
                 raise _problem(f"{label} is not text; a key is a name, in quotes where it looks like a value", key_node)
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
+            if key in keys:
                 raise _problem(f"key '{key}' is given twice", key_node)
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
 _TAG = "tag:yaml.org,2002:"
 
 
-def _problem(text: str, at: Any) -> yaml.constructor.ConstructorError:
+def _problem(text: str, node: Any) -> yaml.constructor.ConstructorError:
     """Return an error with the message `text` at the place of a node or event."""
-    return yaml.constructor.ConstructorError(None, None, text, at.start_mark)
+    return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
 
 
 def _text(loader: Yaml, node: Any) -> str:
@@ -153,8 +153,8 @@ Yaml.yaml_implicit_resolvers = {
 Yaml.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
-def parse(text: str, where: str, lines: bool = True) -> Any:
-    """Return the value of YAML text. Raises UserError that begins with `where` and, with `lines`, the line."""
+def parse(text: str, source: str, lines: bool = True) -> Any:
+    """Return the value of YAML text. Raises UserError that begins with `source` and, with `lines`, the line."""
     try:
         loader = Yaml(text)
         try:
@@ -167,10 +167,10 @@ def parse(text: str, where: str, lines: bool = True) -> Any:
             problem = f"not valid YAML ({problem})"
     except yaml.reader.ReaderError as error:  # a control character or half of a pair
         line, problem = text[: error.position].count("\n") + 1, f"the character U+{error.character:04X} is no text"
-    raise UserError(f"{where}:{line}: {problem}" if lines else f"{where}: {problem}")
+    raise UserError(f"{source}:{line}: {problem}" if lines else f"{source}: {problem}")
 
 
-_parsed = functools.lru_cache(maxsize=32)(parse)  # planning reads the same recipe dozens of times
+_parse_cached = functools.lru_cache(maxsize=32)(parse)  # planning reads the same recipe dozens of times
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
             data = handle.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
-        content = copy.deepcopy(_parsed(data.decode("utf-8").removeprefix("\ufeff"), str(file)))
+        content = copy.deepcopy(_parse_cached(data.decode("utf-8").removeprefix("\ufeff"), str(file)))
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
     except UnicodeDecodeError as error:

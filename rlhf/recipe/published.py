@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
+from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 
 GB = 1e9  # bytes
@@ -45,7 +46,7 @@ class Figure(Section):
     """
 
     name: str
-    stage: Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge", "all"]
+    stage: StageName | Literal["all"]
     guide: str | None = None
     metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
     not_comparable: str | None = None  # the reason, where there is no metric
@@ -59,7 +60,7 @@ class Figure(Section):
     source: str
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_figure(self) -> Self:
         if (self.metric is None) == (self.not_comparable is None):
             raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
         if (self.value is None) == (self.range is None):
@@ -179,7 +180,7 @@ def distance(figure: Figure, value: float) -> str:
 
 def why_not_measured(metric: str) -> str:
     """Return why no run produces a metric; "" where a run can."""
-    return next((why for start, why in ELSEWHERE.items() if metric.startswith(start)), "")
+    return next((reason for prefix, reason in ELSEWHERE.items() if metric.startswith(prefix)), "")
 
 
 def is_cost(metric: str | None) -> bool:
@@ -263,7 +264,7 @@ def record(figure: Figure, value: float | None) -> dict[str, Any]:
     }
 
 
-def recorded(entry: Mapping[str, Any]) -> Figure:
+def figure_of_record(entry: Mapping[str, Any]) -> Figure:
     """Return the figure of a record.
 
     Records that are older than verdicts hold only ranges; they are read as targets of our own.

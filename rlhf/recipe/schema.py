@@ -28,9 +28,10 @@ from rlhf.recipe.bounds import (
     Temperature,
     Tokens,
 )
+from rlhf.recipe.names import GROUPS, ONLINE, StageName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
-from rlhf.recipe.schema_online import GROUPS, ONLINE, Grpo, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Section
 
 SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages that `hardware.count` processes work on together
@@ -61,7 +62,7 @@ class Optimization(Section):
     max_length: Tokens
 
     @model_validator(mode="after")
-    def _aligned(self) -> Self:
+    def _check_steps(self) -> Self:
         if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
             raise ValueError("save_steps must be a multiple of logging_steps")
         return self
@@ -71,14 +72,14 @@ class Optimization(Section):
 
         Together the devices make the same step as one. Raises ValueError if a step cannot be divided evenly.
         """
-        fewer = math.gcd(self.gradient_accumulation_steps, count)
-        rows, rest = divmod(self.per_device_train_batch_size, count // fewer)
-        if rest:
+        common = math.gcd(self.gradient_accumulation_steps, count)
+        rows, remainder = divmod(self.per_device_train_batch_size, count // common)
+        if remainder:
             raise ValueError(
                 f"gradient_accumulation_steps: {self.gradient_accumulation_steps} or per_device_train_batch_size: "
                 f"{self.per_device_train_batch_size} must be divisible by hardware.count: {count}"
             )
-        return rows, self.gradient_accumulation_steps // fewer
+        return rows, self.gradient_accumulation_steps // common
 
 
 class Pretrain(Optimization):
@@ -95,7 +96,7 @@ class Dialogues(Optimization):
     adapter: Literal["last", "best"] = "last"  # the weights that are kept; best: those with the lowest held-out loss
 
     @model_validator(mode="after")
-    def _evaluated(self) -> Self:
+    def _check_evaluation(self) -> Self:
         if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
             raise ValueError(
                 f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
@@ -106,7 +107,7 @@ class Dialogues(Optimization):
         return self
 
     @model_validator(mode="after")
-    def _room(self) -> Self:
+    def _check_prompt_length(self) -> Self:
         if self.max_prompt_length >= self.max_length:
             raise ValueError("max_prompt_length must leave room for a response below max_length")
         return self
@@ -124,7 +125,7 @@ class Rm(Dialogues):
     center_rewards_coefficient: NonNegative
 
     @model_validator(mode="after")
-    def _ranking(self) -> Self:
+    def _check_loss(self) -> Self:
         if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
             raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
         return self
@@ -183,7 +184,7 @@ class Recipe(Section):
     merge: Merge
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_all(self) -> Self:
         self._check_sources()
         self._check_model()
         self._check_supervised()
@@ -269,12 +270,12 @@ class Recipe(Section):
 
     def _check_lengths(self) -> None:
         if self.model.architecture is not None:
-            room = self.model.architecture.max_position_embeddings
-            for stage, need in self.lengths().items():
-                if need > room:
-                    raise ValueError(f"{stage}: {need} tokens do not fit max_position_embeddings: {room}")
+            limit = self.model.architecture.max_position_embeddings
+            for stage, length in self.lengths().items():
+                if length > limit:
+                    raise ValueError(f"{stage}: {length} tokens do not fit max_position_embeddings: {limit}")
 
-    def section(self, stage: str) -> StageOptions | None:
+    def section(self, stage: StageName) -> StageOptions | None:
         """Return the section of a stage, None where the recipe has none. Raises KeyError for what is not a stage."""
         sections: dict[str, StageOptions | None] = {
             "pretrain": self.pretrain,

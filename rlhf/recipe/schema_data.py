@@ -77,7 +77,7 @@ class Data(Section):
     lengths: Lengths | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _check_source(self) -> Self:
         for source, key in (
             ("toy", "toy"),
             ("sums", "sums"),

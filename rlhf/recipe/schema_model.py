@@ -41,8 +41,8 @@ class Hardware(Section):
 class Architecture(Section):
     """The shape of the model, in the keys of transformers' configuration of its type (`transformers.LlamaConfig` …).
 
-    These keys every architecture has; any other key of that configuration may stand beside them (head_dim,
-    rope_parameters, …) and is checked against it when the model is built. A base that is built here gets this shape.
+    Every architecture has these keys. Any other key of that configuration may be added (head_dim, rope_parameters, …)
+    and is checked against it when the model is built. A base that is built here gets this shape.
     One that is loaded must have it, so that memory can be predicted before anything is downloaded.
     """
 
@@ -60,9 +60,9 @@ class Architecture(Section):
     tie_word_embeddings: bool
 
     @model_validator(mode="after")
-    def _divides(self) -> Self:
-        own = self.others().get("head_dim") is not None  # heads may be as wide as they like then
-        if (self.hidden_size % self.num_attention_heads and not own) or (
+    def _check_heads(self) -> Self:
+        has_head_dim = self.others().get("head_dim") is not None  # heads may be as wide as they like then
+        if (self.hidden_size % self.num_attention_heads and not has_head_dim) or (
             self.num_attention_heads % self.num_key_value_heads
         ):
             raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
@@ -103,7 +103,7 @@ class Model(Section):
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _check_source(self) -> Self:
         if self.source in ("hub", "local") and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
@@ -132,9 +132,9 @@ class Tokenizer(Section):
     )
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
-        made_here = self.source in ("train", "words")
-        if made_here and not self.vocab_size:
+    def _check_source(self) -> Self:
+        generated = self.source in ("train", "words")
+        if generated and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
         smallest, content = {
             "words": (8, "the marks of a dialogue"),
@@ -142,19 +142,19 @@ class Tokenizer(Section):
         }.get(self.source, (1, ""))
         if self.vocab_size and self.vocab_size < smallest:
             raise ValueError(f"vocab_size: {self.vocab_size} is too small for {content}; {smallest} or more")
-        if made_here and self.template == "chat":
+        if generated and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
         for key in ("pad_token", "eos_token"):
-            if made_here and getattr(self, key) is not None:
+            if generated and getattr(self, key) is not None:
                 raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
-        if not made_here and not self.name:
+        if not generated and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ValueError("source: hub needs revision: the 40-digit commit")
         return self
 
     @model_validator(mode="after")
-    def _chat_settings(self) -> Self:
+    def _check_chat_settings(self) -> Self:
         reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"} & set(
             self.chat_template_kwargs or ()
         )
@@ -184,16 +184,16 @@ class Lora(Section):
         if self.layers == "all":
             return None
         if isinstance(self.layers, str):
-            parts = {"upper_half": 2, "upper_third": 3}[self.layers]
-            return list(range(count - math.ceil(count / parts), count))
+            divisor = {"upper_half": 2, "upper_third": 3}[self.layers]
+            return list(range(count - math.ceil(count / divisor), count))
         first, end = self.layers
         if not first < end <= count:
             raise ValueError(f"lora.layers: [{first}, {end}] is no range of layers of a model with {count}")
         return list(range(first, end))
 
     @model_validator(mode="after")
-    def _inside(self) -> Self:
-        outside = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
-        if outside and self.target_modules != "all-linear":
-            raise ValueError(f"target_modules: {outside.pop()} is shared by all roles and stays as it is")
+    def _check_targets(self) -> Self:
+        shared = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
+        if shared and self.target_modules != "all-linear":
+            raise ValueError(f"target_modules: {shared.pop()} is shared by all roles and stays as it is")
         return self

@@ -21,14 +21,11 @@ from rlhf.recipe.bounds import (
 )
 from rlhf.recipe.strict import AsTuple, Section
 
-ONLINE = ("ppo", "rloo", "grpo")  # stages that learn from their own samples
-GROUPS = ("rloo", "grpo")  # those of ONLINE that compare several responses to a prompt
-POLICIES = (*ONLINE, "dpo")  # stages whose policy is compared with SFT
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
 
 class OnPolicy(Section):
-    """The keys that all stages share which learn from their own samples.
+    """The keys of all stages that learn from their own samples.
 
     One step is one batch of rollouts and the updates on it.
     """
@@ -95,7 +92,7 @@ class OnPolicy(Section):
         return 1
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_batches(self) -> Self:
         if self.batch_size % self.num_mini_batches:
             raise ValueError("batch_size must be a multiple of num_mini_batches")
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
@@ -136,7 +133,7 @@ class Ppo(OnPolicy):
         return self.num_ppo_epochs
 
     @model_validator(mode="after")
-    def _divides(self) -> Self:
+    def _check_ppo(self) -> Self:
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
         if self.sigmoid_scores and self.normalize_scores:
@@ -189,7 +186,7 @@ class Group(OnPolicy):
         return MODEL_REWARD in self.reward_funcs
 
     @model_validator(mode="after")
-    def _grouped(self) -> Self:
+    def _check_groups(self) -> Self:
         if self.batch_size % self.num_generations or self.rollout_batch_size % self.num_generations:
             raise ValueError(
                 f"batch_size and rollout_batch_size must be multiples of num_generations: {self.num_generations}"

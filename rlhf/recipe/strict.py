@@ -26,18 +26,22 @@ MAX_KEY = 200  # characters of a dotted key
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
 
-def validate(kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], at: str = "") -> SectionT:
+def validate(
+    kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], prefix: str = ""
+) -> SectionT:
     """Return `content` as a section. Raises UserError.
 
-    The message names `--set` where one of `overrides` is at fault, and puts `at` before every key.
+    The message names `--set` where one of `overrides` is at fault, and puts `prefix` before every key.
     """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise UserError(_one_line(kind, error, file, overrides, at)) from None
+        raise UserError(_one_line(kind, error, file, overrides, prefix)) from None
 
 
-def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Mapping[str, Any], at: str) -> str:
+def _one_line(
+    kind: type[Section], error: ValidationError, file: Path, overrides: Mapping[str, Any], prefix: str
+) -> str:
     """Describe the first problem in one line.
 
     An unknown key comes before any other problem: a misspelt key is also reported as missing.
@@ -45,26 +49,26 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     problem = problems[0]
     location = _location(problem)
-    key = at + ".".join(location)
+    key = prefix + ".".join(location)
     overridden = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
-    where = f"{file} with --set" if overrides and (overridden or not key) else str(file)
+    source = f"{file} with --set" if overrides and (overridden or not key) else str(file)
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key '{key}'; {_nearest(kind, location, at)}"
-    other_keys = list(dict.fromkeys(at + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
+        return f"{source}: unknown key '{key}'; {_nearest(kind, location, prefix)}"
+    other_keys = list(dict.fromkeys(prefix + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
     other_keys = [other for other in other_keys if other != key]
-    rest = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
-    also_wrong = f" (also wrong: {', '.join(other_keys[:3])}{rest})" if other_keys else ""
+    more = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
+    also_wrong = f" (also wrong: {', '.join(other_keys[:3])}{more})" if other_keys else ""
     if problem["type"] == "missing":
-        return f"{where}: key '{key}' is missing{also_wrong}"
+        return f"{source}: key '{key}' is missing{also_wrong}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
-        return f"{where}: {key + ': ' if key else ''}{message}"
+        return f"{source}: {key + ': ' if key else ''}{message}"
     if problem["type"] == "model_type":
         message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
     if problem["type"] == "tuple_type":
         message = f"a list is written [{problem['input']}]"
-    return f"{where}: {key} = {shortened(repr(problem['input']), 200)}: {message}{also_wrong}"
+    return f"{source}: {key} = {shortened(repr(problem['input']), 200)}: {message}{also_wrong}"
 
 
 def _location(problem: Mapping[str, Any]) -> list[str]:
@@ -76,35 +80,35 @@ def _location(problem: Mapping[str, Any]) -> list[str]:
     return location
 
 
-def _nearest(kind: type[Section], location: list[str], at: str) -> str:
+def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
     """Name the keys that were probably meant: a similar sibling, or equal and similar keys elsewhere."""
     *section, name = location
     siblings = difflib.get_close_matches(name, _keys_at(kind, section), n=1, cutoff=0.7)
     if siblings:
-        return f"the nearest key is '{at}{'.'.join([*section, *siblings])}'"
+        return f"the nearest key is '{prefix}{'.'.join([*section, *siblings])}'"
     valid = _dotted_keys(kind)
-    same = [key for key in valid if key.rpartition(".")[2] == name]
-    candidates = same or difflib.get_close_matches(".".join(location), valid, n=1, cutoff=0.8)
+    same_name = [key for key in valid if key.rpartition(".")[2] == name]
+    candidates = same_name or difflib.get_close_matches(".".join(location), valid, n=1, cutoff=0.8)
     if not candidates:
         return f"the keys there are {', '.join(_keys_at(kind, section))}"
-    named = ", ".join(f"'{at}{key}'" for key in candidates)
-    return f"the nearest key is {named}" if len(candidates) == 1 else f"there are {named}"
+    listing = ", ".join(f"'{prefix}{key}'" for key in candidates)
+    return f"the nearest key is {listing}" if len(candidates) == 1 else f"there are {listing}"
 
 
-def _dotted_keys(kind: type[Section], above: str = "") -> list[str]:
+def _dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
     """Return every key of a section and of the sections in it, as dotted names."""
     keys = []
     for name, field in kind.model_fields.items():
-        keys.append(above + name)
+        keys.append(prefix + name)
         for inner in _section_types(field.annotation)[:1]:
-            keys += _dotted_keys(inner, f"{above}{name}.")
+            keys += _dotted_keys(inner, f"{prefix}{name}.")
     return keys
 
 
 def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
     """Return the keys of the section at `path`."""
-    for part in path:
-        field = kind.model_fields.get(part)
+    for key in path:
+        field = kind.model_fields.get(key)
         inner = _section_types(field.annotation) if field else []
         if not inner:
             return list(kind.model_fields)
@@ -149,9 +153,9 @@ def with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dic
     for key, value in overrides.items():
         *path, last = key.split(".")
         node = copy
-        for part in path:
-            if not isinstance(node.get(part), dict):
-                node[part] = {}  # validation reports a section that does not exist
-            node = node[part]
+        for section in path:
+            if not isinstance(node.get(section), dict):
+                node[section] = {}  # validation reports a section that does not exist
+            node = node[section]
         node[last] = value
     return copy

@@ -19,7 +19,7 @@ from rlhf.run.provenance import code_version
 from rlhf.run.records import DataSettings
 
 
-class Checked(NamedTuple):
+class DataCheck(NamedTuple):
     """The result of a check of a run's data, or the reason why there is none."""
 
     signs: Table | None
@@ -30,17 +30,17 @@ class Checked(NamedTuple):
 
 def data(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the result of the check of each run's data."""
-    shown = []
+    checks = []
     for run in runs:
-        quality = checked(run)
+        quality = quality_of(run)
         if isinstance(quality, str):
-            shown.append(Checked(None, "", [], f"{run.name}: {quality}"))
+            checks.append(DataCheck(None, "", [], f"{run.name}: {quality}"))
         elif quality is not None:
-            shown.append(_checked(run, quality, runs, charts))
-    return [Section("Data quality", "data.html", shown)] if shown else []
+            checks.append(_data_check(run, quality, runs, charts))
+    return [Section("Data quality", "data.html", checks)] if checks else []
 
 
-def _checked(run: RunRecords, quality: Quality, runs: Sequence[RunRecords], charts: Charts) -> Checked:
+def _data_check(run: RunRecords, quality: Quality, runs: Sequence[RunRecords], charts: Charts) -> DataCheck:
     """Return the table of signs, the numbers of dropped rows and the charts of lengths."""
     marks = {"error": "bad", "warning": "warn"}
     rows = [
@@ -52,15 +52,15 @@ def _checked(run: RunRecords, quality: Quality, runs: Sequence[RunRecords], char
     facts = next(iter(run.manifests.values())).data
     dropped = facts.dropped if facts else {}
     dropped_text = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
-    drawn = []
+    length_charts = []
     for part, lengths in quality.lengths.items():
         bars = {"type": "bar", "x": [f"≤ {end:,}" for end in lengths.upto], "y": lengths.counts}
         title = f"{quality.unit} per {part}{suffix(run, runs)}"
-        drawn.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05))
-    return Checked(signs, dropped_text, drawn)
+        length_charts.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05))
+    return DataCheck(signs, dropped_text, length_charts)
 
 
-def checked(run: RunRecords) -> Quality | str | None:
+def quality_of(run: RunRecords) -> Quality | str | None:
     """Check a run's data once and keep the result beside the run.
 
     Returns the result, or the reason why there is none, or None for stand-in data. Lengths are in tokens if the run has
@@ -76,10 +76,10 @@ def checked(run: RunRecords) -> Quality | str | None:
     tokenizer = run.path / "pretrain" / "model"
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
-    made_from = {"data": facts.sha256, "unit": unit, "code": code_version()["commit"], **split}
-    known = reader.read(file, Quality)
-    if known and known.made_from == made_from:
-        return known
+    inputs = {"data": facts.sha256, "unit": unit, "code": code_version()["commit"], **split}
+    stored = reader.read(file, Quality)
+    if stored and stored.made_from == inputs:
+        return stored
     with console.working(f"{run.name}: checking its data"):
         try:
             rows = _rows(settings, [str(data_file(run.path, entry.name)) for entry in facts.files])
@@ -89,7 +89,7 @@ def checked(run: RunRecords) -> Quality | str | None:
             return "its data has changed since; what it was trained on cannot be checked any more"
         report = quality.check(
             rows, seed=manifest.seed, fraction=settings.heldout_fraction, count=count, unit=unit
-        ).to_dict() | {"made_from": made_from}
+        ).to_dict() | {"made_from": inputs}
     try:
         file.parent.mkdir(exist_ok=True)
         write_json(file, report)

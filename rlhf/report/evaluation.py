@@ -25,7 +25,7 @@ class Policies(NamedTuple):
 
 def policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the metrics of every policy on the same held-out prompts."""
-    shown = []
+    blocks = []
     for run in runs:
         metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
         names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
@@ -40,8 +40,8 @@ def policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         ]
         columns = ("run", "metric", *policies)
         side_by_side = table(columns, rows, len(runs) > 1, numbers=tuple(range(2, len(columns))))
-        shown.append(Policies(side_by_side, _scores(run, runs, charts)))
-    return [Section("The policies on held-out prompts", "policies.html", shown)] if shown else []
+        blocks.append(Policies(side_by_side, _scores(run, runs, charts)))
+    return [Section("The policies on held-out prompts", "policies.html", blocks)] if blocks else []
 
 
 def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Chart | None:
@@ -71,15 +71,15 @@ def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                 continue
             for rater, figures in [*summary.raters.items(), *summary.groups.items()]:
                 rates = [figures.win_rate, figures.length_controlled_win_rate]
-                shown = [f"{r.value:.0%} ({r.low:.0%} to {r.high:.0%})" if r else "" for r in rates]
+                rate_cells = [f"{r.value:.0%} ({r.low:.0%} to {r.high:.0%})" if r else "" for r in rates]
                 alpha = "" if figures.alpha is None else f"{figures.alpha:.2f}"
-                rows.append((run.name, f"{b} against {a}", rater, figures.pairs, *shown, alpha))
+                rows.append((run.name, f"{b} against {a}", rater, figures.pairs, *rate_cells, alpha))
     columns = ("run", "", "rater", "pairs", "win rate", "at equal length", "agreement (alpha)")
-    rated = table(columns, rows, len(runs) > 1, numbers=(3, 4, 5, 6))
-    return [Section("Rated blind", "table.html", rated)] if rated else []
+    ratings_table = table(columns, rows, len(runs) > 1, numbers=(3, 4, 5, 6))
+    return [Section("Rated blind", "table.html", ratings_table)] if ratings_table else []
 
 
-class Contradicted(NamedTuple):
+class ContradictedPair(NamedTuple):
     """A held-out pair on which the reward model contradicts the label."""
 
     turns: list[Turn]
@@ -90,24 +90,24 @@ class RewardModel(NamedTuple):
     """The charts of a reward model, and the pairs on which it contradicts the labels most."""
 
     charts: list[Chart]
-    contradicted: list[Contradicted]
+    contradicted: list[ContradictedPair]
 
 
 def reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return calibration, margins and scores of the reward model, and the pairs that it contradicts."""
-    drawn: list[Chart] = []
+    model_charts: list[Chart] = []
     contradicted = []
     for run in runs:
         record = details(run)
         if record.reward_model is None:
             continue
-        drawn += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
+        model_charts += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
         for pair in record.contradicted:
             turns = [*dialogue(pair.prompt), Turn("chosen", pair.chosen), Turn("rejected", pair.rejected)]
-            contradicted.append(Contradicted(turns, f"{pair.margin:.2f}"))
-    if not drawn:
+            contradicted.append(ContradictedPair(turns, f"{pair.margin:.2f}"))
+    if not model_charts:
         return []
-    return [Section("The reward model on held-out pairs", "reward_model.html", RewardModel(drawn, contradicted))]
+    return [Section("The reward model on held-out pairs", "reward_model.html", RewardModel(model_charts, contradicted))]
 
 
 def _reward_model_charts(figures: RewardModelFigures, suffix: str, charts: Charts) -> list[Chart]:
@@ -123,12 +123,12 @@ def _reward_model_charts(figures: RewardModelFigures, suffix: str, charts: Chart
         "line": {"color": COLOURS[0]},
     }
     axes: dict[str, Any] = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
-    drawn = [charts.add(f"calibration (dotted: perfect){suffix}", [ideal, model], **axes)]
+    model_charts = [charts.add(f"calibration (dotted: perfect){suffix}", [ideal, model], **axes)]
     histograms = ((figures.margins, "margin, chosen less rejected"), (figures.sigmoid_scores, "score after a sigmoid"))
     for histogram, title in histograms:
         bars = {"type": "bar", "x": middles(histogram.edges), "y": histogram.counts, "showlegend": False}
-        drawn.append(charts.add(f"{title}{suffix}", [bars], bargap=0))
-    return drawn
+        model_charts.append(charts.add(f"{title}{suffix}", [bars], bargap=0))
+    return model_charts
 
 
 class Samples(NamedTuple):
@@ -141,13 +141,13 @@ class Samples(NamedTuple):
 
 def samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples."""
-    shown, total = [], 0
+    dialogues, total = [], 0
     for run in runs:
         files = [run.path / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
-        shown += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-SAMPLES:]]
-    return [Section("Samples", "samples.html", Samples(shown[:OPEN], shown[OPEN:], total))] if shown else []
+        dialogues += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-SAMPLES:]]
+    return [Section("Samples", "samples.html", Samples(dialogues[:OPEN], dialogues[OPEN:], total))] if dialogues else []
 
 
 def _answers(row: SampleLine) -> list[Turn]:

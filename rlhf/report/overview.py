@@ -24,7 +24,7 @@ NAMES = {
     "merge": "merged model",
 }
 # Column and row of each stage in the picture, which is narrow enough for a phone, and the stages that it is made from.
-PLACES = {
+POSITIONS = {
     "pretrain": (0, 0),
     "sft": (0, 1),
     "rm": (1, 1),
@@ -35,7 +35,7 @@ PLACES = {
     "evaluate": (0, 4),
     "merge": (1, 4),
 }
-ARROWS = {
+ARROWS: dict[str, tuple[str, ...]] = {
     "sft": ("pretrain",),
     "rm": ("sft",),
     **dict.fromkeys(ONLINE, ("sft", "rm")),
@@ -61,17 +61,17 @@ def verdicts_of(summaries: Summaries, price: float | None = None) -> list[tuple[
 def outcome(manifests: Manifests, summaries: Summaries, price: float | None = None) -> tuple[str, str]:
     """Return the outcome in a sentence, and its kind: good, bad or neither ("")."""
     sentences = []
-    compared = verdicts_of(summaries, price)
+    verdicts = verdicts_of(summaries, price)
     kind = ""
-    judged = [(stage, title, v) for stage, title, v in compared if v.word in (*published.GOOD, *published.BAD)]
+    judged = [(stage, title, v) for stage, title, v in verdicts if v.word in (*published.GOOD, *published.BAD)]
     if judged:
         good = sum(verdict.word in published.GOOD for *_, verdict in judged)
         targets = any(verdict.word in (published.MET, published.MISSED) for *_, verdict in judged)
         noun = "targets met" if targets else "published figures reproduced or bettered"
         bad = [f"{NAMES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word in published.BAD]
         missed = f"; {'missed' if targets else 'worse'}: {'; '.join(bad[:3])}" if bad else ""
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        sentences.append(f"{good} of {len(judged)} {noun}{missed}{more}.")
+        remaining = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        sentences.append(f"{good} of {len(judged)} {noun}{missed}{remaining}.")
         kind = "bad" if bad else "good"
     unfinished = [NAMES[stage] for stage in manifests if stage not in summaries]
     if unfinished:
@@ -92,8 +92,8 @@ def _gain(stage: str, summary: Summary | None) -> str:
     if not gains:
         return ""
     kl = metrics.get("kl_per_token")
-    at = f", at a KL of {console.number(kl)} nats per token" if kl is not None else ""
-    return f"{NAMES[stage]} against SFT: {', '.join(gains)} standard deviations{at}."
+    kl_text = f", at a KL of {console.number(kl)} nats per token" if kl is not None else ""
+    return f"{NAMES[stage]} against SFT: {', '.join(gains)} standard deviations{kl_text}."
 
 
 def facts(manifests: Manifests, summaries: Summaries, price: float | None = None) -> list[str]:
@@ -148,21 +148,21 @@ class Overview(NamedTuple):
 
 def overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the outcome of each run in a sentence, its device and time, and its stages as a picture."""
-    shown = []
+    overviews = []
     for run in runs:
         sentence, kind = outcome(run.manifests, run.summaries, run.price)
-        about = " · ".join(facts(run.manifests, run.summaries, run.price))
+        facts_text = " · ".join(facts(run.manifests, run.summaries, run.price))
         name = run.name if len(runs) > 1 else ""
-        drawn = picture(run.manifests, run.summaries)
-        shown.append(Overview(name, sentence, kind, gains(run.summaries), about, drawn))
-    return [Section("", "overview.html", shown)]
+        stages_picture = picture(run.manifests, run.summaries)
+        overviews.append(Overview(name, sentence, kind, gains(run.summaries), facts_text, stages_picture))
+    return [Section("", "overview.html", overviews)]
 
 
 def picture(manifests: Manifests, summaries: Summaries) -> Picture:
     """Return the picture of the stages that were begun, coloured by verdict."""
     begun = [stage for stage in STAGES if stage in manifests]
-    rows = {row: at for at, row in enumerate(sorted({PLACES[stage][1] for stage in begun}))}
-    corner = {stage: (2 + PLACES[stage][0] * COLUMN, 2 + rows[PLACES[stage][1]] * ROW) for stage in begun}
+    rows = {row: index for index, row in enumerate(sorted({POSITIONS[stage][1] for stage in begun}))}
+    corner = {stage: (2 + POSITIONS[stage][0] * COLUMN, 2 + rows[POSITIONS[stage][1]] * ROW) for stage in begun}
     merge = manifests["merge"].settings.merge if "merge" in manifests else None
     merged = merge.stage if merge else "ppo"
     sources = {**ARROWS, "merge": (merged,)}

@@ -48,7 +48,7 @@ def data_files(roots: Sequence[Path]) -> list[Path]:
 def page(runs: Sequence[RunRecords]) -> str:
     """Return the page as HTML. Several runs share its charts."""
     charts = Charts()
-    top = _sections(overview, runs, charts)
+    overviews = _sections(overview, runs, charts)
     sections = [section for build in SECTIONS for section in _sections(build, runs, charts)]
     first = next(iter(runs[0].manifests.values()))
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
@@ -56,7 +56,7 @@ def page(runs: Sequence[RunRecords]) -> str:
     return render(
         "page.html",
         title=f"{first.recipe} {first.version}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
-        top=top,
+        top=overviews,
         problems=[problem for run in runs for problem in run.problems],
         sections=sections,
         charts=charts.all,
@@ -71,11 +71,11 @@ def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> lis
     A damaged file costs only the sections that read it. UserError alone means a damaged file; any other exception is a
     bug of ours and is raised.
     """
-    before = len(charts.all)
+    count = len(charts.all)
     try:
         return build(runs, charts)
     except UserError as error:
-        del charts.all[before:]
+        del charts.all[count:]
         return [Section("", "", None, problem=f"{build.__name__.replace('_', ' ')}: {error}")]
 
 
@@ -84,7 +84,7 @@ def render(template: str, **content: Any) -> str:
     return _ENVIRONMENT.get_template(template).render(content)
 
 
-def _shown(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """Return a text without control characters, cut if it is very long; other values unchanged.
 
     Jinja escapes it afterwards.
@@ -98,7 +98,7 @@ _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
     autoescape=True,
     undefined=StrictUndefined,
-    finalize=_shown,
+    finalize=_printable,
     trim_blocks=True,
     lstrip_blocks=True,
 )

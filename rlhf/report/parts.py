@@ -33,6 +33,8 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
+    """The cells of a table: its heading and its rows."""
+
     columns: list[Cell]
     rows: list[list[Cell]]
 
@@ -48,9 +50,9 @@ def table(
     if not rows:
         return None
     cells = [[cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in row] for row in rows]
-    shown = [i for i in range(len(columns)) if (i or several) and any(row[i].text for row in cells)]
-    head = [Cell(columns[i], number=i in numbers) for i in shown]
-    return Table(head, [[row[i]._replace(number=i in numbers) for i in shown] for row in cells])
+    visible = [i for i in range(len(columns)) if (i or several) and any(row[i].text for row in cells)]
+    head = [Cell(columns[i], number=i in numbers) for i in visible]
+    return Table(head, [[row[i]._replace(number=i in numbers) for i in visible] for row in cells])
 
 
 class Chart(NamedTuple):
@@ -95,7 +97,7 @@ def middles(edges: Sequence[float]) -> list[float]:
 class Turn(NamedTuple):
     """A turn of a dialogue: speaker and text. `shade` is a CSS class: "said prompt" is dimmer than "said"."""
 
-    who: str
+    speaker: str
     text: str
     shade: str = "said"
 

@@ -36,13 +36,13 @@ def load(root: Path) -> RunRecords:
     if not manifests:
         missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
         raise UserError(problems[0] if problems else missing)
-    known = {stage: summary for stage, summary in summaries.items() if stage in manifests}
-    return RunRecords("/".join(root.resolve().parts[-3:]), root, manifests, known, problems=tuple(problems))
+    readable = {stage: summary for stage, summary in summaries.items() if stage in manifests}
+    return RunRecords("/".join(root.resolve().parts[-3:]), root, manifests, readable, problems=tuple(problems))
 
 
 def _of_stages(root: Path, name: str, kind: type[RecordT], problems: list[str]) -> dict[str, RecordT]:
     """Return the record `name` of each stage that has one. Files that cannot be read are added to `problems`."""
-    by_stage = {}
+    by_stage: dict[str, RecordT] = {}
     for stage in STAGES:
         try:
             record = reader.read(root / stage / name, kind)

@@ -19,18 +19,20 @@ def verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         for stage, summary in run.summaries.items():
             for target in summary.targets:
                 predicted = summary.predicted_peak_vram_bytes if target.metric == "peak_vram_gb" else None
-                rows.append((run.name, stage, *_compared(target.figure, target.measured, target.outcome, predicted)))
+                rows.append(
+                    (run.name, stage, *_figure_cells(target.figure, target.measured, target.outcome, predicted))
+                )
         for figure, value, verdict in totals(run.summaries, run.price):
-            rows.append((run.name, "all", *_compared(figure, value, verdict, None)))
-    guided = any(target.guide for run in runs for summary in run.summaries.values() for target in summary.targets)
-    kind = "published" if guided or any(row[1] == "all" for row in rows) else "target"
+            rows.append((run.name, "all", *_figure_cells(figure, value, verdict, None)))
+    has_guide = any(target.guide for run in runs for summary in run.summaries.values() for target in summary.targets)
+    kind = "published" if has_guide or any(row[1] == "all" for row in rows) else "target"
     columns = ("run", "stage", "figure", kind, "predicted", "measured", "verdict")
     title = "Published figures and what was measured" if kind == "published" else "Targets and what was measured"
-    shown = table(columns, rows, len(runs) > 1, numbers=(4, 5))
-    return [Section(title, "table.html", shown)] if shown else []
+    verdict_table = table(columns, rows, len(runs) > 1, numbers=(4, 5))
+    return [Section(title, "table.html", verdict_table)] if verdict_table else []
 
 
-def _compared(figure: Figure, value: float | None, verdict: Verdict, predicted: float | None) -> tuple[object, ...]:
+def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predicted: float | None) -> tuple[object, ...]:
     """Return the cells of a figure: its name and range, the predicted GB, the measured value and the verdict."""
     expected = f"{predicted / published.GB:.2f}" if predicted else ""
     kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
@@ -48,7 +50,7 @@ class Finding(NamedTuple):
 class Findings(NamedTuple):
     """All findings; `watched` if every stage was checked to its end."""
 
-    found: list[Finding]
+    findings: list[Finding]
     watched: bool
 
 
@@ -59,12 +61,12 @@ def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         for stage in run.manifests:
             for line in reader.read_lines(run.path / stage / "findings.jsonl", records.FindingLine):
                 remedies = ", ".join(f"{key}={value}" for key, value in line.remedies.items())
-                where = f"{run.name}, {stage}" if len(runs) > 1 else stage
-                rows.append(Finding(f"{where}, step {line.step}: {line.seen}. {line.cause}.", remedies))
+                stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
+                rows.append(Finding(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
     watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
-    done = all(run.summaries.keys() == run.manifests.keys() for run in runs)
+    finished = all(run.summaries.keys() == run.manifests.keys() for run in runs)
     title = "Findings during training"
-    return [Section(title, "findings.html", Findings(rows, watched and done))]
+    return [Section(title, "findings.html", Findings(rows, watched and finished))]
 
 
 def provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -86,5 +88,5 @@ def provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                 "state": "done" if stage in run.summaries else "not finished",
             }
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
-    shown = table(("run", "stage", "provenance"), rows, len(runs) > 1)
-    return [Section("Provenance", "table.html", shown)]
+    provenance_table = table(("run", "stage", "provenance"), rows, len(runs) > 1)
+    return [Section("Provenance", "table.html", provenance_table)]

@@ -47,7 +47,7 @@ def curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the curves of each stage, and its memory over time."""
     sections = []
     for stage, keys in CURVES.items():
-        drawn = []
+        stage_charts = []
         for key, title in keys:
             lines = []
             for number, run in enumerate(runs):
@@ -56,11 +56,11 @@ def curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                     steps, values = map(list, zip(*points, strict=True))
                     lines.append(line(run.name, steps, values, number, len(runs)))
             if lines:
-                band = _timeline(runs[0], stage, key, max(one["x"][-1] for one in lines))
-                drawn.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
-        drawn += _memory_over_time(runs, stage, charts)
-        if drawn:
-            sections.append(Section(f"{stage}: curves", "charts.html", drawn))
+                band = _timeline(runs[0], stage, key, max(line_data["x"][-1] for line_data in lines))
+                stage_charts.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
+        stage_charts += _memory_over_time(runs, stage, charts)
+        if stage_charts:
+            sections.append(Section(f"{stage}: curves", "charts.html", stage_charts))
     return sections
 
 
@@ -109,14 +109,14 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         method = f", {NAMES[stage]}" if several else ""
         colour = COLOURS[number % len(COLOURS)]
         x, y = ([row.values.get(key) for row in rows] for key in ("eval/kl_per_token", "eval/score"))
-        drawn = {"mode": "lines+markers", "name": run.name + method, "marker": {"color": colour}}
-        data.append({"x": x, "y": y, "text": [f"step {row.step}" for row in rows]} | drawn)
+        trace = {"mode": "lines+markers", "name": run.name + method, "marker": {"color": colour}}
+        data.append({"x": x, "y": y, "text": [f"step {row.step}" for row in rows]} | trace)
         for key, name, dash in (("score", "score", "solid"), ("true_reward", "true reward", "dash")):
             gains = [row.values.get(f"eval/{key}_gain_sd") for row in rows]
             if rows[0].values.get("eval/true_reward_gain_sd") is not None:  # without it there is nothing to compare
                 style = {"color": colour, "dash": dash}
-                named = {"name": f"{name}{suffix(run, runs)}{method}", "line": style}
-                with_truth.append({"x": [0, *x], "y": [0, *gains]} | named)
+                trace_style = {"name": f"{name}{suffix(run, runs)}{method}", "line": style}
+                with_truth.append({"x": [0, *x], "y": [0, *gains]} | trace_style)
         chosen = reader.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
         best = chosen.best_step if chosen else None
         star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
@@ -126,21 +126,21 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                 data.append(point | {"mode": "markers", "marker": star, "name": f"picked: step {best}"})
     if not data:
         return []
-    across = {"title": {"text": "KL to SFT, nats per token"}}
-    axes: dict[str, Any] = {"xaxis": across, "yaxis": {"title": {"text": "score, held out"}}}
+    kl_axis = {"title": {"text": "KL to SFT, nats per token"}}
+    axes: dict[str, Any] = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(NAMES[stage] for _, stage in trained))
-    shown = [charts.add(f"{methods}'s evaluations, in order", data, tall=True, **axes)]
+    frontier_charts = [charts.add(f"{methods}'s evaluations, in order", data, tall=True, **axes)]
     if with_truth:
         gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}
-        shown.append(charts.add("gain by the reward model, and true gain", with_truth, tall=True, **gain))
-    return [Section("Score against divergence", "chart.html", shown)]
+        frontier_charts.append(charts.add("gain by the reward model, and true gain", with_truth, tall=True, **gain))
+    return [Section("Score against divergence", "chart.html", frontier_charts)]
 
 
 def time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the seconds of each stage by its outermost phases."""
     names = [f"{run.name} {stage}" if len(runs) > 1 else stage for run in runs for stage in run.summaries]
-    spent = [summary.phase_seconds for run in runs for summary in run.summaries.values()]
-    phases = list(dict.fromkeys(phase for row in spent for phase in row if "/" not in phase))
+    seconds_by_phase = [summary.phase_seconds for run in runs for summary in run.summaries.values()]
+    phases = list(dict.fromkeys(phase for row in seconds_by_phase for phase in row if "/" not in phase))
     if not phases:
         return []
     data = [
@@ -148,15 +148,15 @@ def time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
             "type": "bar",
             "orientation": "h",
             "y": names,
-            "x": [row.get(phase, 0) for row in spent],
+            "x": [row.get(phase, 0) for row in seconds_by_phase],
             "name": phase,
             "marker": {"color": COLOURS[i % len(COLOURS)]},
         }
         for i, phase in enumerate(phases)
     ]
     axes = {"barmode": "stack", "xaxis": {"title": {"text": "seconds"}}, "yaxis": {"autorange": "reversed"}}
-    drawn = charts.add("seconds by phase, measured", data, tall=True, **axes)
-    return [Section("Where the time went", "chart.html", [drawn])]
+    chart = charts.add("seconds by phase, measured", data, tall=True, **axes)
+    return [Section("Where the time went", "chart.html", [chart])]
 
 
 class Memory(NamedTuple):
@@ -185,15 +185,15 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
     manifests = [manifest for run in runs for manifest in run.manifests.values()]
     manifest = manifests[0]
     folder: Path = default_root() / manifest.recipe / manifest.version
-    same = {m.recipe_sha256 for m in manifests} == {manifest.recipe_sha256}
-    unchanged = same and not any(m.overrides for m in manifests)
+    same_recipe = {m.recipe_sha256 for m in manifests} == {manifest.recipe_sha256}
+    unchanged = same_recipe and not any(m.overrides for m in manifests)
     pinned = reader.read(folder / "predicted.json", Prediction) if unchanged else None
     if not pinned or recipes.load(folder).sha256 != manifest.recipe_sha256:
         return None, False
     phases = {
         (stage, phase): components
-        for stage, of_stage in pinned.stages.items()
-        for phase, components in of_stage.items()
+        for stage, stage_phases in pinned.stages.items()
+        for phase, components in stage_phases.items()
         if phase and "/" not in phase and stage != "merge"  # merging uses the host's memory
     }
     if not phases:

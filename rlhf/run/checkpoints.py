@@ -48,9 +48,9 @@ def resuming(folder: Path) -> AbstractContextManager[None]:
 def keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: int | None = None) -> None:
     """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
     rows = reader.read_lines(file, kind)[:lines]
-    kept = [json.dumps(row.plain(), ensure_ascii=False) + "\n" for row in rows if row.step <= step]
+    lines_to_keep = [json.dumps(row.plain(), ensure_ascii=False) + "\n" for row in rows if row.step <= step]
     temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.write_text("".join(lines_to_keep), encoding="utf-8")
     sync(temporary)
     os.replace(temporary, file)
 

@@ -25,7 +25,7 @@ from typing import Any
 from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
-from rlhf.recipe import PinnedRecipe, published
+from rlhf.recipe import PinnedRecipe, PolicyName, StageName, published
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import checkpoint_problem, holds_no_work, keep_lines_until
 from rlhf.run.finished import (
@@ -58,7 +58,7 @@ class Run:
 
     is_main = True  # whether this process writes
 
-    def __init__(self, out: Path, loaded: PinnedRecipe, stage: str, parents: Path | None = None):
+    def __init__(self, out: Path, loaded: PinnedRecipe, stage: StageName, parents: Path | None = None):
         """`out` is the root of the runs. Finished stages that it lacks are taken from `parents`, another root."""
         self.loaded, self.stage = loaded, stage
         self.root = out / loaded.name / loaded.version
@@ -86,7 +86,7 @@ class Run:
         manifest = self._check_same_settings(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
         follow_base(self.root, self.stage)
-        changed = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
+        changed: list[str] = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
             raise UserError(
@@ -95,13 +95,13 @@ class Run:
             )
         return None if changed or manifest.parents.keys() != self._parents().keys() else summary
 
-    def folder_of(self, stage: str) -> Path:
+    def folder_of(self, stage: StageName) -> Path:
         """Return the directory of a stage: below this run's root if it exists there, else below `parents`."""
         if self.parents_root is None or (self.root / stage).exists():
             return stage_folder(self.root, stage)
         return stage_folder(self.parents_root, stage)
 
-    def parent(self, stage: str) -> Path:
+    def parent(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
 
         The stage must be finished, and its settings must agree with ours.
@@ -319,8 +319,8 @@ class Run:
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
         unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
-        way = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
-        say(f"{self.stage}: what was there is now in {aside}{way}")
+        advice = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
+        say(f"{self.stage}: what was there is now in {aside}{advice}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class Run:
         """Return the seconds that the stage has taken, those before it was resumed included."""
         return round(self._spent + time.monotonic() - self._started, 3)
 
-    def _parents(self) -> dict[str, str]:
+    def _parents(self) -> dict[StageName, str]:
         """Return the hash of each parent's summary, which in turn names the hashes of its result.
 
         The trained policies are parents of an evaluation.
@@ -349,17 +349,17 @@ class Run:
 
         None if there is nothing to continue. Raises UserError if its settings or parents were others.
         """
-        if (self.path / "summary.json").exists() or not self._begun():
+        if (self.path / "summary.json").exists() or not self._can_continue():
             return None
-        begun = self._check_same_settings(self.path, self.stage)
-        if begun.parents != self._parents():
+        manifest = self._check_same_settings(self.path, self.stage)
+        if manifest.parents != self._parents():
             raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
         self.resumed_from = self.latest_checkpoint()
         if self.resumed_from is None:
             return None
         checkpoint = reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint)
         assert checkpoint is not None  # latest_checkpoint has read it
-        self._manifest, self.resumed_data = {**begun.plain()}, begun.data
+        self._manifest, self.resumed_data = {**manifest.plain()}, manifest.data
         self._spent = checkpoint.wall_seconds
         return checkpoint
 
@@ -374,7 +374,7 @@ class Run:
                 lines = None if logged is None else logged.get(name, 0)
                 keep_lines_until(self.path / name, kind, checkpoint.step, lines)
 
-    def _begun(self) -> bool:
+    def _can_continue(self) -> bool:
         """Return whether the directory holds a manifest with which a run can be continued.
 
         Without a whole manifest the stage stopped before its first step, or the file was lost later. Then nothing shows
@@ -401,12 +401,12 @@ class Run:
             if folder != self.root / name
         }
 
-    def trained_policies(self) -> list[str]:
+    def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with SFT."""
-        own = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
-        return [stage for stage in recipes.POLICIES if stage in own or self.elsewhere(stage)]
+        finished = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
 
-    def elsewhere(self, stage: str) -> Path | None:
+    def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another root has finished a stage with the same settings, or None."""
         path = self.folder_of(stage)
         if path == self.root / stage or not (path / "summary.json").exists():
@@ -414,19 +414,19 @@ class Run:
         settings = recipes.settings(self.loaded.recipe, stage)
         return None if recipes.differences(read_manifest(path).settings.plain(), settings) else path
 
-    def _check_same_settings(self, path: Path, stage: str) -> records.Manifest:
+    def _check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
-        wanted = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(manifest.settings.plain(), wanted)
+        expected = recipes.settings(self.loaded.recipe, stage)
+        keys = recipes.differences(manifest.settings.plain(), expected)
         if keys:
-            further = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
+            more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
             way_out = (
                 "choose another --out (make: OUT=…), or move that directory away"
                 if path == self.root / stage
                 else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
             )
-            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{further}; {way_out}")
+            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
         return manifest
 
 

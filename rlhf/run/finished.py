@@ -43,15 +43,15 @@ def stage_folder(root: Path, stage: str) -> Path:
     A run whose parents lie below another root (`rlhf run --parents`) names their places in its manifests, relative to
     itself. Raises UserError for a damaged manifest.
     """
-    own = root / stage
-    if not own.exists():
+    below_root = root / stage
+    if not below_root.exists():
         for manifest in sorted(root.glob("*/manifest.json")):
             if manifest.parent.name not in STAGES:
                 continue
-            place = read_manifest(manifest.parent).parents_from.get(stage)
-            if place is not None:
-                return Path(os.path.normpath(root.resolve() / place))
-    return own
+            relative = read_manifest(manifest.parent).parents_from.get(stage)
+            if relative is not None:
+                return Path(os.path.normpath(root.resolve() / relative))
+    return below_root
 
 
 def verified(root: Path, stage: str) -> records.Summary:
@@ -68,8 +68,8 @@ def verified(root: Path, stage: str) -> records.Summary:
     for name, digest in read_manifest(path).parents.items():
         parent = stage_folder(path.parent, name) / "summary.json"
         if parent.is_file() and sha256(parent) != digest:
-            again = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
-            raise UserError(f"{path} was made from another {name} than {parent.parent}; {again}")
+            advice = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
+            raise UserError(f"{path} was made from another {name} than {parent.parent}; {advice}")
     follow_base(path.parent, stage)
     return summary
 
@@ -95,8 +95,8 @@ def check_result(path: Path, summary: records.Summary, largest: int | None = Non
 
 def result_files(path: Path) -> list[Path]:
     """Return the files in a stage's directory that hold its result."""
-    evaluated = ("samples.jsonl", "details.json") if path.name == "evaluate" else ()
-    files = (*path.glob("adapter/*"), *path.glob("model/*"), *(path / name for name in evaluated))
+    evaluation_files = ("samples.jsonl", "details.json") if path.name == "evaluate" else ()
+    files = (*path.glob("adapter/*"), *path.glob("model/*"), *(path / name for name in evaluation_files))
     return sorted(file for file in files if file.is_file())
 
 
@@ -145,8 +145,8 @@ def totals(
 
 def data_file(root: Path, name: str) -> Path:
     """Return the place of a data file that a manifest names: below the run's root, or else as written."""
-    inside = root / name
-    return inside if inside.exists() else Path(name)
+    below_root = root / name
+    return below_root if below_root.exists() else Path(name)
 
 
 def _config(file: Path) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ class Histogram(Record):
     counts: list[Amount]
 
     @model_validator(mode="after")
-    def _matches(self) -> Self:
+    def _check_counts(self) -> Self:
         if len(self.edges) != len(self.counts) + 1:
             raise ValueError("a histogram has one edge more than counts")
         return self
@@ -138,7 +138,7 @@ class Reproduction(Record):
     seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _same_stages(self) -> Self:
+    def _check_stages(self) -> Self:
         chains = [
             [(stage, len(s.targets), len(s.all_stages)) for stage, s in run.items()] for run in self.seeds.values()
         ]

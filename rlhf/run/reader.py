@@ -42,27 +42,27 @@ def read_lines(file: Path, kind: type[RecordT]) -> list[RecordT]:
     """
     if not file.is_file():
         return []
-    *whole, cut = file.read_bytes().split(b"\n")  # str.splitlines also splits at characters of samples
+    *complete, last = file.read_bytes().split(b"\n")  # str.splitlines also splits at characters of samples
     rows = []
-    for number, line in enumerate(whole, 1):
+    for number, line in enumerate(complete, 1):
         with reading(f"{file}:{number}"):
             row = _parse(line)
         rows.append(check(row, kind, f"{file}:{number}"))
     with suppress(ValueError, RecursionError, UserError):
-        rows.append(check(_parse(cut), kind, str(file)))
+        rows.append(check(_parse(last), kind, str(file)))
     return rows
 
 
-def check(content: Any, kind: type[RecordT], where: str) -> RecordT:
-    """Return `content` as a `kind`. Raises UserError that begins with `where` unless it is valid."""
+def check(content: Any, kind: type[RecordT], source: str) -> RecordT:
+    """Return `content` as a `kind`. Raises UserError that begins with `source` unless it is valid."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{where}: {_first_problem(error)}: damaged, or of another version") from None
+        raise UserError(f"{source}: {_first_problem(error)}: damaged, or of another version") from None
 
 
 @contextmanager
-def reading(what: Path | str) -> Iterator[None]:
+def reading(file: Path | str) -> Iterator[None]:
     """Turn any error of a library that reads a file of another process into a UserError of one line.
 
     A library does not document what it raises for damaged content, so every exception counts; keep our own code outside
@@ -75,7 +75,7 @@ def reading(what: Path | str) -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
             raise
-        raise UserError(f"{what}: cannot be read ({reason(error)})") from error
+        raise UserError(f"{file}: cannot be read ({reason(error)})") from error
 
 
 @contextmanager

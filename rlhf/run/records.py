@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from rlhf.recipe.published import GB, Figure, Spent, Verdict, compare, recorded
+from rlhf.recipe.published import GB, Figure, Spent, Verdict, compare, figure_of_record
 
 SCHEMA = 1
 
@@ -172,7 +172,7 @@ class Comparison(Record):
     measured: Number | None
 
     @model_validator(mode="after")
-    def _is_readable(self) -> Self:
+    def _check_figure(self) -> Self:
         try:
             compare(self.figure, self.measured)
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
@@ -182,7 +182,7 @@ class Comparison(Record):
     @property
     def figure(self) -> Figure:
         """Return the figure that the value is compared with."""
-        return recorded(self.plain())
+        return figure_of_record(self.plain())
 
     @property
     def outcome(self) -> Verdict:

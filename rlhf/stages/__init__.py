@@ -15,7 +15,7 @@ from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import Watch
 from rlhf.process import cuda, distributed, endings
-from rlhf.recipe import GROUPS, PinnedRecipe, available, default_root, load, parents
+from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import verified
 from rlhf.run.follower import Follower
@@ -26,13 +26,15 @@ LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborte
 
 
 class Result(NamedTuple):
+    """The outcome of a stage: metrics and costs for summary.json, and a sample to print."""
+
     metrics: dict[str, float]
     costs: dict[str, Any]
     sample: tuple[str, dict[str, str]] | None = None  # a prompt, and {"before": …, "after": …}
 
 
 def execute(
-    stage: str,
+    stage: StageName,
     loaded: PinnedRecipe,
     out: Path,
     *,
@@ -54,11 +56,11 @@ def execute(
         raise UserError(_no_section(stage, loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
-        least = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
+        minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
         raise UserError(
-            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {least}; allow more"
+            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
         )
-    with endings.keeping(partial(kept, run)), _in_words(run), run.locked():
+    with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
             return summary, None, run.path
@@ -87,7 +89,7 @@ def execute(
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
-def _no_section(stage: str, loaded: PinnedRecipe) -> str:
+def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have."""
     if stage not in GROUPS:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
@@ -107,7 +109,7 @@ def _run(run: Run, device: Any) -> Result:
     return result
 
 
-def kept(run: Run) -> str:
+def progress(run: Run) -> str:
     """Describe what a stopped stage leaves, and the command that continues from it."""
     try:
         if (run.path / "summary.json").exists():
@@ -121,7 +123,7 @@ def kept(run: Run) -> str:
 
 
 @contextmanager
-def _in_words(run: Run) -> Iterator[None]:
+def _explained_errors(run: Run) -> Iterator[None]:
     """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways."""
     try:
         yield
@@ -131,7 +133,7 @@ def _in_words(run: Run) -> Iterator[None]:
         if _disk_is_full(run.root, error):
             raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if endings.out_of_memory(error):
-            raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {kept(run)}") from error
+            raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error
         raise
 
 

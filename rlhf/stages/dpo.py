@@ -29,6 +29,7 @@ from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_da
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the DPO adapter, and measure the policy against SFT on held-out prompts and pairs."""
     recipe = run.loaded.recipe
     options = recipe.dpo
     telemetry = Telemetry(device)
@@ -133,11 +134,11 @@ def preference_accuracy(
         rollout = collate(prompts, responses, codec.pad_id, codec.eos_id, shared.device)
         gain = torch.empty(len(pairs))
         for index in rollout.by_length(batch_size):
-            part = rollout.rows(index)
+            batch = rollout.rows(index)
             logp = {}
             for role in ("policy", "reference"):
                 shared.activate(role)
-                logp[role] = shared.logprobs(shared.response_hidden(part), part, 1.0)[0].sum(1)
+                logp[role] = shared.logprobs(shared.response_hidden(batch), batch, 1.0)[0].sum(1)
             gain[index.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
         gains.append(gain)
     return accuracy(gains[0] - gains[1])

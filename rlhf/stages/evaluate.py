@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
-    closer_look,
     compare,
+    further_metrics,
     gains_over_base,
     measure,
     reward_model_figures,
@@ -29,7 +29,7 @@ from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import GROUPS
+from rlhf.recipe import GROUPS, PolicyName, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
@@ -40,6 +40,7 @@ CONTRADICTED = 10  # pairs that are listed
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Sample every policy of the run on the same held-out prompts, and judge the reward model on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.evaluate
     telemetry = Telemetry(device)
@@ -56,8 +57,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = all_prompts.heldout[: options.max_samples]
 
     def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
-        by = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
-        return {name: numbers for rewards_by_name in by for name, numbers in rewards_by_name.items()}, scores
+        by_policy = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
+        return {name: numbers for by_name in by_policy for name, numbers in by_name.items()}, scores
 
     settings = sampling(options)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]
@@ -80,10 +81,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     samples: dict[str, PolicySamples] = {}
     perplexities: dict[str, float] = {}
     with telemetry.phase("evaluate"):
-        for name in ("base", "sft", *trained):
-            role = "reference" if name == "sft" else name
+        policies: tuple[Literal["base", "sft"] | PolicyName, ...] = ("base", "sft", *trained)
+        for label in policies:
+            role: Role | PolicyName = "reference" if label == "sft" else label
             truth = recipe.data.source == "toy"
-            samples[name] = measure(
+            samples[label] = measure(
                 shared,
                 role,
                 codec,
@@ -95,7 +97,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 judge=judge if rewards else None,
             )
             shared.activate(role)
-            perplexities[name] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
+            perplexities[label] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
         micro = 2 * recipe.rm.per_device_train_batch_size
         chosen, rejected = (scores_of([p[side] for p in encoded], shared.score, codec.pad_id, micro) for side in (0, 1))
 
@@ -105,7 +107,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         values = policy.metrics() if name == "sft" else compare(sft, policy)
         if name != "base":
             values |= gains_over_base(samples["base"], policy)
-        values |= {"perplexity": perplexities[name]} | closer_look(sft, policy, values)
+        values |= {"perplexity": perplexities[name]} | further_metrics(sft, policy, values)
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
@@ -141,9 +143,9 @@ def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]
     ]
 
 
-def _roles(policies: list[str]) -> dict[str, str]:
+def _roles(policies: Sequence[PolicyName]) -> dict[str, StageName]:
     """Return role -> the stage whose adapter plays it."""
-    return {"reference": "sft"} | {stage: stage for stage in policies}
+    return {"reference": "sft", **{stage: stage for stage in policies}}
 
 
 def _rows(

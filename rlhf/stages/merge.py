@@ -25,6 +25,7 @@ ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding t
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
     if device.type == "cuda":
         device = torch.device("cpu")  # the base in full precision may not fit the card, and no step is slow
@@ -38,16 +39,16 @@ def run_stage(run: Run, device: torch.device) -> Result:
         if recipe.merge.base == "dequantized":
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
-        alone = _logprobs(base, texts)
+        base_logprobs = _logprobs(base, texts)
         model = attach_adapter(base, run.folder_of(recipe.merge.stage))
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
         merged_logprobs = _logprobs(merged, texts)
-        effect, lost = _kl(expected, alone), _kl(expected, merged_logprobs)
-        if not lost <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too
+        effect, divergence = _kl(expected, base_logprobs), _kl(expected, merged_logprobs)
+        if not divergence <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too
             raise UserError(
-                f"merging lost the adapter: KL of the merged model to base and adapter is {lost:.2g} nats per token, "
-                f"that of the base alone {effect:.2g}"
+                f"merging lost the adapter: KL of the merged model to base and adapter is {divergence:.2g} nats per "
+                f"token, that of the base alone {effect:.2g}"
             )
         if effect.item() < ROUNDING[recipe.model.dtype]:
             say(
@@ -63,7 +64,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         codec.tokenizer.save_pretrained(run.path / "model")
     size = sum(f.stat().st_size for f in (run.path / "model").glob("*.safetensors"))
     metrics = {
-        "kl_of_merging": lost.item(),
+        "kl_of_merging": divergence.item(),
         "adapter_effect": effect.item(),
         "top1_agreement": (expected.argmax(-1) == merged_logprobs.argmax(-1)).float().mean().item(),
         "largest_logprob_difference": (expected - merged_logprobs).abs().max().item(),

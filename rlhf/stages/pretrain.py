@@ -19,6 +19,7 @@ from rlhf.stages.supervised import arguments, rows_to_dataset, train
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train a tokenizer and a base model from scratch, and measure the perplexity of held-out texts."""
     recipe = run.loaded.recipe
     options, architecture = recipe.pretrain, recipe.model.architecture
     assert options and architecture

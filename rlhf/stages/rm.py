@@ -32,6 +32,7 @@ SAMPLES = 8  # held-out pairs whose scores are kept
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.rm
     telemetry = Telemetry(device)
@@ -39,12 +40,12 @@ def run_stage(run: Run, device: torch.device) -> Result:
     pairs = load.load(run).preferences("rm")
     codec = load_codec(run)
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts, kept = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    heldout, heldout_counts, kept_pairs = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.is_main and recipe.data.source != "lengths":  # stand-in data needs no advice
         amount.note("rm", len(training))
     validation = heldout
-    if options.eval_steps and pairs.apart:
+    if options.eval_steps and pairs.has_validation:
         validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
     batch = 2 * options.per_device_train_batch_size
 
@@ -65,7 +66,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 max_length=None,  # TRL would drop longer pairs silently; they are cut and counted above
                 center_rewards_coefficient=options.center_rewards_coefficient or None,
             ),
-            train_dataset=rows_to_dataset([_joined(chosen, rejected) | margin for chosen, rejected in training]),
+            train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in training]),
             processing_class=codec.tokenizer,
         ),
     )
@@ -103,9 +104,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     }
     if recipe.data.source == "toy":
         assert recipe.data.toy
-        metrics |= _against_ceiling(codec, kept, chosen - rejected, recipe.data.toy.bayes_accuracy)
-    rows = zip(kept, chosen.tolist(), rejected.tolist(), strict=True)
-    run.log_samples(0, [_scored(codec, *row) for row in itertools.islice(rows, SAMPLES)])
+        metrics |= _against_ceiling(codec, kept_pairs, chosen - rejected, recipe.data.toy.bayes_accuracy)
+    rows = zip(kept_pairs, chosen.tolist(), rejected.tolist(), strict=True)
+    run.log_samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
 
 
@@ -146,12 +147,12 @@ class _MarginRankingTrainer(RewardTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def _joined(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
+def _pair_ids(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
     chosen_ids, rejected_ids = chosen.prompt + chosen.response, rejected.prompt + rejected.response
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 
 
-def _scored(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> dict[str, Any]:
+def _sample_row(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> dict[str, Any]:
     return {
         "prompt": codec.prompt_text(pair.prompt),
         "chosen": {"response": pair.chosen, "score": chosen},

@@ -28,6 +28,7 @@ IGNORED = -100  # a label that takes no part in the loss
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the SFT adapter, and measure the perplexity of held-out responses before and after."""
     recipe = run.loaded.recipe
     options = recipe.sft
     telemetry = Telemetry(device)
@@ -47,9 +48,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
         check_sampling(base, codec)
         model = new_adapter(base, run)
     prompts = corpus.prompts().heldout[:SAMPLES]
-    if options.eval_steps and demonstrations.apart:
-        apart, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
-        validation = [(prompt + response, len(prompt)) for prompt, response in apart]
+    if options.eval_steps and demonstrations.has_validation:
+        validation_rows, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
+        validation = [(prompt + response, len(prompt)) for prompt, response in validation_rows]
     else:
         validation = scored
 
@@ -64,7 +65,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         lambda: SFTTrainer(
             model=model,
             args=arguments(SFTConfig, run, options, max_length=None),
-            train_dataset=rows_to_dataset([_labelled(row) for row in training]),
+            train_dataset=rows_to_dataset([_training_row(row) for row in training]),
             processing_class=codec.tokenizer,
         ),
     )
@@ -73,8 +74,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     save_adapter(model, run, run.path / "adapter", weights=weights)
     with telemetry.phase("evaluate"):
         after, last = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
-    written = [codec.prompt_text(prompt) for prompt in prompts]
-    rows = zip(written, first, last, strict=True)
+    prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
+    rows = zip(prompt_texts, first, last, strict=True)
     run.log_samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in rows])
     metrics = {
         "perplexity": after,
@@ -84,7 +85,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         **counts,
         **best_step(run),
     }
-    return Result(metrics, telemetry.costs(), (written[0], {"base": first[0], "SFT": last[0]}))
+    return Result(metrics, telemetry.costs(), (prompt_texts[0], {"base": first[0], "SFT": last[0]}))
 
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
@@ -101,12 +102,12 @@ def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) ->
 def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encoded], dict[str, int]]:
     texts = [(row.prompt, row.response) for row in rows]
     encoded, counts = codec.encode(texts, options.max_prompt_length, options.max_length)
-    kept = [row for row in encoded if row]
-    if not kept:
+    complete = [row for row in encoded if row]
+    if not complete:
         raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
-    return kept, dict(counts)
+    return complete, dict(counts)
 
 
-def _labelled(row: Encoded) -> dict[str, object]:
+def _training_row(row: Encoded) -> dict[str, object]:
     ids = row.prompt + row.response
     return {"input_ids": ids, "labels": [IGNORED] * len(row.prompt) + row.response}

@@ -79,11 +79,11 @@ def with_exact_weights(model: Model, build: Callable[[], TrainerT]) -> TrainerT:
 
     On a 4-bit base TRL casts them to bfloat16 when it is built, which rounds a warm start away.
     """
-    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    exact = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     trainer = build()
     for name, parameter in _model(trainer).named_parameters():
-        if name in before:
-            parameter.data = before[name].to(parameter.device)
+        if name in exact:
+            parameter.data = exact[name].to(parameter.device)
     return trainer
 
 
@@ -121,8 +121,8 @@ class LengthBuckets(Sampler[int]):
         rows = list(range(len(self.lengths)))
         rng.shuffle(rows)
         batches: list[list[int]] = []
-        for at in range(0, len(rows), self.batch_size * self.WINDOW):
-            window = sorted(rows[at : at + self.batch_size * self.WINDOW], key=lambda row: self.lengths[row])
+        for start in range(0, len(rows), self.batch_size * self.WINDOW):
+            window = sorted(rows[start : start + self.batch_size * self.WINDOW], key=lambda row: self.lengths[row])
             batches += [window[i : i + self.batch_size] for i in range(0, len(window), self.batch_size)]
         short = [batch for batch in batches if len(batch) < self.batch_size]  # must come last, or it shifts the others
         full = [batch for batch in batches if len(batch) == self.batch_size]
@@ -159,10 +159,10 @@ class ShardedBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order, world = list(self.order), distributed.world()
         size = self.micro_batch * self.accumulated * world
-        for at in range(0, len(order), size):
-            batch = order[at : at + size]
-            mine = distributed.own_rows(batch[: len(batch) // world * world])
-            yield from (mine[i : i + self.micro_batch] for i in range(0, len(mine), self.micro_batch))
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            own_batch = distributed.own_rows(batch[: len(batch) // world * world])
+            yield from (own_batch[i : i + self.micro_batch] for i in range(0, len(own_batch), self.micro_batch))
 
 
 def train(
@@ -344,10 +344,10 @@ class _Evaluation(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
         if state.global_step % self.every == 0 or control.should_save:
-            training, began, cpu = model.training, time.monotonic(), time.process_time()
+            training, start, cpu = model.training, time.monotonic(), time.process_time()
             with self.telemetry.phase("evaluate"):
                 values = self.evaluate()
-            self.log.leave_out(time.monotonic() - began, time.process_time() - cpu)
+            self.log.leave_out(time.monotonic() - start, time.process_time() - cpu)
             model.train(training)  # TRL logs the metrics of training only while the model is in that mode
             self.run.log(state.global_step, {f"eval/{name}": value for name, value in values.items()})
 
@@ -402,4 +402,5 @@ def free_memory() -> None:
 
 
 def rows_to_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
+    """Return rows as a data set in memory, in their order."""
     return Dataset.from_list(list(rows))

@@ -5,23 +5,24 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlhf.data.rows import Message
 from rlhf.errors import ParentMissing, UserError
 from rlhf.observe.console import harmless
 from rlhf.process import cuda
-from rlhf.recipe import POLICIES, PinnedRecipe
+from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.run.directory import Run
 
-STAGES = ("base", "sft", *POLICIES, "merge")
+ChatStage = Literal["base", "sft", PolicyName, "merge"]
+STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
 class Speaker:
     """A trained model that continues conversations."""
 
-    def __init__(self, loaded: PinnedRecipe, out: Path, stage: str):
+    def __init__(self, loaded: PinnedRecipe, out: Path, stage: ChatStage):
         """Load the model. Raises UserError if the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
         from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
@@ -30,8 +31,8 @@ class Speaker:
         run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
         self.options = loaded.recipe.evaluate
         if loaded.recipe.pretrain:
-            finished(run, "pretrain", "chat")
-        folder = finished(run, stage, "chat") if stage != "base" else None
+            finished_stage(run, "pretrain", "chat")
+        folder = finished_stage(run, stage, "chat") if stage != "base" else None
         device = set_up_torch(loaded.recipe)
         self.codec = load_codec(run)
         if folder is not None and stage == "merge":
@@ -83,7 +84,7 @@ class Speaker:
             raise UserError(f"chat: {' '.join(str(errors[0]).split())[:300]}") from errors[0]
 
 
-def finished(run: Run, stage: str, command: str) -> Path:
+def finished_stage(run: Run, stage: StageName, command: str) -> Path:
     """Return the directory of a finished stage, for a command that is no stage.
 
     Raises UserError with the stage to run first.
@@ -124,7 +125,7 @@ def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int
         messages.append(Message("assistant", answer.strip()))
 
 
-def typed() -> Iterator[str]:
+def input_lines() -> Iterator[str]:
     """Yield lines from the keyboard, or from a pipe."""
     if not sys.stdin.isatty():
         for line in sys.stdin:

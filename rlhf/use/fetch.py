@@ -96,12 +96,12 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
         planned = snapshot_download(**repository, **patterns, dry_run=True)
     missing = sum(file.file_size or 0 for file in planned if file.will_download)
     cache = Path(constants.HF_HUB_CACHE)
-    place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
+    existing = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    free = shutil.disk_usage(existing).free
     if missing > free:
         raise UserError(
-            f"{source.name} is {missing / 1e9:.1f} GB to download and {place} has {free / 1e9:.1f} GB free: make room, "
-            "or set HF_HOME to a larger disk"
+            f"{source.name} is {missing / 1e9:.1f} GB to download and {existing} has {free / 1e9:.1f} GB free: make "
+            "room, or set HF_HOME to a larger disk"
         )
     with working(f"downloading {source.name}, {missing / 1e9:.1f} GB"):
         snapshot_download(**repository, **patterns)
@@ -113,7 +113,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
     rows = None
     if source.kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
         data = recipe.data
-        read = formats.read_hub(
+        rows_read = formats.read_hub(
             source.name,
             source.revision,
             split=data.split,
@@ -121,7 +121,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
             on_bad_row=data.on_bad_row,
             format=data.format,
         )
-        rows = sum(file.rows for file in read.report.files)
+        rows = sum(file.rows for file in rows_read.report.files)
     card = info.card_data
     return Download(
         source=source,

@@ -27,7 +27,7 @@ from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import micro_batch, with_changes
 from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe
 from rlhf.recipe.published import GB
-from rlhf.use.new_model import Facts, Source, describe, read_model
+from rlhf.use.new_model import ModelFacts, Source, describe, read_model
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
 TEMPLATES = ("chat", "hh", "plain")
@@ -86,7 +86,7 @@ DATA_SETS = {
 }
 
 
-class Wishes(NamedTuple):
+class NewOptions(NamedTuple):
     """The options of `rlhf new`."""
 
     model: str
@@ -106,8 +106,8 @@ def card_of(text: str) -> Card:
     try:
         memory = size(text) / GB
     except UserError:
-        known = ", ".join(CARDS)
-        raise UserError(f"--card {text}: name a size with its unit, for example 24GB, or one of {known}") from None
+        cards = ", ".join(CARDS)
+        raise UserError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}") from None
     return Card(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
 
 
@@ -120,9 +120,9 @@ def stages_of(text: str) -> tuple[str, ...]:
     return stages
 
 
-def target_of(root: Path, wishes: Wishes) -> Path:
+def target_of(root: Path, options: NewOptions) -> Path:
     """Return the folder of the new recipe. Raises UserError if it exists, or its name cannot be one."""
-    name = wishes.name or f"{wishes.card.name}-{_slug(wishes.model)}"
+    name = options.name or f"{options.card.name}-{_slug(options.model)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(f"--name {name}: letters, digits, points, hyphens and underscores only")
     target = root / name / "v1"
@@ -139,13 +139,13 @@ def _slug(model: str) -> str:
 # -- the recipe ------------------------------------------------------------------------------------------------------
 
 
-def settings(wishes: Wishes, source: Source, facts: Facts) -> dict[str, Any]:
+def settings(options: NewOptions, source: Source, facts: ModelFacts) -> dict[str, Any]:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
     chat = facts.tokenizer["template"] == "chat"
     large = facts.parameters > LARGE
-    data = _data(wishes.data or ("ultrafeedback" if chat else "hh",))
+    data = _data(options.data or ("ultrafeedback" if chat else "hh",))
     longest = min(
-        wishes.max_length or (CHAT_TOKENS if chat else BASE_TOKENS), facts.architecture["max_position_embeddings"]
+        options.max_length or (CHAT_TOKENS if chat else BASE_TOKENS), facts.architecture["max_position_embeddings"]
     )
     supervised = {
         "optim": "adamw_torch_fused",
@@ -161,22 +161,22 @@ def settings(wishes: Wishes, source: Source, facts: Facts) -> dict[str, Any]:
     }
     model = Path(source.name).name
     pairs = data.get("pairs")
-    rows = {stage: None if pairs else most for stage, most in (("sft", 20_000), ("rm", 50_000), ("dpo", 20_000))}
+    rows = {stage: None if pairs else limit for stage, limit in (("sft", 20_000), ("rm", 50_000), ("dpo", 20_000))}
     if chat and not pairs:
         rows["sft"] = 2_000
     steps = PPO_STEPS if pairs is None else min(PPO_STEPS, max(20, 2 * pairs // ROLLOUTS // 10 * 10))
-    where = "data of your own" if data["files"] else data["name"].rpartition("/")[2]
+    data_name = "data of your own" if data["files"] else data["name"].rpartition("/")[2]
     return {
-        "title": f"{model} on {where}, for {_card(wishes.card)}",
-        "description": f"{model} on {where}, {' and '.join(wishes.stages)}, for {_card(wishes.card)}",
+        "title": f"{model} on {data_name}, for {_card(options.card)}",
+        "description": f"{model} on {data_name}, {' and '.join(options.stages)}, for {_card(options.card)}",
         "model_name": model,
         "rows": rows,
-        "every": lambda most: every(most or pairs or PPO_STEPS * ROLLOUTS),
+        "every": lambda limit: steps_between_evaluations(limit or pairs or PPO_STEPS * ROLLOUTS),
         "steps": steps,
         "warmup": steps // 25,
         "save_steps": max(1, steps // 10),
         "source": source._asdict(),
-        "card": wishes.card._asdict() | {"words": _card(wishes.card)},
+        "card": options.card._asdict() | {"words": _card(options.card)},
         "architecture": facts.architecture,
         "billions": round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
         "quantization": "none",
@@ -187,14 +187,14 @@ def settings(wishes: Wishes, source: Source, facts: Facts) -> dict[str, Any]:
         "max_length": longest,
         "max_prompt_length": longest // 2,
         "response_length": longest - longest // 2,
-        "wanted": wishes.stages,
+        "wanted": options.stages,
         **{stage: dict(supervised) for stage in ("sft", "rm", "dpo")},
         **{stage: dict(online) for stage in ONLINE},
         "evaluate": {"batch_size": 32},
     }
 
 
-def every(rows: int) -> int:
+def steps_between_evaluations(rows: int) -> int:
     """Return the steps between two evaluations in an epoch of `rows` rows, 16 a step: a quarter of it, at most 200."""
     return min(200, max(10, rows // 16 // 4 // 10 * 10))
 
@@ -205,18 +205,18 @@ def _card(card: Card) -> str:
     return names.get(card.name, f"one card with {card.memory_gb:g} GB")
 
 
-def _data(named: tuple[str, ...]) -> dict[str, Any]:
+def _data(names: tuple[str, ...]) -> dict[str, Any]:
     """Return the data that --data names: files that can be read, or a pinned set. Raises UserError."""
-    if len(named) == 1 and named[0] in DATA_SETS:
-        return DATA_SETS[named[0]]._asdict() | {"files": []}
-    for file in named:
+    if len(names) == 1 and names[0] in DATA_SETS:
+        return DATA_SETS[names[0]]._asdict() | {"files": []}
+    for file in names:
         if not Path(file).exists():
-            known = " or ".join(DATA_SETS)
-            raise UserError(f"--data {file}: there is no such file; {known} names a set of the hub")
-    files = [str(Path(file).resolve()) for file in named]
+            sets = " or ".join(DATA_SETS)
+            raise UserError(f"--data {file}: there is no such file; {sets} names a set of the hub")
+    files = [str(Path(file).resolve()) for file in names]
     rows = formats.read(files, on_bad_row="skip")
     if not rows.pairs:
-        raise UserError(f"--data {named[0]}: no preference pairs, which the reward model needs (docs/data.md)")
+        raise UserError(f"--data {names[0]}: no preference pairs, which the reward model needs (docs/data.md)")
     return {"files": files, "pairs": len(rows.pairs)}
 
 
@@ -248,7 +248,7 @@ def _entry(item: tuple[str, Any]) -> str:
     return textwrap.indent(f"{key}: {textwrap.indent(flow, '  ').strip()}\n", "    ")
 
 
-def changed(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def with_changed_keys(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of the templates with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
     for key, value in changes.items():
@@ -264,12 +264,12 @@ def changed(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 # -- settings that fit -----------------------------------------------------------------------------------------------
 
 
-def compressed(stages: Sequence[str]) -> dict[str, Any]:
+def four_bit_changes(stages: Sequence[str]) -> dict[str, Any]:
     """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
     return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in LEARNING}
 
 
-def frugal(loaded: PinnedRecipe, stages: Sequence[str], probe: bool = False) -> dict[str, Any]:
+def least_memory(loaded: PinnedRecipe, stages: Sequence[str], probe: bool = False) -> dict[str, Any]:
     """Return the changes with which stages need the least memory: one row at a time, recomputed.
 
     With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
@@ -279,10 +279,10 @@ def frugal(loaded: PinnedRecipe, stages: Sequence[str], probe: bool = False) -> 
         if stage in LEARNING:
             changes |= {f"{stage}.gradient_checkpointing": True} | micro_batch(loaded, stage, 1)
         if stage in ONLINE:
-            together = loaded.recipe.online()[stage].samples_per_prompt
-            changes[f"{stage}.rollout_batch_size"] = together
+            per_prompt = loaded.recipe.online()[stage].samples_per_prompt
+            changes[f"{stage}.rollout_batch_size"] = per_prompt
             if probe:
-                changes |= {f"{stage}.batch_size": 2 * together, f"{stage}.num_mini_batches": 1}
+                changes |= {f"{stage}.batch_size": 2 * per_prompt, f"{stage}.num_mini_batches": 1}
     return changes
 
 
@@ -294,17 +294,17 @@ def search(
     A bfloat16 base (2 bytes a parameter) is tried before one in 4 bits, where it has room. Raises UserError if nothing
     fits, with the smallest card that would.
     """
-    packed = compressed(stages)
+    four_bit = four_bit_changes(stages)
     if 2 * parameters < limit:
         fitted = fit(predict, loaded, stages, limit, say)  # tries 4 bits by itself
         if not fitted.lacking:
             return fitted
     elif parameters / 2 < limit:
-        fitted = fit(predict, with_changes(loaded, packed), stages, limit, say)
+        fitted = fit(predict, with_changes(loaded, four_bit), stages, limit, say)
         if not fitted.lacking:
-            return fitted._replace(changes=packed | fitted.changes)
-    tried = with_changes(loaded, packed)
-    least = with_changes(tried, {"evaluate.batch_size": 1} | frugal(tried, stages, probe=True))
+            return fitted._replace(changes=four_bit | fitted.changes)
+    on_4bit = with_changes(loaded, four_bit)
+    least = with_changes(on_4bit, {"evaluate.batch_size": 1} | least_memory(on_4bit, stages, probe=True))
     needs = {}
     for stage in stages:
         say(f"predicting the least that {stage} needs")
@@ -316,17 +316,17 @@ def _too_large(needs: Mapping[str, int], limit: int) -> str:
     stage = max(needs, key=needs.__getitem__)
     least = needs[stage] / GB
     card = next((size for size in SIZES_GB if USED * size >= least), None)
-    which = f"the smallest card that would do has {card} GB" if card else "no card that is sold would do"
+    advice = f"the smallest card that would do has {card} GB" if card else "no card that is sold would do"
     return (
         f"{limit / GB:.3g} GB, {USED:.0%} of the card, are too few: {stage} needs {math.ceil(10 * least) / 10:g} GB "
-        f"even with a 4-bit base and one row at a time; {which}. --max-length makes rows shorter"
+        f"even with a 4-bit base and one row at a time; {advice}. --max-length makes rows shorter"
     )
 
 
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
-class Made(NamedTuple):
+class NewRecipe(NamedTuple):
     """A new recipe with what is predicted for it."""
 
     folder: Path
@@ -335,39 +335,41 @@ class Made(NamedTuple):
     fit: Fit
 
 
-def make(root: Path, wishes: Wishes, predict: Predictor, say: Say) -> Made:
+def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRecipe:
     """Write a recipe into `root` and return it. `say` is told what is being done.
 
     Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
     then, and neither after Ctrl-C.
     """
-    target = target_of(root, wishes)
-    say(f"reading {wishes.model}")
-    source = read_model(wishes.model, wishes.revision)
-    facts = describe(source, wishes.template)
-    content = settings(wishes, source, facts)
-    stages = ("sft", "rm", *(stage for stage in POLICIES if stage in wishes.stages), "evaluate")
+    target = target_of(root, options)
+    say(f"reading {options.model}")
+    source = read_model(options.model, options.revision)
+    facts = describe(source, options.template)
+    content = settings(options, source, facts)
+    stages = ("sft", "rm", *(stage for stage in POLICIES if stage in options.stages), "evaluate")
     with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
-        loaded = _written(draft, content)
-        fitted = search(predict, loaded, facts.parameters, stages, wishes.card.limit, say)
-        others = [stage for stage in ("ppo", "dpo") if stage not in stages]  # every recipe has them: as small as can be
-        others_small = frugal(loaded, others)
+        loaded = _write_recipe(draft, content)
+        fitted = search(predict, loaded, facts.parameters, stages, options.card.limit, say)
+        untrained = [
+            stage for stage in ("ppo", "dpo") if stage not in stages
+        ]  # every recipe has them: as small as can be
+        untrained_changes = least_memory(loaded, untrained)
         if fitted.changes.get("model.quantization") == "nf4":
-            others_small |= compressed(others)
-        content = changed(content, others_small | fitted.changes)
-        loaded = _written(draft, content)
-        words = content | {"recipe_name": target.parent.name, "folder": target}
-        (draft / "README.md").write_text(render("README.md", words), encoding="utf-8")
+            untrained_changes |= four_bit_changes(untrained)
+        content = with_changed_keys(content, untrained_changes | fitted.changes)
+        loaded = _write_recipe(draft, content)
+        readme_content = content | {"recipe_name": target.parent.name, "folder": target}
+        (draft / "README.md").write_text(render("README.md", readme_content), encoding="utf-8")
         say("predicting the whole chain")
         step, _ = pinned.decoding_step(predict, loaded)
         pinned.pin(draft, pinned.predict(predict, loaded), step, None, pinned.needs(predict, loaded))
         _place(draft, target)
-    return Made(target, recipes.load(target), stages, fitted)
+    return NewRecipe(target, recipes.load(target), stages, fitted)
 
 
-def _written(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:
+def _write_recipe(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:
     """Write recipe.yaml into a folder and read it back."""
     (folder / "recipe.yaml").write_text(render("recipe.yaml", content), encoding="utf-8")
     return recipes.load(folder)
@@ -376,16 +378,16 @@ def _written(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:
 def _place(draft: Path, target: Path) -> None:
     """Copy a finished folder beside its place and rename it, so that it appears complete. Raises UserError."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
-        shutil.copytree(draft, beside / "v1")
-        sync_tree(beside / "v1")
-        os.rename(beside / "v1", target)  # fails if another process has filled the place meanwhile
+        shutil.copytree(draft, temporary / "v1")
+        sync_tree(temporary / "v1")
+        os.rename(temporary / "v1", target)  # fails if another process has filled the place meanwhile
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         raise UserError(f"{target} exists already: choose another name with --name, or delete it") from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if not any(target.parent.iterdir()):
             target.parent.rmdir()

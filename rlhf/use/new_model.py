@@ -28,7 +28,7 @@ class Source(NamedTuple):
     gated: bool
 
 
-class Facts(NamedTuple):
+class ModelFacts(NamedTuple):
     """What a recipe needs to know about a model."""
 
     architecture: dict[str, Any]  # the recipe's section
@@ -76,11 +76,11 @@ def _licence_in(folder: Path) -> str:
     except OSError:
         return "not stated"
     header = re.match(r"---\n(.*?)\n---", text, re.S)
-    named = re.search(r"^license(?:_name)?: *([\w.+-]+) *$", header[1], re.M) if header else None
-    return named[1] if named else "not stated"
+    match = re.search(r"^license(?:_name)?: *([\w.+-]+) *$", header[1], re.M) if header else None
+    return match[1] if match else "not stated"
 
 
-def describe(source: Source, template: str | None) -> Facts:
+def describe(source: Source, template: str | None) -> ModelFacts:
     """Return what a recipe needs to know about a model. Raises UserError for one that cannot be trained here.
 
     `template`: the one to use; None chooses `chat` for a model that ends its turns as its chat template does.
@@ -105,7 +105,7 @@ def describe(source: Source, template: str | None) -> Facts:
     chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(source.folder / GENERATION) or {}))
     # Refuse now what stages would refuse.
     tokenize.load(source.folder, recipes.Tokenizer(source="local", name=source.name, **chosen))
-    return Facts(section, count, chosen)
+    return ModelFacts(section, count, chosen)
 
 
 def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str, Any]:

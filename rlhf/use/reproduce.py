@@ -11,7 +11,7 @@ from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe import console
 from rlhf.process import endings
-from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, parents, published
+from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
@@ -19,16 +19,18 @@ from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
 
 
-def chain(loaded: PinnedRecipe, until: Sequence[str]) -> list[str]:
+def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
     """Return the stages of a recipe that lead to `until`, in order."""
-    wanted = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
-    return [stage for stage in STAGES if stage in wanted]
+    needed = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
+    return [stage for stage in STAGES if stage in needed]
 
 
-def final_stages(loaded: PinnedRecipe) -> list[str]:
+def final_stages(loaded: PinnedRecipe) -> list[StageName]:
     """Return the stages that train a policy, and evaluate if one of the recipe's targets is about it."""
-    policies = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
-    return [*policies, *(["evaluate"] if any(target.stage == "evaluate" for target in loaded.targets) else [])]
+    stages: list[StageName] = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
+    if any(target.stage == "evaluate" for target in loaded.targets):
+        stages.append("evaluate")
+    return stages
 
 
 def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
@@ -37,9 +39,10 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
         for stage in stages:
             arguments = ["run", stage, "--if-needed", "--resume", "--seed", str(seed), "--out", str(root(out, seed))]
             if endings.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
-                again = shlex.join(["rlhf", *arguments, *options])
+                command_line = shlex.join(["rlhf", *arguments, *options])
                 raise UserError(
-                    f"seed {seed} stopped in {stage}; nothing is lost: solve the problem and run this again ({again})"
+                    f"seed {seed} stopped in {stage}; nothing is lost: solve the problem and run this again "
+                    f"({command_line})"
                 )
 
 
@@ -101,14 +104,14 @@ def markdown(record: Reproduction) -> str:
     columns, *body = rows(record.seeds, record.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
     device, packages = record.device, record.packages
-    where = (
+    device_text = (
         f"{device.name}, {device.threads or '?'} thread{'s' * (device.threads != 1)}"
         if device.type == "cpu"
         else device.name
     )
     measured = (
         f"Measured by `rlhf reproduce`: recipe {record.recipe} {record.version} ({record.recipe_sha256[:12]}), "
-        f"{where}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
+        f"{device_text}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
         f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
@@ -123,9 +126,9 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
     with its wall times. Figures of all stages together come last.
     """
     runs = list(seeds.values())
-    of_all = [totals(run, price) for run in runs]
-    guided = any(target.guide for run in runs for summary in run.values() for target in summary.targets)
-    heading = "published" if guided or of_all[0] else "target"
+    chain_figures = [totals(run, price) for run in runs]
+    has_guide = any(target.guide for run in runs for summary in run.values() for target in summary.targets)
+    heading = "published" if has_guide or chain_figures[0] else "target"
     table: list[tuple[str, ...]] = [
         ("stage", "metric", heading, *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
     ]
@@ -140,9 +143,9 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
         table.append(
             (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
         )
-    for compared in zip(*of_all, strict=True):
-        values, verdicts = [value for _, value, _ in compared], [verdict for *_, verdict in compared]
-        table.append(_row("all", compared[0][0], values, verdicts))
+    for figure_by_seed in zip(*chain_figures, strict=True):
+        values, verdicts = [value for _, value, _ in figure_by_seed], [verdict for *_, verdict in figure_by_seed]
+        table.append(_row("all", figure_by_seed[0][0], values, verdicts))
     times = [sum(of_seed) for of_seed in zip(*walls, strict=True)]
     table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in times), f"{statistics.mean(times):.0f}", ""))
     return table
@@ -150,11 +153,11 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
 
 def _row(stage: str, figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     """Return the row of one figure."""
-    range_text, verdict = judged(figure, values, verdicts)
+    range_text, verdict = figure_verdict(figure, values, verdicts)
     return (stage, figure.title, range_text, *map(console.number, values), mean_sd(values), verdict)
 
 
-def judged(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
+def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
     """Return what a figure asks of each seed and of their mean, and the verdict on the seeds and on the mean.
 
     The first is text such as `≥ 0.6; mean ≥ 0.62`; the second counts the seeds that reach the figure.
@@ -167,8 +170,8 @@ def judged(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Ve
     verdict = published.count(verdicts)
     if None not in values and (figure.guide or figure.range_of_mean):
         mean = statistics.mean(value for value in values if value is not None)
-        of_mean = figure.model_copy(update={"range": figure.range_of_mean or figure.range})
-        mean_verdict = compare(of_mean, mean)
+        mean_figure = figure.model_copy(update={"range": figure.range_of_mean or figure.range})
+        mean_verdict = compare(mean_figure, mean)
         verdict += f", mean {mean_verdict.with_distance if figure.guide and mean_verdict.detail else mean_verdict.word}"
     return range_text, verdict
 

@@ -20,11 +20,11 @@ from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
-from rlhf.use.chat import finished
+from rlhf.use.chat import finished_stage
 
 PAIR = ("chosen", "rejected")
 ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under which an answer is plain text
-SHOWN = 20  # rows of the table
+TABLE_ROWS = 20  # rows of the table
 EXCERPT = 60  # characters of a text in the table
 
 
@@ -57,7 +57,7 @@ class ScoredItem(NamedTuple):
 # ---- items ----
 
 
-def typed(prompt: str, responses: Sequence[str]) -> list[Item]:
+def command_line_items(prompt: str, responses: Sequence[str]) -> list[Item]:
     """Return the items of a prompt and its responses from the command line."""
     messages = parse_prompt(prompt, "--prompt")
     return [Item("", messages, {"response": response}, {}) for response in responses]
@@ -101,8 +101,8 @@ def _item(source: str, row: object) -> Item:
     answers = _answers(row)
     if not isinstance(row, dict) or not answers:
         raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
-    written = "step" in row and isinstance(row["prompt"], str)  # a run wrote it in the model's own template
-    return Item(source, row["prompt"] if written else parse_prompt(row["prompt"], source), answers, row)
+    as_text = "step" in row and isinstance(row["prompt"], str)  # a run wrote it in the model's own template
+    return Item(source, row["prompt"] if as_text else parse_prompt(row["prompt"], source), answers, row)
 
 
 # ---- scoring ----
@@ -129,11 +129,11 @@ class RewardModel:
 
         run = Run(out, loaded, "evaluate")
         if loaded.recipe.pretrain:
-            finished(run, "pretrain", "score")
-        sft, rm = (finished(run, stage, "score") for stage in ("sft", "rm"))
+            finished_stage(run, "pretrain", "score")
+        sft, rm = (finished_stage(run, stage, "score") for stage in ("sft", "rm"))
         self.options = loaded.recipe.rm
         summary = read_summary(rm)
-        assert summary  # `finished` has checked it
+        assert summary  # `finished_stage` has checked it
         self.digest = summary.result_sha256["adapter/adapter_model.safetensors"][
             :16
         ]  # names the reward model in output files
@@ -151,27 +151,27 @@ class RewardModel:
         from rlhf.evaluation.reward_model import scores_of
 
         limits = self.options.max_prompt_length, self.options.max_length
-        places = [(number, name) for number, item in enumerate(items) for name in item.answers]
-        texts = [self._written(item.prompt) for item in items]
+        keys = [(number, name) for number, item in enumerate(items) for name in item.answers]
+        texts = [self._prompt_text(item.prompt) for item in items]
         encoded: dict[tuple[int, str], Any] = {}
         cut = {"prompts_cut": 0, "responses_cut": 0}
-        for written in (False, True):
-            chosen = [(n, name) for n, name in places if isinstance(items[n].prompt, str) == written]
+        for as_text in (False, True):
+            chosen = [(n, name) for n, name in keys if isinstance(items[n].prompt, str) == as_text]
             rows: list[Any] = [(items[n].prompt, items[n].answers[name]) for n, name in chosen]
-            encode = self.codec.encode_written if written else self.codec.encode
-            sides, counts = encode(rows, *limits)
-            encoded |= dict(zip(chosen, sides, strict=True))
+            encode = self.codec.encode_written if as_text else self.codec.encode
+            rows_encoded, counts = encode(rows, *limits)
+            encoded |= dict(zip(chosen, rows_encoded, strict=True))
             cut = {key: cut[key] + counts[key] for key in cut}
-        scorable = [place for place in places if encoded[place]]
+        scorable = [key for key in keys if encoded[key]]
         batch = 2 * self.options.per_device_train_batch_size
-        values = scores_of([encoded[place] for place in scorable], self.shared.score, self.codec.pad_id, batch)
+        values = scores_of([encoded[key] for key in scorable], self.shared.score, self.codec.pad_id, batch)
         scores: dict[tuple[int, str], float | None] = dict(zip(scorable, values.tolist(), strict=True))
         return [
             ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})
             for number, (item, text) in enumerate(zip(items, texts, strict=True))
         ], cut
 
-    def _written(self, prompt: tuple[Message, ...] | str) -> str:
+    def _prompt_text(self, prompt: tuple[Message, ...] | str) -> str:
         """Return a prompt as the text that the model reads."""
         return prompt if isinstance(prompt, str) else self.codec.prompt_text(prompt)
 
@@ -211,11 +211,11 @@ def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
     single = names == ["response"]
     columns = ["prompt", *(["answer"] if single else []), *(["score"] if single else names)]
     rows = []
-    for row in scored[:SHOWN]:
+    for row in scored[:TABLE_ROWS]:
         cells = [_excerpt(row.prompt), *([_excerpt(row.item.answers["response"])] if single else [])]
         cells += [console.number(row.scores.get(name)) for name in names]
         rows.append([*cells, *([console.number(row.margin)] if paired else [])])
-    title = f"scores of {len(scored):,} rows" + (f", the first {SHOWN}" if len(scored) > SHOWN else "")
+    title = f"scores of {len(scored):,} rows" + (f", the first {TABLE_ROWS}" if len(scored) > TABLE_ROWS else "")
     console.rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
     totals = summary(scored)
     if len(scored) > 1:
@@ -229,9 +229,9 @@ def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
         )
     notes = {"prompts were cut": cut["prompts_cut"], "responses were cut": cut["responses_cut"]}
     notes["answers were cut away whole and have no score"] = totals["not_scored"]
-    for what, count in notes.items():
+    for description, count in notes.items():
         if count:
-            console.OUT.print(f"{count:,} {what} (rm.max_prompt_length, rm.max_length)")
+            console.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
 
 
 def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:

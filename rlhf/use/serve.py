@@ -16,7 +16,7 @@ from rlhf.process.endings import Stopped
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.terminal import say
-from rlhf.use.chat import finished
+from rlhf.use.chat import finished_stage
 
 ENGINES = ("auto", "transformers", "vllm")
 SECONDS_TO_STOP = 15  # until a server that does not end is killed
@@ -44,27 +44,27 @@ def run(loaded: PinnedRecipe, out: Path, engine: str, host: str, port: int) -> N
     Raises UserError if the model has not been merged or was merged with other settings, if the port is taken, or if the
     server ends by itself.
     """
-    evaluated = Run(out, loaded, "evaluate")
-    model = str((finished(evaluated, "merge", "serve") / "model").relative_to(out))
-    words = command(model, engine, loaded.recipe.hardware.device, host, port)
-    here = "127.0.0.1" if host == "0.0.0.0" else host
-    if _listens(here, port):
-        raise UserError(f"port {port} of {here} is in use: choose another --port (make: PORT=)")
+    run_directory = Run(out, loaded, "evaluate")
+    model = str((finished_stage(run_directory, "merge", "serve") / "model").relative_to(out))
+    command_line = command(model, engine, loaded.recipe.hardware.device, host, port)
+    address = "127.0.0.1" if host == "0.0.0.0" else host
+    if _listens(address, port):
+        raise UserError(f"port {port} of {address} is in use: choose another --port (make: PORT=)")
     from huggingface_hub.constants import HF_HUB_CACHE
 
     Path(HF_HUB_CACHE).mkdir(
         parents=True, exist_ok=True
     )  # transformers lists models from this folder and fails without it
-    serve(words, out, model, here, port)
+    serve(command_line, out, model, address, port)
 
 
-def serve(words: list[str], folder: Path, model: str, host: str, port: int) -> None:
-    """Run the server `words` in `folder`; print when it listens and when it stops. Raises UserError if it ends."""
+def serve(command_line: list[str], folder: Path, model: str, host: str, port: int) -> None:
+    """Run the server `command_line` in `folder`; print its start and stop. Raises UserError if it ends."""
     address = f"http://{host}:{port}/v1"
     say(f"loading {model}; it will answer at {address}")
     # The server gets a session of its own, so that Ctrl-C reaches this process alone, which then ends the server.
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    server = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True)
+    server = subprocess.Popen(command_line, cwd=folder, env=environment, start_new_session=True)
     try:
         while server.poll() is None and not _listens(host, port):
             time.sleep(0.2)

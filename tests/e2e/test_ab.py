@@ -72,7 +72,7 @@ def serve():
 
 
 def verdicts(root: Path, rater: str) -> dict[int, str]:
-    rows = store.standing(root / "ab" / "sft-vs-ppo.jsonl")
+    rows = store.current_ratings(root / "ab" / "sft-vs-ppo.jsonl")
     return {row.item: row.verdict for row in rows if row.rater == rater}
 
 
@@ -338,7 +338,7 @@ def test_many_may_write_at_the_same_time(tmp_path):
     with ProcessPoolExecutor(4) as pool:
         for task in [pool.submit(add, found.file, f"rater-{i}", found.pairs) for i in range(4)]:
             task.result()
-    assert len(store.standing(found.file)) == len(found.file.read_text().splitlines()) == 160
+    assert len(store.current_ratings(found.file)) == len(found.file.read_text().splitlines()) == 160
 
 
 def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
@@ -346,9 +346,9 @@ def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
     add(found.file, "ann", found.pairs[:2])
     with open(found.file, "a") as handle:
         handle.write('{"item": 3, "ra')
-    assert len(store.standing(found.file)) == 2
+    assert len(store.current_ratings(found.file)) == 2
     add(found.file, "ann", found.pairs[2:3])
-    assert len(store.standing(found.file)) == 3
+    assert len(store.current_ratings(found.file)) == 3
     with open(found.file, "a") as handle:
         handle.write('{"rater": "ann", "item": [3], "sha256": "x", "verdict": "a", "shown": "ab"}\n')
     with pytest.raises(UserError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):

@@ -19,7 +19,8 @@ from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.files import sha256
 from rlhf.rating.pairs import compare
-from rlhf.report.data import checked
+from rlhf.recipe import stage_name
+from rlhf.report.data import quality_of
 from rlhf.run.directory import Run
 from rlhf.run.outcomes import Quality
 from rlhf.use import chat, score
@@ -306,12 +307,12 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
     for stage in ("sft", "rm"):
         config(base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
     for stage in ("pretrain", "sft", "rm"):
-        summary = Run(tmp_path, small(), stage).done()
+        summary = Run(tmp_path, small(), stage_name(stage)).done()
         assert there(summary).plain() == content_of(trained / ROOT / stage / "summary.json")
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())
     AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
-    found = checked(report.load(root))
+    found = quality_of(report.load(root))
     assert isinstance(found, Quality) and found.plain()["pairs"] > 100
     assert not any(Path(file["name"]).is_absolute() for file in content_of(root / "sft/manifest.json")["data"]["files"])
     assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"

@@ -122,7 +122,7 @@ def asked(root, monkeypatch, capsys):
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
-    return [rating.plain() for rating in store.standing(root / "ab" / "sft-vs-ppo.jsonl")]
+    return [rating.plain() for rating in store.current_ratings(root / "ab" / "sft-vs-ppo.jsonl")]
 
 
 def test_an_honest_judge_is_asked_twice_and_never_again(root, asked, stub):
@@ -161,7 +161,7 @@ def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
 def test_refusals_and_nonsense_are_skips(root, asked, stub, reply):
     assert asked(stub(lambda question, times: reply).url)[0] == 0
     assert {r["verdict"] for r in rows(root)} == {"skip"}
-    assert all(len(text) <= judge.KEPT for r in rows(root) for text in r["replies"].values())
+    assert all(len(text) <= judge.REPLY_CHARACTERS for r in rows(root) for text in r["replies"].values())
 
 
 def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):

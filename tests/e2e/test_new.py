@@ -17,7 +17,7 @@ from rlhf.memory.predict import CONTEXT
 from rlhf.memory.strategies import with_changes
 from rlhf.recipe import PinnedRecipe
 from rlhf.use import new, new_model
-from rlhf.use.new import Wishes, card_of
+from rlhf.use.new import NewOptions, card_of
 from tests import models
 from tests.conftest import run_stages
 from tests.hub import COMMIT, Hub
@@ -69,7 +69,7 @@ def quiet(what: str) -> None:
 
 def make(root: Path, model: str, card: str = "24GB", predict: Any = None, **options: Any) -> Any:
     predictor: Any = predict or Predictor()
-    return new.make(root, Wishes(model, card_of(card), **options), predictor, quiet)
+    return new.make(root, NewOptions(model, card_of(card), **options), predictor, quiet)
 
 
 @pytest.fixture(scope="session")
@@ -150,18 +150,18 @@ def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tm
 
 
 def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
-    wishes = Wishes(str(checkpoints / "Tiny_llama"), card_of("3GB"))
+    wishes = NewOptions(str(checkpoints / "Tiny_llama"), card_of("3GB"))
     source = new_model.read_model(wishes.model, None)
     facts = new_model.describe(source, None)
     content = new.settings(wishes, source, facts)
     draft = tmp_path / "a" / "v1"
     draft.mkdir(parents=True)
-    before = new._written(draft, content)
+    before = new._write_recipe(draft, content)
     predict: Any = Predictor()
     found = new.search(predict, before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
     assert len(found.changes) > 5
     expected = with_changes(before, found.changes).recipe
-    after = new._written(draft, new.changed(content, found.changes))
+    after = new._write_recipe(draft, new.with_changed_keys(content, found.changes))
     assert after.recipe == expected != before.recipe
 
 

@@ -39,7 +39,7 @@ def test_the_walk_on_the_page_names_the_folder_that_is_written():
     walk = PAGE.partition("```\n")[2].partition("```")[0]
     (line,) = [line.partition("  #")[0].split() for line in walk.splitlines() if line.startswith("rlhf new")]
     options = dict(zip(line[2::2], line[3::2], strict=True))
-    folder = new.target_of(Path("recipes"), new.Wishes(options["--model"], new.card_of(options["--card"])))
+    folder = new.target_of(Path("recipes"), new.NewOptions(options["--model"], new.card_of(options["--card"])))
     named = re.findall(r"recipes/[\w./-]+\w", walk)
     assert len(named) == 5 and {Path(name) for name in named} == {folder}
 

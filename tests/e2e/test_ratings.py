@@ -24,7 +24,7 @@ def rate(root, *verdicts: tuple[str, int, str]) -> Comparison:
     return found
 
 
-def exported(root, found: Comparison, **options) -> export.Exported:
+def exported(root, found: Comparison, **options) -> export.ExportedRows:
     return export.export(found, root / "evaluate" / "samples.jsonl", "hh", **options)
 
 

@@ -21,7 +21,7 @@ def told(row) -> list[dict[str, Any]]:
 def heldout(trained, tmp_path_factory):
     """The pairs that the reward model was judged on, as a file of preference rows; and the rows."""
     loaded = small()
-    corpus, _ = load._divided(load._read(loaded.recipe, trained / "cpu-tiny/v1/data"), loaded.recipe)
+    corpus, _ = load._split_rows(load._read(loaded.recipe, trained / "cpu-tiny/v1/data"), loaded.recipe)
     pairs = corpus.pairs.heldout[: loaded.recipe.rm.max_eval_samples]
     file = tmp_path_factory.mktemp("score") / "pairs.jsonl"
     rows = [{"prompt": told(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
@@ -79,7 +79,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     model = score.RewardModel(small(), trained)
     items = score.read([tmp_path / f"{name}.jsonl" for name in files])
-    items += score.typed(pair.prompt[0].content, [pair.chosen])
+    items += score.command_line_items(pair.prompt[0].content, [pair.chosen])
     assert len(items) == len(files) + 1
     scored, _ = model.score(items)
     (expected,) = read_lines(trained / "cpu-tiny/v1/rm/samples.jsonl")[:1]

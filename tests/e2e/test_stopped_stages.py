@@ -174,5 +174,5 @@ def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
 
 
 def test_nobody_listens_when_a_stage_is_called_as_a_function():
-    with endings.keeping(lambda: "never asked"):
-        assert endings.stopped(15).kept == ""
+    with endings.reporting_progress(lambda: "never asked"):
+        assert endings.stopped(15).progress == ""

@@ -188,7 +188,7 @@ def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
         rng = random.Random(seed)
         history = watch.History(small(ppo__steps=steps, ppo__logging_steps=1).recipe, "ppo")
         history.rows = [{"objective/scores": gain * i + rng.gauss(0, 0.1)} for i in range(40)]
-        verdicts.add(watch.see_flat_reward(history) is not None)
+        verdicts.add(watch.find_flat_reward(history) is not None)
     assert verdicts == {seen}
 
 

@@ -14,7 +14,7 @@ from rlhf.data.batch import Rollout
 from rlhf.models.layouts import SharedPrompts
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import GroupOptions
+from rlhf.recipe import GroupOptions, stage_name
 from rlhf.rollout.engine import collate, joined, sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
@@ -48,7 +48,7 @@ def rollout(codec) -> Rollout:
 
 
 def options(stage: str, **changes) -> GroupOptions:
-    found = grouped(stage, changes).recipe.section(stage)
+    found = grouped(stage, changes).recipe.section(stage_name(stage))
     assert isinstance(found, GroupOptions)
     return found
 

@@ -182,7 +182,7 @@ def profiled(stage: str, loaded: PinnedRecipe) -> int:
         return {}
 
     rehearse = Rehearsals(None, plain)
-    for parent in recipe.parents(loaded.recipe, stage):
+    for parent in recipe.parents(loaded.recipe, recipe.stage_name(stage)):
         rehearse(loaded, parent)
     rehearse.watch = watched
     rehearse(loaded, stage)

@@ -280,7 +280,7 @@ def test_mfu_leaves_out_what_is_computed_again(recomputed):
     assert accumulated <= 2, "all of a step is rehearsed"
     predicted = {name: Phase(1, {"base": 1}, 0, 1000, recomputed) for name in ("", "train")}
     row = STAGE | {"phase_seconds": seconds(2.0, 2.0, 2.0)}
-    found = bench.derived(loaded, "sft", row, predicted, {"flops": 1000.0, "bandwidth": 1.0}, "longest")
+    found = bench.derived_figures(loaded, "sft", row, predicted, {"flops": 1000.0, "bandwidth": 1.0}, "longest")
     assert found["hfu"] == 0.25
     assert found["mfu"] == (500 - recomputed / 2) / 2 / 1000
-    assert bench.derived(loaded, "sft", row, predicted, {"flops": 1000.0}, "hh")["mfu"] is None, "lengths vary"
+    assert bench.derived_figures(loaded, "sft", row, predicted, {"flops": 1000.0}, "hh")["mfu"] is None, "lengths vary"

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import re
+import shlex
 import sys
 import types
 from collections.abc import Iterator
@@ -350,12 +351,12 @@ def test_targets_are_measured_against_their_range():
     )
 
 
-def test_a_model_that_is_trained_from_nothing_on_own_rows_is_called_a_rehearsal(command, tmp_path):
+def test_a_model_that_is_trained_from_nothing_on_own_rows_is_called_a_trial(command, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": f"row {i} of a few words"}) + "\n" for i in range(40)))
     arguments = ["run", "pretrain", "--recipe", RECIPE, "--data", file, "--out", tmp_path / "runs", *changes()]
     code, _, err = command(*arguments)
-    assert code == 0 and "a rehearsal of every step, not an assistant" in " ".join(err.split())
+    assert code == 0 and "a trial of every step, not an assistant" in " ".join(err.split())
 
 
 def commands(group: click.Group = cli.cli, name: str = "rlhf") -> Iterator[tuple[str, click.Command]]:
@@ -380,3 +381,49 @@ def test_each_line_of_help_stands_alone(name, command):
 def test_the_version_is_printed(command):
     code, out, _ = command("--version")
     assert code == 0 and out.strip().endswith(package.__version__)
+
+
+def test_the_help_lists_every_command_once_in_the_order_of_use(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    listed = re.findall(r"^  (\w+)  +[A-Z]", out.partition("Prepare:")[2], re.M)
+    assert sorted(listed) == sorted(cli.cli.commands)
+    assert listed == cli.cli.list_commands(click.Context(cli.cli))
+    assert [listed.index(name) for name in ("new", "data", "plan", "run", "report", "serve")] == sorted(
+        listed.index(name) for name in ("new", "data", "plan", "run", "report", "serve")
+    )
+
+
+@pytest.mark.parametrize("group", [cli.cli, *(c for c in cli.cli.commands.values() if isinstance(c, click.Group))])
+def test_no_line_of_a_list_of_commands_is_cut_at_80_columns(group):
+    context = click.Context(group, terminal_width=80, max_content_width=80)
+    assert "..." not in group.get_help(context).partition("--help")[2]
+
+
+def leaves() -> list[tuple[str, click.Command]]:
+    return [(name, command) for name, command in commands() if not isinstance(command, click.Group)]
+
+
+def examples(command: click.Command) -> list[str]:
+    return [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("rlhf ")]
+
+
+@pytest.mark.parametrize(("name", "command"), leaves(), ids=[name for name, _ in leaves()])
+def test_the_examples_of_a_help_text_are_commands_of_its_name_that_parse(name, command):
+    lines = examples(command)
+    assert 1 <= len(lines) <= 2
+    for line in lines:
+        assert line.startswith(f"{name} ") or line == name
+        words = shlex.split(line.removeprefix(name))
+        values, _, order = command.make_parser(click.Context(command)).parse_args(words)
+        assert {param for param in command.params if param.required} <= {*order}
+        for param in command.params:
+            if isinstance(param.type, click.Choice) and isinstance(value := values.get(str(param.name)), str):
+                assert value in param.type.choices, line
+
+
+@pytest.mark.parametrize(("name", "command"), leaves(), ids=[name for name, _ in leaves()])
+def test_the_examples_are_lines_of_their_own_at_the_end_of_the_help(name, command):
+    context = click.Context(command, terminal_width=80, max_content_width=80)
+    end = command.get_help(context).rstrip().splitlines()[-len(examples(command)) :]
+    assert [line.strip() for line in end] == examples(command)

@@ -139,10 +139,10 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     file = tmp_path / "error.json"
     file.write_text("{}")
     said = failure(1, 4, str(file), "the data has changed")
-    assert distributed._why({0: said, 1: failure(-15)}, "rm") == "the data has changed"
-    killed = distributed._why({0: failure(distributed.LOST, 4), 1: failure(-9, 5)}, "rm")
+    assert distributed._failure_message({0: said, 1: failure(-15)}, "rm") == "the data has changed"
+    killed = distributed._failure_message({0: failure(distributed.LOST, 4), 1: failure(-9, 5)}, "rm")
     assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume` (make: RESUME=1)" in killed
-    assert "rank 1 ended with exit code 1" in distributed._why({0: failure(-15), 1: failure(1)}, "rm")
+    assert "rank 1 ended with exit code 1" in distributed._failure_message({0: failure(-15), 1: failure(1)}, "rm")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     ],
 )
 def test_a_failed_meeting_is_explained(reason, way_out):
-    assert distributed.explained(reason).startswith(way_out)
+    assert distributed.explain(reason).startswith(way_out)
 
 
 def test_alone_nothing_is_shared():

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
@@ -280,6 +280,19 @@ def test_what_the_glossary_names_in_the_code_exists():
     assert not [name for name in names if not _exists(name)]
 
 
+def test_the_words_of_this_project_are_in_the_glossary():
+    """Terms that a reader of the code meets and that other projects use in another sense, or not at all."""
+    terms = {term.strip().lower() for row in glossary() for term in re.split(r"[,;]", row[0])}
+    own = {"trunk", "lean", "lower layers", "rehearsal", "stand-in", "codec", "micro-batch", "minibatch", "shared base"}
+    assert own | {"role", "phase", "shard", "toy world", "shaped score", "critic warm-up"} <= terms
+
+
+def test_the_stages_and_roles_of_the_glossary_are_those_of_the_code():
+    meanings = {row[0]: row[2] for row in glossary()}
+    assert meanings["stage"].partition(": ")[2].split(", ") == list(recipe.STAGES)
+    assert set(re.findall(r"\w+", meanings["role"])) >= set(get_args(recipe.Role))
+
+
 def test_names_that_do_not_exist_are_noticed():
     assert not any(map(_exists, ("rlhf.objectives.gae.gea", "rlhf.nothing", "ppo.kl_koef", "objective/nothing")))
 
@@ -289,7 +302,7 @@ def test_the_forge_runs_what_the_repository_runs():
     assert {".ci/run", "make docs"} <= set(re.findall(r"- run: (.+)", workflow))
 
 
-@pytest.mark.parametrize("form", ["bug", "measurement"])
+@pytest.mark.parametrize("form", ["bug", "measurement", "question"])
 def test_forms_for_issues_name_every_field(form):
     fields = plain_yaml.read_yaml(ROOT / f".github/ISSUE_TEMPLATE/{form}.yml")
     assert fields.keys() >= {"name", "description", "body"}

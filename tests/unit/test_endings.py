@@ -21,7 +21,7 @@ NAMES = [number.name for number in endings.SIGNALS]
 def test_a_signal_raises_in_the_main_thread_and_names_what_is_kept(name):
     number = signal.Signals[name]
     before = signal.getsignal(number)
-    with pytest.raises(Stopped) as caught, endings.listening(), endings.keeping(lambda: "step 4 is kept"):
+    with pytest.raises(Stopped) as caught, endings.listening(), endings.reporting_progress(lambda: "step 4 is kept"):
         os.kill(os.getpid(), number)
         time.sleep(5)
     assert caught.value.number == number
@@ -31,11 +31,11 @@ def test_a_signal_raises_in_the_main_thread_and_names_what_is_kept(name):
 
 def test_what_is_kept_is_forgotten_when_the_stage_is_over():
     with pytest.raises(Stopped) as caught, endings.listening():
-        with endings.keeping(lambda: "old"):
+        with endings.reporting_progress(lambda: "old"):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
-    assert caught.value.kept == ""
+    assert caught.value.progress == ""
 
 
 def test_an_ignored_signal_stays_ignored():
@@ -79,7 +79,7 @@ def script(body: str, *signals: int) -> tuple[int, str, float]:
 
 BUSY = """
     endings.PATIENCE = {patience}
-    with endings.listening(), endings.keeping(lambda: "step 4 is kept"):
+    with endings.listening(), endings.reporting_progress(lambda: "step 4 is kept"):
         print("ready", flush=True)
         hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, without Python's lock
 """
@@ -104,7 +104,7 @@ def test_a_signal_that_is_lost_in_a_destructor_ends_the_process_all_the_same():
             def __del__(self):
                 print("ready", flush=True)
                 time.sleep(3)
-        with endings.listening(), endings.keeping(lambda: "step 4 is kept"):
+        with endings.listening(), endings.reporting_progress(lambda: "step 4 is kept"):
             slow = Slow()
             del slow
             time.sleep(60)

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
-from rlhf.evaluation.policies import PolicySamples, closer_look, compare, exact_kl, gains_over_base, win_rate
+from rlhf.evaluation.policies import PolicySamples, compare, exact_kl, further_metrics, gains_over_base, win_rate
 from rlhf.rollout.engine import collate
 
 PAD, EOS = 0, 2
@@ -196,7 +196,8 @@ def test_answers_that_repeat_add_no_certainty():
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
     after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
     one, three = (
-        compare(a, b) | closer_look(a, b, {}) for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
+        compare(a, b) | further_metrics(a, b, {})
+        for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
     )
     intervals = [name for name in one if "ci95" in name or "_low" in name or "_high" in name]
     assert len(intervals) == 3

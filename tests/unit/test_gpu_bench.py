@@ -41,7 +41,7 @@ def gpu_bench(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
 def good_record(name: str = "memory-4090") -> dict[str, Any]:
     """A record as a GPU would leave it."""
     item = BY_NAME[name]
-    found = record.opened(item, False, None if item.recipe is None else load(item, False))
+    found = record.new_record(item, False, None if item.recipe is None else load(item, False))
     found |= {"outcome": "done", "seconds": 1.0, "device": {"type": "cuda", "name": "NVIDIA H200"}}
     found["code"] = {"commit": "0123456789" * 4, "dirty": False}
     record.decide(found, Verdict(True, "all | well"))
@@ -108,7 +108,7 @@ def test_a_dry_run_leaves_records_and_says_what_it_could_not_do(tmp_path):
     assert rows["device"]["measured"]["ceilings"]["bandwidth"] > 0
     assert rows["device"]["environment"]["PYTORCH_ALLOC_CONF"]
     assert not list((tmp_path / "unfinished").iterdir())
-    assert (tmp_path / runner.RECORDS / record.place(rows["device"])).exists()
+    assert (tmp_path / runner.RECORDS / record.path_of(rows["device"])).exists()
 
 
 def test_items_wait_for_nothing_once_the_box_is_used_up(monkeypatch, capsys, tmp_path):
@@ -202,7 +202,7 @@ def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatc
     found = runner.run(item, tmp_path, 60.0, False)
     assert found["outcome"] == "timed out" and found["error"] == "not done after 60 s"
     assert found["measured"] == {"rows": {"8": {}}} and found["environment"]["RLHF_VRAM_CAP"] == "24GB"
-    assert json.loads((tmp_path / runner.RECORDS / record.place(found)).read_text()) == found
+    assert json.loads((tmp_path / runner.RECORDS / record.path_of(found)).read_text()) == found
 
 
 def test_an_item_whose_process_dies_is_a_failure(tmp_path, monkeypatch):
@@ -342,7 +342,7 @@ def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
     stage = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": 5}
     found["measured"] = {"shape": "longest", "ceilings": {}, "stages": {"sft": stage}}
     monkeypatch.setattr("rlhf.memory.predict.Predictor.__call__", lambda *_: None)
-    monkeypatch.setattr("bench.__main__.derived", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
+    monkeypatch.setattr("bench.__main__.derived_figures", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
     speed.conclude(found)
     assert found["measured"]["stages"]["sft"]["mfu"] == 0.5
     assert found["verdict"] is None and "sft: MFU 0.5" in found["why"]
@@ -399,9 +399,9 @@ def test_a_variant_changes_a_switch_for_a_while_only():
 
 def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
     found = good_record()
-    assert str(record.place(found)).startswith(f"{RTX4090}/nvidia-h200/gpu/{found['date']}_01234567_memory-4090")
+    assert str(record.path_of(found)).startswith(f"{RTX4090}/nvidia-h200/gpu/{found['date']}_01234567_memory-4090")
     alone = good_record("graphs")
-    assert record.place(alone).parts[:2] == ("gpu", "nvidia-h200")
+    assert record.path_of(alone).parts[:2] == ("gpu", "nvidia-h200")
     for row in (found, alone):
         runner.keep(row, tmp_path)
     page = results.page(tmp_path / runner.RECORDS)

@@ -20,7 +20,7 @@ def pair(asked: str, chosen: str, rejected: str = "no", *before: str) -> Prefere
 
 
 def found(training: list[Row], heldout: list[Row]) -> dict[str, int]:
-    return {way: len(rows) for way, rows in leaks([*OTHERS, *training], heldout).found.items() if rows}
+    return {way: len(rows) for way, rows in leaks([*OTHERS, *training], heldout).by_kind.items() if rows}
 
 
 OTHERS: list[Row] = [pair(prose(20), prose(40), prose(40)) for _ in range(50)]
@@ -66,7 +66,7 @@ def test_near_copies(changed, copy):
         Document("Once: " + ", ".join(other) + ".", "a:1"),
     ):
         leaked = leaks([*OTHERS, training], [heldout])
-        assert [len(rows) for way, rows in leaked.found.items() if way == "near_copies"] == [int(copy)]
+        assert [len(rows) for way, rows in leaked.by_kind.items() if way == "near_copies"] == [int(copy)]
         assert leaked.training == ([training] if copy else [])
 
 
@@ -96,7 +96,7 @@ def test_the_order_of_what_is_found_is_that_of_the_rows():
     answers = [prose(40) for _ in range(20)]
     heldout: list[Row] = [pair(f"h{n}", answer) for n, answer in enumerate(answers)]
     training: list[Row] = [pair(f"t{n}", f"{answer} and so on") for n, answer in enumerate(reversed(answers))]
-    assert [row for row, _ in leaks(training, heldout).found["near_copies"]] == heldout
+    assert [row for row, _ in leaks(training, heldout).by_kind["near_copies"]] == heldout
 
 
 def test_shingles_run_from_the_question_into_its_answer():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf.errors import UserError
-from rlhf.stages import _in_words, _run
+from rlhf.stages import _explained_errors, _run
 
 
 def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):
@@ -19,5 +19,5 @@ def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):
     run: Any = SimpleNamespace(stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1"))
     run.root, run.checkpoint_steps = tmp_path, list
     way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"
-    with pytest.raises(UserError, match=way_out), _in_words(run):
+    with pytest.raises(UserError, match=way_out), _explained_errors(run):
         _run(run, None)

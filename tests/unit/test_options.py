@@ -9,7 +9,7 @@ from rlhf import files
 from rlhf.errors import UserError
 from rlhf.memory import plan
 from rlhf.report import RunRecords
-from rlhf.report.data import checked
+from rlhf.report.data import quality_of
 from tests.conftest import RECIPE, manifest_of, rlhf
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
@@ -154,5 +154,5 @@ def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, nam
     settings = {"data": {"source": "files", "format": "auto", "heldout_fraction": 0.1}, "seed": 0}
     files = [{"name": name, "sha256": "0" * 64}]
     manifest = manifest_of(settings=settings, data={"sha256": "0" * 64, "files": files})
-    found = checked(RunRecords("run", tmp_path, {"sft": manifest}, {}))
+    found = quality_of(RunRecords("run", tmp_path, {"sft": manifest}, {}))
     assert isinstance(found, str) and "a pipe or a device" in found

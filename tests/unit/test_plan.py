@@ -221,7 +221,7 @@ def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp
 
 
 def global_batch(loaded: PinnedRecipe, stage: str) -> int:
-    options = loaded.recipe.section(stage)
+    options = loaded.recipe.section(recipe.stage_name(stage))
     if isinstance(options, recipe.OnPolicy):
         return options.batch_size // options.num_mini_batches
     assert isinstance(options, recipe.Optimization)

@@ -491,7 +491,7 @@ def summaries_of(name: str, measured: dict[tuple[str, str | None], float], hours
 def test_a_record_gives_its_figure_back():
     for name in FIGURES:
         for row in recipe.load(ROOT / "recipes" / name / "v1").targets:
-            assert published.recorded(published.record(row, 1.0)) == row
+            assert published.figure_of_record(published.record(row, 1.0)) == row
     before = {"name": "f", "metric": "hours", "published": [61, 61], "published_mean": None, "unit": "h", "measured": 1}
     assert Comparison.model_validate(before | {"within": True}).outcome.word == "met"
 

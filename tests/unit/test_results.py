@@ -41,7 +41,7 @@ def test_every_record_of_a_gpu_can_be_traced():
         record = json.loads(file.read_text())
         if "gpu_item" in record:
             assert gpu_record.problems(record, ROOT / "recipes") == [], file
-            assert file.relative_to(ROOT / "results") == gpu_record.place(record)
+            assert file.relative_to(ROOT / "results") == gpu_record.path_of(record)
 
 
 def test_the_page_of_results_is_made_from_the_records():

@@ -11,7 +11,7 @@ from rlhf import recipe
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import read_json, read_lines, write_json
 from rlhf.observe import console
-from rlhf.rating.store import standing
+from rlhf.rating.store import current_ratings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from rlhf.run.records import Summary
@@ -426,4 +426,4 @@ def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
     assert read_json(file) is None and read_lines(file) == [{"a": 1}]
     (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
     with pytest.raises(UserError, match=r"ratings.jsonl:1: not a rating; take that line out"):
-        standing(tmp_path / "ratings.jsonl")
+        current_ratings(tmp_path / "ratings.jsonl")

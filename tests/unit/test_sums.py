@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.load import Corpus, _divided
+from rlhf.data.load import Corpus, _split_rows
 from rlhf.data.worlds import sums
 from rlhf.errors import UserError
 from rlhf.stages.online.reward_functions import find
@@ -56,7 +56,7 @@ def test_no_question_is_on_both_sides(tmp_path):
 
     sums.write(tmp_path, seed=0, **SIZES)
     read = formats.read([tmp_path / name for name in sums.FILES])
-    corpus: Corpus = _divided(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
+    corpus: Corpus = _split_rows(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
     prompts = corpus.prompts()
     assert not {*prompts.train} & {*prompts.heldout}
     answers = corpus.answers()
@@ -72,7 +72,7 @@ def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
     lines = [{"question": f"What is {n} plus 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(20)]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    corpus: Corpus = _divided(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
+    corpus: Corpus = _split_rows(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
     prompts, answers = corpus.prompts(), corpus.answers()
     assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.heldout
     assert {answers[prompt] for prompt in (*prompts.train, *prompts.heldout)} == {line["answer"] for line in lines}

@@ -29,7 +29,7 @@ NOISY, TWICE = 0.25, 30  # rate of wrong labels that is worth a warning, from so
 
 Severity = Literal["", "note", "warning", "error"]  # "": nothing looks wrong
 SEVERITIES: tuple[Severity, ...] = ("", "note", "warning", "error")
-WAYS = ("same_start", "same_turn", "same_answer", "near_copies")
+LEAK_KINDS = ("same_start", "same_turn", "same_answer", "near_copies")
 
 
 class Line(NamedTuple):
@@ -148,12 +148,12 @@ class QualityReport:
         """Return all lines of the report."""
         return [
             *self._left_out(),
-            *self._kept(),
+            *self._row_counts(),
             *self._labels(),
             *self._signs(),
             *self._characters(),
             *self._leaked(),
-            *self._shape(),
+            *self._length_lines(),
         ]
 
     def _left_out(self) -> list[Line]:
@@ -167,7 +167,7 @@ class QualityReport:
             self._flaw("empty", self.rows, "Left out; an answer is missing.", below="note"),
         ]
 
-    def _kept(self) -> list[Line]:
+    def _row_counts(self) -> list[Line]:
         kinds = (
             ("text rows", self.documents),
             ("instruction rows", self.examples),
@@ -175,9 +175,9 @@ class QualityReport:
             ("prompts without an answer", self.prompts),
         )
         lines = [Line(name, f"{count:,}") for name, count in kinds if count]
-        if self.pairs and (few := amount.advice(self.pairs)):
-            at = next(at for at, line in enumerate(lines) if line.name == "pairs")
-            lines[at] = lines[at]._replace(hint=f"{few[0].upper()}{few[1:]}.", severity="note")
+        if self.pairs and (advice := amount.advice(self.pairs)):
+            index = next(index for index, line in enumerate(lines) if line.name == "pairs")
+            lines[index] = lines[index]._replace(hint=f"{advice[0].upper()}{advice[1:]}.", severity="note")
         if self.prompts and not self.examples + self.pairs:
             hint = "PPO alone can use them; SFT and the reward model need rows with answers beside them."
             lines[-1] = lines[-1]._replace(hint=hint, severity="note")
@@ -187,11 +187,11 @@ class QualityReport:
         """Return the signs that only pairs can show."""
         if not self.pairs:
             return []
-        near = "Hardly any preference signal in these; drop them or collect answers that differ more."
-        both_ways = "The same answers are labelled both ways; keep the majority's label or drop them."
+        near_hint = "Hardly any preference signal in these; drop them or collect answers that differ more."
+        contradictory_hint = "The same answers are labelled both ways; keep the majority's label or drop them."
         return [
-            self._flaw("near_identical", self.pairs, near),
-            self._flaw("contradictory", self.pairs, both_ways, below="note"),
+            self._flaw("near_identical", self.pairs, near_hint),
+            self._flaw("contradictory", self.pairs, contradictory_hint, below="note"),
             _noise_line(self.label_noise),
             _length_line(self.chosen_longer),
         ]
@@ -199,50 +199,57 @@ class QualityReport:
     def _signs(self) -> list[Line]:
         answered = self.examples + self.pairs
         prompted = answered + self.prompts
-        alike = "Few distinct prompts; PPO samples from them, and more variety generalises better."
-        short = "Read some: often answers cut off or missing."
-        stops = "Answers stop in the middle; a model that learns from them will too. Drop or complete them."
+        prompts_hint = "Few distinct prompts; PPO samples from them, and more variety generalises better."
+        short_hint = "Read some: often answers cut off or missing."
+        unfinished_hint = "Answers stop in the middle; a model that learns from them will too. Drop or complete them."
         lines = [self._flaw("duplicates", prompted + self.documents, "Copies weigh more; keep one of each.")]
         if answered:
-            lines.append(self._flaw("one_word", answered, short, above="note"))
-            lines.append(self._flaw("unfinished", answered, stops, SOME))
+            lines.append(self._flaw("one_word", answered, short_hint, above="note"))
+            lines.append(self._flaw("unfinished", answered, unfinished_hint, SOME))
         if prompted:
-            lines.append(self._flaw("repeated_prompts", prompted, alike, MANY, above="note"))
+            lines.append(self._flaw("repeated_prompts", prompted, prompts_hint, MANY, above="note"))
         return lines
 
     def _characters(self) -> list[Line]:
         """Return signs of damaged or unusual characters, and the scripts of the texts."""
         total = self.documents + self.examples + self.pairs + self.prompts
-        lost = "U+FFFD: characters were lost when the text was decoded; take it from its source anew."
-        misread = "UTF-8 that was read as cp1252 or Latin-1; decode the source anew."
-        other = "The answer's script is not that of what it answers; fine in translations."
+        lost_hint = "U+FFFD: characters were lost when the text was decoded; take it from its source anew."
+        misread_hint = "UTF-8 that was read as cp1252 or Latin-1; decode the source anew."
+        script_hint = "The answer's script is not that of what it answers; fine in translations."
         scripts = sum(self.scripts.values())
         shares = ", ".join(f"{name} {100 * n / scripts:.1f} %" for name, n in self.scripts.items())
         return [
-            self._flaw("replaced", total, lost, below="note"),
-            self._flaw("mojibake", total, misread, below="note"),
+            self._flaw("replaced", total, lost_hint, below="note"),
+            self._flaw("mojibake", total, misread_hint, below="note"),
             self._flaw("control", total, "Control characters; take them out.", below="note"),
             self._flaw("invisible", total, "Zero-width or direction characters; take them out.", below="note"),
             self._flaw("html", total, "HTML tags or entities; fine where code was asked for.", above="note"),
-            self._flaw("other_script", total, other, above="note"),
+            self._flaw("other_script", total, script_hint, above="note"),
             Line("scripts", shares or "no letters"),
         ]
 
     def _leaked(self) -> list[Line]:
-        of = self.leakage
-        if not (of.heldout and of.training):
-            return [Line("leaked", f"not looked for: {of.training:,} rows for training, {of.heldout:,} held out")]
+        leakage = self.leakage
+        if not (leakage.heldout and leakage.training):
+            return [
+                Line("leaked", f"not looked for: {leakage.training:,} rows for training, {leakage.heldout:,} held out")
+            ]
         hint = "Held-out rows that training shows flatter the evaluation. Leave its likes out: data.drop: [leaked]"
-        line = self._flaw("leaked", of.heldout, hint, below="note")
-        ways = [way for way in WAYS if getattr(of, way)]
-        counts = ", ".join(f"{way.replace('_', ' ')} {getattr(of, way):,}" for way in ways)
-        return [line, Line("", f"{counts}; {of.training_rows:,} training rows like them")] if ways else [line]
+        line = self._flaw("leaked", leakage.heldout, hint, below="note")
+        kinds = [kind for kind in LEAK_KINDS if getattr(leakage, kind)]
+        counts = ", ".join(f"{kind.replace('_', ' ')} {getattr(leakage, kind):,}" for kind in kinds)
+        return [line, Line("", f"{counts}; {leakage.training_rows:,} training rows like them")] if kinds else [line]
 
-    def _shape(self) -> list[Line]:
+    def _length_lines(self) -> list[Line]:
         lines = []
-        for part, of in self.lengths.items():
-            quantiles = f"10 % {of.p10}, 50 % {of.p50}, 90 % {of.p90}, 99 % {of.p99}, longest {of.longest}"
-            lines += [Line(f"{self.unit} per {part}", f"mean {of.mean:.0f}, {quantiles}"), Line("", of.bars())]
+        for part, summary in self.lengths.items():
+            shares = {10: summary.p10, 50: summary.p50, 90: summary.p90, 99: summary.p99}
+            quantiles = ", ".join(f"{share} % {length}" for share, length in shares.items())
+            quantiles += f", longest {summary.longest}"
+            lines += [
+                Line(f"{self.unit} per {part}", f"mean {summary.mean:.0f}, {quantiles}"),
+                Line("", summary.bars()),
+            ]
         if self.turns:
             turns = ", ".join(f"{turns}: {count:,}" for turns, count in self.turns.items())
             lines.append(Line("messages per prompt", turns))
@@ -262,8 +269,8 @@ class QualityReport:
         if not count:
             return Line(name, "0")
         listed = self.listed.get(field, ())[:SHOWN] if field != "malformed" else ()
-        where = re.sub(r"[^ (]*/", "", ", ".join(listed))  # without the folders of files
-        value = f"{count:,} ({100 * count / total:.1f} %)" + (f", as {where}" if where else "")
+        places = re.sub(r"[^ (]*/", "", ", ".join(listed))  # without the folders of files
+        value = f"{count:,} ({100 * count / total:.1f} %)" + (f", as {places}" if places else "")
         severity = above if count > tolerated * total else below
         return Line(name, value, hint if severity else "", severity)
 
@@ -283,14 +290,14 @@ def check(
     Lengths are what `count` says, in its `unit`.
     """
     report = rows.report
-    kept: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
-    prompts = [row.prompt for row in kept if not isinstance(row, Document)]
+    all_rows: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
+    prompts = [row.prompt for row in all_rows if not isinstance(row, Document)]
     if heldout is None:
-        training, held = split(kept, row_key, seed=seed, fraction=fraction)
+        training, heldout_rows = split(all_rows, row_key, seed=seed, fraction=fraction)
     else:
-        training, held = kept, [*heldout.documents, *heldout.examples, *heldout.pairs, *heldout.prompts]
-    flawed_rows = {name: find(kept) for name, find in FLAWS.items()}
-    leaked = leaks(training, held)
+        training, heldout_rows = all_rows, [*heldout.documents, *heldout.examples, *heldout.pairs, *heldout.prompts]
+    flawed_rows = {name: find(all_rows) for name, find in FLAWS.items()}
+    leaked = leaks(training, heldout_rows)
     parts = {
         "prompt": ["\n".join(message.content for message in prompt) for prompt in prompts],
         "chosen": [pair.chosen for pair in rows.pairs],
@@ -299,7 +306,7 @@ def check(
         "text": [document.text for document in rows.documents],
     }
     lengths = {part: count(texts) for part, texts in parts.items() if texts}
-    lines = {
+    sources_by_field = {
         "malformed": [f"{source}: {reason}" for source, reason in report.malformed],
         "prompts_differ": report.prompts_differ,
         "identical": report.identical,
@@ -324,15 +331,15 @@ def check(
         leaked=len(leaked.heldout),
         leakage=Leakage(
             training=len(training),
-            heldout=len(held),
+            heldout=len(heldout_rows),
             training_rows=len(leaked.training),
-            **{way: len(pairs) for way, pairs in leaked.found.items()},
+            **{kind: len(pairs) for kind, pairs in leaked.by_kind.items()},
         ),
         unit=unit,
         lengths={part: spread.spread(values) for part, values in lengths.items()},
         turns=dict(sorted(Counter(map(_turns, prompts)).items())),
-        scripts=dict(Counter(filter(None, (script(text) for row in kept for text in texts(row)))).most_common()),
-        listed={field: tuple(sources[:LISTED]) for field, sources in lines.items()},
+        scripts=dict(Counter(filter(None, (script(text) for row in all_rows for text in texts(row)))).most_common()),
+        listed={field: tuple(sources[:LISTED]) for field, sources in sources_by_field.items()},
     )
 
 
@@ -347,11 +354,11 @@ def label_noise(pairs: Sequence[PreferencePair]) -> LabelNoise:
     """Estimate the rate of wrong labels from answers that were labelled more than once."""
     labels: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0])
     for pair in pairs:
-        one, other = sorted((pair.chosen, pair.rejected))
-        labels[pair.prompt, one, other][pair.chosen == one] += 1
-    twice = [(a, b) for a, b in labels.values() if a + b > 1]
-    differing = share(sum(2 * a * b / ((a + b) * (a + b - 1)) for a, b in twice), len(twice))
-    return LabelNoise(differing, *map(_noise, (differing.share, differing.low, differing.high)))
+        first, second = sorted((pair.chosen, pair.rejected))
+        labels[pair.prompt, first, second][pair.chosen == first] += 1
+    relabelled = [(a, b) for a, b in labels.values() if a + b > 1]
+    disagreement = share(sum(2 * a * b / ((a + b) * (a + b - 1)) for a, b in relabelled), len(relabelled))
+    return LabelNoise(disagreement, *map(_noise, (disagreement.share, disagreement.low, disagreement.high)))
 
 
 def _noise(disagreement: float | None) -> float | None:
@@ -373,23 +380,23 @@ def _percent(value: float | None, low: float | None, high: float | None) -> str:
     return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def _noise_line(of: LabelNoise) -> Line:
-    if of.low is None:
-        elsewhere = "evaluating a reward model bounds it"
-        return Line("label noise", f"nothing is labelled twice, so the file alone cannot tell; {elsewhere}")
-    value = f"{_percent(of.noise, of.low, of.high)}, from {of.disagreement.total:,} labelled more than once"
-    if of.low <= NOISY or of.disagreement.total < TWICE:
+def _noise_line(noise: LabelNoise) -> Line:
+    if noise.low is None:
+        hint = "evaluating a reward model bounds it"
+        return Line("label noise", f"nothing is labelled twice, so the file alone cannot tell; {hint}")
+    value = f"{_percent(noise.noise, noise.low, noise.high)}, from {noise.disagreement.total:,} labelled more than once"
+    if noise.low <= NOISY or noise.disagreement.total < TWICE:
         return Line("label noise", value)
     return Line("label noise", value, "Labels contradict each other often; ask more annotators for each.", "warning")
 
 
-def _length_line(of: Share) -> Line:
-    if of.low is None or of.high is None:
+def _length_line(longer: Share) -> Line:
+    if longer.low is None or longer.high is None:
         return Line("chosen longer", "no pairs to compare")
-    value = _percent(of.share, of.low, of.high)
-    if of.low > LENGTH_BIAS:
+    value = _percent(longer.share, longer.low, longer.high)
+    if longer.low > LENGTH_BIAS:
         hint = "Length alone predicts the label; watch response length under PPO, or balance the pairs."
-    elif of.high < 1 - LENGTH_BIAS:
+    elif longer.high < 1 - LENGTH_BIAS:
         hint = "Shorter answers mostly win; the policy may learn to say little. Balance the pairs if you mind."
     else:
         return Line("chosen longer", value)

@@ -16,10 +16,12 @@ Finder = Callable[[Sequence[Row]], list[Row]]
 
 
 def prompt(row: Row) -> tuple[Message, ...]:
+    """Return the messages of a row's prompt; () for a document."""
     return () if isinstance(row, Document) else row.prompt
 
 
 def answers(row: Row) -> tuple[str, ...]:
+    """Return the answers of a row: both of a pair, the response of an example, () for other rows."""
     if isinstance(row, PreferencePair):
         return row.chosen, row.rejected
     return (row.response,) if isinstance(row, Example) else ()
@@ -27,8 +29,8 @@ def answers(row: Row) -> tuple[str, ...]:
 
 def texts(row: Row) -> tuple[str, ...]:
     """Return every text of a row, message by message."""
-    own = (row.text,) if isinstance(row, Document) else answers(row)
-    return *(message.content for message in prompt(row)), *own
+    answer_texts = (row.text,) if isinstance(row, Document) else answers(row)
+    return *(message.content for message in prompt(row)), *answer_texts
 
 
 def near_identical(rows: Sequence[Row]) -> list[Row]:

@@ -33,39 +33,39 @@ class Leaks(NamedTuple):
     training row that shows a held-out one.
     """
 
-    found: dict[str, list[tuple[Row, Row]]]
+    by_kind: dict[str, list[tuple[Row, Row]]]
     training: list[Row]
 
     @property
     def heldout(self) -> list[tuple[Row, Row]]:
         """Return every leaked held-out row once, each with a training row."""
-        return list({id(row): (row, source) for pairs in self.found.values() for row, source in pairs}.values())
+        return list({id(row): (row, source) for pairs in self.by_kind.values() for row, source in pairs}.values())
 
 
 def leaks(training: Sequence[Row], heldout: Sequence[Row]) -> Leaks:
     """Look for held-out rows in the training side. This takes a few seconds for 50,000 dialogues."""
     pairs: dict[str, list[tuple[Row, Row]]] = {}
-    guilty: dict[int, Row] = {}
+    leaking: dict[int, Row] = {}
     for name, keys in (("same_start", _starts), ("same_turn", _turns), ("same_answer", _answers)):
         pairs[name], rows = _same(training, heldout, keys)
-        guilty |= rows
+        leaking |= rows
     pairs["near_copies"], rows = _near_copies(training, heldout)
-    return Leaks(pairs, list((guilty | rows).values()))
+    return Leaks(pairs, list((leaking | rows).values()))
 
 
 Matches = tuple[list[tuple[Row, Row]], dict[int, Row]]  # held-out rows with a training row; training rows by identity
 
 
 def _same(training: Iterable[Row], heldout: Sequence[Row], keys: Callable[[Row], Iterable[Hashable]]) -> Matches:
-    wanted = {key for row in heldout for key in keys(row)}
+    heldout_keys = {key for row in heldout for key in keys(row)}
     first: dict[Hashable, Row] = {}
-    guilty: dict[int, Row] = {}
+    leaking: dict[int, Row] = {}
     for row in training:
-        for key in wanted.intersection(keys(row)):
+        for key in heldout_keys.intersection(keys(row)):
             first.setdefault(key, row)
-            guilty[id(row)] = row
+            leaking[id(row)] = row
     sources = ((row, next((first[key] for key in keys(row) if key in first), None)) for row in heldout)
-    return [(row, source) for row, source in sources if source], guilty
+    return [(row, source) for row, source in sources if source], leaking
 
 
 def _starts(row: Row) -> list[Hashable]:
@@ -73,14 +73,14 @@ def _starts(row: Row) -> list[Hashable]:
 
 
 def _turns(row: Row) -> list[Hashable]:
-    return [(_plain(prompt(row)[-1].content), _plain(answer)) for answer in answers(row)]
+    return [(_normalized(prompt(row)[-1].content), _normalized(answer)) for answer in answers(row)]
 
 
 def _answers(row: Row) -> list[Hashable]:
-    return [_plain(answer) for answer in answers(row) if len(answer.split()) >= ANSWER_WORDS]
+    return [_normalized(answer) for answer in answers(row) if len(answer.split()) >= ANSWER_WORDS]
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
@@ -90,35 +90,35 @@ def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Matches:
     Only the shingles of the held-out side are kept, as hashes. A first pass selects the exchanges of which enough
     shingles occur anywhere on the training side; a second pass looks for single rows that hold enough of one exchange.
     """
-    rows_with = Counter(mark for row in heldout for mark in set().union(*_exchanges(row)))
+    rows_with = Counter(shingle for row in heldout for shingle in set().union(*_exchanges(row)))
     present: set[int] = set()
-    touched = []
+    sharing = []
     for row in training:
-        hits = rows_with.keys() & set(_whole(row))
+        hits = rows_with.keys() & set(_row_shingles(row))
         present |= hits
         rows_with.update(hits)
         if hits:
-            touched.append(row)
-    wanted = {mark for mark, rows in rows_with.items() if rows <= BOILERPLATE}
+            sharing.append(row)
+    distinctive = {shingle for shingle, rows in rows_with.items() if rows <= BOILERPLATE}
     suspects: list[tuple[Row, int]] = []  # a held-out row, and the shingles that one training row must hold
     index: dict[int, list[int]] = defaultdict(list)
     for row in heldout:
-        for marks in _exchanges(row):
-            own = marks & wanted
-            if own and len(own & present) >= CONTAINED * len(own):
-                for mark in own:
-                    index[mark].append(len(suspects))
-                suspects.append((row, len(own)))
+        for shingles in _exchanges(row):
+            exchange_shingles = shingles & distinctive
+            if exchange_shingles and len(exchange_shingles & present) >= CONTAINED * len(exchange_shingles):
+                for shingle in exchange_shingles:
+                    index[shingle].append(len(suspects))
+                suspects.append((row, len(exchange_shingles)))
     sources: dict[int, tuple[Row, Row]] = {}
-    guilty = {}
-    for row in touched if suspects else ():
-        shared = Counter(suspect for mark in set(_whole(row)) for suspect in index.get(mark, ()))
+    leaking = {}
+    for row in sharing if suspects else ():
+        shared = Counter(suspect for shingle in set(_row_shingles(row)) for suspect in index.get(shingle, ()))
         for suspect, count in shared.items():
             copied, total = suspects[suspect]
             if count >= CONTAINED * total:
                 sources.setdefault(id(copied), (copied, row))
-                guilty[id(row)] = row
-    return [sources[id(row)] for row in heldout if id(row) in sources], guilty
+                leaking[id(row)] = row
+    return [sources[id(row)] for row in heldout if id(row) in sources], leaking
 
 
 def _exchanges(row: Row) -> list[set[int]]:
@@ -129,15 +129,15 @@ def _exchanges(row: Row) -> list[set[int]]:
     return [set(_shingles(question + _words(answer))) for answer in answers(row)]
 
 
-def _whole(row: Row) -> Iterator[int]:
+def _row_shingles(row: Row) -> Iterator[int]:
     """Yield the shingles of everything in a row."""
     if isinstance(row, Document):
         yield from _shingles(_words(row.text))
         return
-    before = [word for message in prompt(row) for word in _words(message.content)]
-    yield from _shingles(before)
+    prompt_words = [word for message in prompt(row) for word in _words(message.content)]
+    yield from _shingles(prompt_words)
     for answer in answers(row):
-        yield from _shingles(before[1 - SHINGLE :] + _words(answer))
+        yield from _shingles(prompt_words[1 - SHINGLE :] + _words(answer))
 
 
 def _words(text: str) -> list[str]:

@@ -32,8 +32,12 @@ def unfinished(response: str) -> bool:
     words = line.split()
     if response.endswith((",", ":", ";")):
         return len(words) > 1 or "\n" in response
-    last = response[-1:]
-    if not last.isalpha() or last.lower() == last.upper() or any(mark in words[-1] for mark in "#@/._"):
+    last_character = response[-1:]
+    if (
+        not last_character.isalpha()
+        or last_character.lower() == last_character.upper()
+        or any(mark in words[-1] for mark in "#@/._")
+    ):
         return False
     least = ITEM_WORDS if _LIST_ITEM.match(line) else LINE_WORDS
     return len(words) >= least and len(response.split()) >= RESPONSE_WORDS

@@ -32,8 +32,8 @@ class Lengths:
 
     def bars(self) -> str:
         """Return the histogram as one bar for each range; ranges without texts are blank."""
-        most = max(self.counts)
-        bars = "".join(BARS[math.ceil(len(BARS) * n / most) - 1] if n else " " for n in self.counts)
+        highest = max(self.counts)
+        bars = "".join(BARS[math.ceil(len(BARS) * n / highest) - 1] if n else " " for n in self.counts)
         ends = [str(end) for end in self.upto]
         return f"{bars} up to {', '.join(ends if len(ends) < 4 else [*ends[:2], '…', ends[-1]])}"
 
@@ -52,6 +52,7 @@ def spread(lengths: Sequence[int]) -> Lengths:
 
 
 def words(texts: Sequence[str]) -> list[int]:
+    """Return the number of words of each text, split at white space."""
     return [len(text.split()) for text in texts]
 
 

@@ -17,7 +17,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Group, OnlineOptions, longest
+from rlhf.recipe import Group, OnlineOptions, Role, longest
 from rlhf.rollout import vllm
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
@@ -113,7 +113,7 @@ class Session:
             return rollout
         return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
-    def evaluate(self, role: str, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
+    def evaluate(self, role: Role, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.validation if prompts is None else prompts
         truth = self.recipe.data.source == "toy"
@@ -164,7 +164,7 @@ class Session:
         save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
         test = self.corpus.heldout[: options.max_eval_samples]
         before, after = self.before, self.after
-        if self.corpus.apart:
+        if self.corpus.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # so also in a resumed run that had done its last step already
             after = self.evaluate("policy")

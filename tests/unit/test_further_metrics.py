@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Roberta
 from rlhf.data.load import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import PolicySamples, closer_look, compare, reward_model_figures, score_histograms
+from rlhf.evaluation.policies import PolicySamples, compare, further_metrics, reward_model_figures, score_histograms
 from rlhf.evaluation.references import Overlap, answers
 
 SHAPE: dict[str, Any] = {
@@ -42,7 +42,7 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
     more = [length + rng.randint(-8, 22) for length in lengths]
     before = measured([x + rng.gauss(0, 1) for x in lengths], lengths)
     after = measured([x + rng.gauss(0, 1) for x in more], more)
-    found = closer_look(before, after, {})
+    found = further_metrics(before, after, {})
     assert after.scores is not None and before.scores is not None
     plain = (after.scores > before.scores).float().mean().item()
     assert plain > 0.65
@@ -53,12 +53,12 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
 def test_gap_between_proxy_and_truth_ties_and_variety():
     before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
     after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
-    found = closer_look(before, after, compare(before, after))
+    found = further_metrics(before, after, compare(before, after))
     sd = math.sqrt(2)
     assert found["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
     assert found["ties_vs_sft"] == 0.5
     assert (found["distinct_1"], found["distinct_2"]) == (2 / 5, 1 / 3)
-    assert closer_look(before, before, {}) == {"distinct_1": 0.5, "distinct_2": 0.5}
+    assert further_metrics(before, before, {}) == {"distinct_1": 0.5, "distinct_2": 0.5}
 
 
 def test_a_reward_model_judged_by_hand():

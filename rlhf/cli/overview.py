@@ -1,0 +1,66 @@
+"""The help of `rlhf`: its commands in the order in which one uses them, and examples at the end of each help text."""
+
+import click
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Prepare": ("recipes", "new", "data", "plan", "fetch"),
+    "Train": ("run", "reproduce", "results"),
+    "Judge the result": ("report", "chat", "compare", "score", "ab", "judge", "ratings"),
+    "Deploy": ("serve",),
+}
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "recipes": ("rlhf recipes",),
+    "new": (
+        "rlhf new --model Qwen/Qwen3-8B --card 24GB",
+        "rlhf new --model models/mine --card 4090 --data my-pairs.jsonl --stages grpo",
+    ),
+    "data check": ("rlhf data check my-pairs.jsonl", "rlhf data check train.jsonl --heldout test.jsonl --json"),
+    "data show": ("rlhf data show my-pairs.jsonl --rows 3", "rlhf data show my-pairs.jsonl --only unfinished"),
+    "data convert": ("rlhf data convert old.csv --rename question=prompt --to new.jsonl",),
+    "plan": ("rlhf plan --hw 4090 --price 0.40", "rlhf plan --hw 4090 --fit 12GB"),
+    "fetch": ("rlhf fetch --hw 4090",),
+    "run": (
+        "rlhf run ppo --hw cpu --with-parents",
+        "rlhf run ppo --hw cpu --set ppo.kl_coef=0.1 --out runs/kl --parents runs",
+    ),
+    "reproduce": ('rlhf reproduce --hw cpu --seeds "0 1 2" --out runs/seeds',),
+    "results": ("rlhf results runs/seeds/cpu-tiny-v2.json",),
+    "report": ("rlhf report --hw cpu", "rlhf report runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2 --to both.html"),
+    "chat": ("rlhf chat --hw cpu --stage dpo",),
+    "compare": ("rlhf compare runs/cpu-tiny/v1 runs/cpu-tiny/v2",),
+    "score": (
+        "rlhf score --hw cpu my-pairs.jsonl --to scores.jsonl",
+        'rlhf score --hw cpu --prompt "What is the capital of France?" --response "It is Paris."',
+    ),
+    "ab": ("rlhf ab --hw cpu", "rlhf ab --hw cpu --a sft --b dpo --summary"),
+    "judge": ("rlhf judge --hw cpu --url http://127.0.0.1:8000/v1 --model judge-model --limit 100",),
+    "ratings export": ("rlhf ratings export runs/cpu-tiny/v2 --to rated.jsonl",),
+    "serve": ("rlhf serve --hw cpu --port 8000",),
+}
+
+
+class Overview(click.Group):
+    """A group whose help lists the commands under headings, in the order of SECTIONS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order of use."""
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one list of commands for each heading."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
+
+
+def add_examples(command: click.Command, name: str) -> None:
+    """Put the examples of a command, and of the commands of a group, at the end of their help texts."""
+    if isinstance(command, click.Group):
+        for inner_name, inner in command.commands.items():
+            add_examples(inner, f"{name} {inner_name}")
+        return
+    lines = EXAMPLES[name]
+    heading = "Examples:" if len(lines) > 1 else "Example:"
+    command.epilog = "\n".join(("\b", heading, *(f"  {line}" for line in lines)))  # \b keeps the lines apart

@@ -1,0 +1,23 @@
+"""Names with a fixed set of values: the stages of a chain, the policies among them, and the roles on a shared base."""
+
+from typing import Literal, get_args
+
+from rlhf.errors import UserError
+
+StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge"]
+OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
+GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
+PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with SFT
+Role = Literal["policy", "reference", "reward", "value", "base"]  # base: without an adapter
+
+STAGES: tuple[StageName, ...] = get_args(StageName)
+ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
+GROUPS: tuple[GroupName, ...] = get_args(GroupName)
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def stage_name(text: str) -> StageName:
+    """Return `text` as the name of a stage. Raises UserError if it is none."""
+    if text in STAGES:
+        return text
+    raise UserError(f"{text!r} is not one of {', '.join(STAGES)}")
