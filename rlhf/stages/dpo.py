@@ -52,7 +52,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.source == "toy"
     with telemetry.phase("evaluate"):
-        shared = SharedBase(load_base(run, device), {"policy": run.path, "reference": run.folder_of("sft")})
+        roles = {"policy": run.path, "reference": run.folder_of("sft")}
+        shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
         check_sampling(shared.base, codec)
         before, after = (
             measure(shared, role, codec, prompts, evaluation, seed=recipe.seed, truth=truth)

@@ -73,7 +73,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     with telemetry.phase("load"):
         folders = {role: run.folder_of(stage) for role, stage in _roles(trained).items()}
-        shared = SharedBase(load_base(run, device), folders)
+        shared = SharedBase(load_base(run, device), folders, lean=recipe.hardware.trunk == "lean")
         shared.add_reward(run.folder_of("rm"))
         check_sampling(shared.base, codec)
         references = [pair for pair in answers(corpus, prompts) for _ in range(options.num_samples)]
