@@ -37,8 +37,8 @@ class SharedPrompts:
     """Prompts and responses to them, packed into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
 
     The last token of a response predicts nothing and is left out. Wanted are the last tokens of the prompts and all of
-    the responses. `numbers`: the prompt of each row of `rollout`, rows of one prompt side by side. S and R - 1 are
-    padded to `round_up` of them.
+    the responses. `numbers`: the prompt of each row of `rollout`, rows of one prompt side by side. The packed row
+    ends with padding, to the length `round_up` of its own.
     """
 
     narrow = True
@@ -57,16 +57,16 @@ class SharedPrompts:
         self.first, self.group = torch.tensor(first, device=device), torch.tensor(group, device=device)
         lengths = rollout.prompt_length
         self.last = lengths[self.first, None] - 1  # (P, 1)
-        self.prompts, self.prompt_size = len(first), min(round_up(int(lengths.max())), rollout.ids.shape[1])
+        self.prompts, self.prompt_size = len(first), int(lengths.max())
         self.width = rollout.mask.shape[1]
-        slots = torch.arange(round_up(max(self.width - 1, 1)), device=device)
-        self.rows, self.slots = len(numbers), len(slots)
+        slots = torch.arange(max(self.width - 1, 1), device=device)
+        self.rows, self.slots, self.round_up = len(numbers), len(slots), round_up
         self.positions = (lengths[:, None] + slots).clamp(max=rollout.ids.shape[1] - 1)  # (B, R - 1)
         places = torch.arange(self.prompt_size, device=device)
-        positions = torch.cat([places.repeat(self.prompts), self.positions.flatten()])
-        self.rotary = cos[positions][None], sin[positions][None]
-        positions = torch.cat([self.last.flatten(), self.positions.flatten()])
-        self.wanted_rotary = cos[positions][None], sin[positions][None]
+        positions = self._packed(places.repeat(self.prompts, 1), self.positions)
+        self.rotary = cos[positions], sin[positions]
+        positions = self._packed(self.last, self.positions)
+        self.wanted_rotary = cos[positions], sin[positions]
         self.prompt_mask = places <= self.last[..., None]  # (P, 1, S), for the last token
         prompt = (places < lengths[:, None])[:, None].expand(-1, self.slots, -1)
         own = (slots <= slots[:, None]).expand(self.rows, -1, -1)
@@ -100,11 +100,13 @@ class SharedPrompts:
     def _parts(self, x: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the prompts (P, `size` or S, …) and the responses (B, R - 1, …) of x (1, N, …)."""
         size = size or self.prompt_size
-        prompts, responses = x[0].split([self.prompts * size, self.rows * self.slots])
+        prompts, responses, _ = x[0].tensor_split([self.prompts * size, self.prompts * size + self.rows * self.slots])
         return prompts.unflatten(0, (self.prompts, size)), responses.unflatten(0, (self.rows, self.slots))
 
     def _packed(self, prompts: Tensor, responses: Tensor) -> Tensor:
-        return torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])[None]
+        count = prompts.shape[:2].numel() + responses.shape[:2].numel()
+        padding = prompts.new_zeros(self.round_up(count) - count, *prompts.shape[2:])
+        return torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1), padding])[None]
 
 
 class Prompts(Sequences):

@@ -28,8 +28,8 @@ def _suits(x: Tensor) -> bool:
 def few_sizes(count: int) -> int:
     """Return `count` rounded up to one of few sizes, by less than 1/16 or 4.
 
-    oneDNN prepares every size that it meets for 0.3 ms, and leaves small blocks of memory that keep freed ones around
-    them from being used for larger tensors: a PPO step with rows of all lengths needed 150 MB more.
+    oneDNN compiles code for every shape that it meets, in 0.3 ms, and keeps it: 0.6 MB for each (measured with torch
+    2.13; a smaller cache of primitives frees little of it).
     """
     grain = max(4, 1 << max(count.bit_length() - 5, 0))
     return -(-count // grain) * grain

@@ -13,7 +13,8 @@ of its result,
 
     dB_i = s_i dy_i^T (z A_i^T)      dA_i = s_i (dy_i B_i)^T z      dz = sum_i dy_i (W_i + s_i B_i A_i)
 
-The products with A and B have r columns. In float32 on a CPU they are slow beside the large ones. There each weight is
+The products with A and B have r columns. In float32 on a CPU they are slow beside the large ones, and not worth the
+memory that oneDNN needs for each shape (rlhf/models/matmul.py). There each weight is
 merged with its adapter once in a block of `Trunk.merging`, for y and dz; the copies need the memory of the weights that
 have adapters. Otherwise the products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
 """
@@ -155,7 +156,7 @@ class Product(NamedTuple):
         columns = dy.split(self.sizes, 1)
         adapted = [(part, d) for part, d in zip(self.parts, columns, strict=True) if part.adapter]
         # (r, N) each: s B^T dy^T. On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
-        slopes = [matmul(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
+        slopes = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
         dz = None
         if needs_input and self.merged is not None:
             dz = matmul(dy, self.merged)
@@ -167,16 +168,16 @@ class Product(NamedTuple):
                 dz.addmm_(slope.t(), part.adapter[0].to(slope.dtype))
         gradients: list[Tensor] = []
         if adapters:
-            to_a = matmul(torch.cat(slopes), z).split([len(slope) for slope in slopes])
+            to_a = torch.mm(torch.cat(slopes), z).split([len(slope) for slope in slopes])
             for (part, d), low, da in zip(adapted, self._low(z), to_a, strict=True):
                 a, b = part.adapter
-                gradients += [da.to(a.dtype), matmul(low, d).mul_(part.scaling).t().to(b.dtype)]
+                gradients += [da.to(a.dtype), torch.mm(low, d).mul_(part.scaling).t().to(b.dtype)]
         return dz, gradients
 
     def _low(self, z: Tensor) -> list[Tensor]:
         """Return A z^T (r, N) of each part with an adapter, from one product."""
         downs = [part.adapter[0].to(z.dtype) for part in self.parts if part.adapter]
-        return list(matmul(torch.cat(downs), z.t()).split([len(a) for a in downs])) if downs else []
+        return list(torch.mm(torch.cat(downs), z.t()).split([len(a) for a in downs])) if downs else []
 
 
 class Node(torch.autograd.Function):

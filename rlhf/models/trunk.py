@@ -85,8 +85,9 @@ class Trunk:
     def lower(self, ids: Tensor) -> Tensor:
         """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles."""
         self.check_length(ids.shape[1])
-        states = self._embed(ids)
-        return self._layers(states, "base", range(self.first_adapted), Sequences(self._rotary(states)))
+        states = self._padded(self._embed(ids))
+        lower = self._layers(states, "base", range(self.first_adapted), Sequences(self._rotary(states)))
+        return lower[:, : ids.shape[1]]
 
     def hidden(self, role: str, ids: Tensor, at: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
         """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the positions `at`.
@@ -95,13 +96,9 @@ class Trunk:
         `ids`. The role `base` has no adapters.
         """
         self.check_length(ids.shape[1])
-        states = self._embed(ids) if lower is None else lower
-        (_, length), count = ids.shape, None if at is None else at.shape[1]
-        if self.merges:  # on a CPU padding costs less than shapes that are all different
-            states = F.pad(states, (0, 0, 0, few_sizes(length) - length))
-            at = None if at is None or count is None else F.pad(at, (0, few_sizes(count) - count))
-        hidden = self._upper(role, states, Sequences(self._rotary(states), at), lower is not None)
-        return hidden[:, : length if count is None else count]
+        states = self._padded(self._embed(ids) if lower is None else lower)
+        layout = Sequences(self._rotary(states), None if at is None else self._padded(at[..., None]).squeeze(-1))
+        return self._upper(role, states, layout, lower is not None)[:, : (ids if at is None else at).shape[1]]
 
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, each prompt computed once.
@@ -113,7 +110,7 @@ class Trunk:
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower)
         self.check_length(rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower is None else rollout.lower
-        layout = SharedPrompts(self._rotary(states), rollout, numbers, few_sizes if self.merges else int)
+        layout = SharedPrompts(self._rotary(states), rollout, numbers, self._round_up)
         packed = self._upper(role, layout.pack(states), layout, rollout.lower is not None)
         return layout.responses(packed)
 
@@ -139,6 +136,13 @@ class Trunk:
         """Return the hidden states (B, H) of the newest tokens (B, 1) of responses."""
         growth.grow()
         return self._upper(role, self._embed(newest), growth, False).squeeze(1)
+
+    def _round_up(self, count: int) -> int:
+        return few_sizes(count) if self.merges else count
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """Return x (B, T, …) with zeros behind, to one of few lengths where oneDNN may multiply."""
+        return F.pad(x, (0, 0, 0, self._round_up(x.shape[1]) - x.shape[1]))
 
     def _embed(self, ids: Tensor) -> Tensor:
         states: Tensor = self.decoder.embed_tokens(ids)

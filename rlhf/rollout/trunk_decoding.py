@@ -34,12 +34,13 @@ class TrunkDecoding(Responses):
         Log-probabilities and values after EOS have no meaning.
         """
         for _ in self.steps():
-            left = (~self.ended).nonzero().squeeze(1)
-            if len(left) == 0:
+            left, half = int((~self.ended).sum()), len(self.rows) // 2
+            if left == 0:
                 break
-            if len(left) <= len(self.rows) // 2:
-                self._keep(left)
-                self.growth.keep(left)
+            if left <= half:  # exactly half, so that there are few shapes: see `few_sizes`
+                rows = self.ended.sort(stable=True).indices[:half].sort().values
+                self._keep(rows)
+                self.growth.keep(rows)
             newest = self.tokens.index_select(1, self.step)
             self.step += 1
             self._draw(self.trunk.grow(self.role, newest, self.growth))

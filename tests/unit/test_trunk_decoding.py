@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf.models import matmul as matrices
 from rlhf.models.layouts import Growth
-from rlhf.models.matmul import matmul
+from rlhf.models.matmul import few_sizes, matmul
 from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
@@ -174,3 +174,10 @@ def test_without_onednn_the_trunk_computes_the_same(monkeypatch):
         states = trunk.hidden("policy", ids)
         monkeypatch.setattr(matrices, "ONEDNN", False)
         assert 0 <= distance(trunk.hidden("policy", ids), states) < 1e-6
+
+
+def test_lengths_become_few_by_a_little_padding():
+    sizes = [few_sizes(n) for n in range(1, 2049)]
+    assert all(0 <= size - n < max(4, n / 16) for n, size in enumerate(sizes, 1))
+    assert len(set(sizes)) < 110
+    assert all(few_sizes(size) == size for size in sizes)
