@@ -154,11 +154,12 @@ def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], step
 
 
 def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
-    """Return the operations of each phase of our first contender's step, and how many a second the device can do."""
+    """Return the operations of each phase of a step with the lean trunk, and how many a second the device can do."""
     settings = read_json(inputs / "settings.json") or {}
-    arguments = prepare_ours(method, inputs, out, next(iter(METHODS[method].ours.values())), 1, micro)
+    contender, changes = next((name, x) for name, x in METHODS[method].ours.items() if LEAN.items() <= x.items())
+    arguments = prepare_ours(method, inputs, out, changes, 1, micro)
     printed = _call([sys.executable, "-m", "bench.peer.floor", settings["device"], settings["dtype"], "2", *arguments])
-    return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
+    return {"contender": contender, **json.loads(printed.splitlines()[-1])}
 
 
 def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
@@ -318,12 +319,12 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def phases_table(record: dict[str, Any]) -> str:
-    """Where a step of our first contender goes, and how far each part is from its floor, as docs/ppo.md shows it."""
-    seconds: dict[str, float] = next(
-        (row["seconds_by_phase"] for row in record["figures"].values() if "seconds_by_phase" in row), {}
-    )
-    total = sum(seconds.values())
+    """Where a step of the floor's contender goes, and how far each part is from its floor, as docs/ppo.md shows it."""
     limit = record["floor"]
+    ours = [name for name, row in record["figures"].items() if "seconds_by_phase" in row]
+    contender = limit.get("contender", ours[0] if ours else None)  # records before it was named took the first
+    seconds: dict[str, float] = record["figures"][contender]["seconds_by_phase"] if contender in ours else {}
+    total = sum(seconds.values())
     lines = [
         f"| phase | seconds | share | GFLOP | seconds at {limit['flops_per_second'] / 1e9:.0f} GFLOP/s | reached |",
         "|---|---|---|---|---|---|",

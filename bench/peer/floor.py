@@ -10,14 +10,16 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlhf import cli
+from rlhf.models import matmul
 from rlhf.observe.telemetry import Telemetry
 from rlhf.rollout import engine as rollout
 
@@ -35,18 +37,23 @@ def count(arguments: list[str], steps: int) -> dict[str, float]:
 
     Telemetry.phase = counted  # type: ignore[method-assign]
     rollout.GRAPHS = False  # the counter does not see what a replayed graph does
+    matmul.ONEDNN = False  # nor oneDNN's products: the same ones by torch are counted
     with sdpa_kernel(SDPBackend.MATH):  # fused attention on a CPU has no formula; as products it is counted
         cli.cli(arguments, standalone_mode=False)
     return {name: flops[name] / steps for name in ("rollout", "score", "update")}
 
 
 def rate(device: str, dtype: torch.dtype, size: int) -> float:
-    """Return the operations a second of a size x size product: the median of five."""
+    """Return the operations a second of a size x size product, by the faster library: the median of five."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return max(_rate(device, partial(multiply, a, b), size) for multiply in (torch.mm, matmul.matmul))
+
+
+def _rate(device: str, multiply: Callable[[], torch.Tensor], size: int) -> float:
     seconds = []
     for _ in range(6):
         start = time.process_time() if device == "cpu" else time.monotonic()
-        (a @ b).sum().item()
+        multiply().sum().item()
         seconds.append((time.process_time() if device == "cpu" else time.monotonic()) - start)
     return 2 * size**3 / statistics.median(seconds[1:])
 
