@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rlhf.memory.predict import Phase, Stage, needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
-from rlhf.recipe import ONLINE, PinnedRecipe, Recipe
+from rlhf.recipe import ONLINE, PinnedRecipe, Recipe, as_yaml
 
 
 class Fit(NamedTuple):
@@ -50,55 +50,69 @@ def fit(
 
     Batches of the optimizers stay as they are. More prompts decoded together count as faster; of checkpointing and
     micro-batches `_row_seconds` is the judge. Where a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are
-    tried, which change the result. `say` is told what is being chosen.
+    tried, which change the result. `say` gets a line for each candidate.
     """
-    result = _search(predict, loaded, stages, limit, say)
+    result = _Search(predict, loaded, stages, limit, say)()
     if result.lacking and loaded.recipe.model.quantization == "none":
         compressed = {"model.quantization": "nf4"}
         compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
-        again = _search(predict, with_changes(loaded, compressed), stages, limit, say)
+        again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
         return again._replace(changes=compressed | again.changes)
     return result
 
 
-def _search(
-    predict: Callable[[PinnedRecipe, str], Stage],
-    loaded: PinnedRecipe,
-    stages: Sequence[str],
-    limit: int,
-    say: Callable[[str], None],
-) -> Fit:
-    axes = _axes(loaded, stages)
-    hopeful = {key: value for axis in axes for key, value in axis.ladders[-1][-1].changes.items()}
-    chosen: dict[str, Any] = {}
+class _Search:
+    """One search: the axes one after the other, each with what was chosen on those before it."""
 
-    def share_in_place(axis: Axis, choice: Choice, stage: str, phase: str) -> float:
-        """With the settings that this stage's other axes ask about first, so that one rehearsal serves all its axes;
-        only where that does not fit, with those settings at their smallest."""
-        assumed = {key: value for key, value in hopeful.items() if key.startswith(f"{stage}.")}
-        share = 0.0
-        for others in (assumed | chosen, chosen | axis.others) if axis.others else (assumed | chosen,):
-            predicted = predict(with_changes(loaded, others | choice.changes), stage).get(phase)
-            share = max(share, _share(predicted, limit) if predicted else inf)
-            if share >= 1:
-                break
-        return share
+    def __init__(
+        self,
+        predict: Callable[[PinnedRecipe, str], Stage],
+        loaded: PinnedRecipe,
+        stages: Sequence[str],
+        limit: int,
+        say: Callable[[str], None],
+    ):
+        self.predict, self.loaded, self.stages, self.limit, self.say = predict, loaded, stages, limit, say
+        self.axes = _axes(loaded, stages)
+        self.asked_first = {key: value for axis in self.axes for key, value in axis.ladders[-1][-1].changes.items()}
+        self.chosen: dict[str, Any] = {}
 
-    def share(axis: Axis, choice: Choice) -> float:
+    def __call__(self) -> Fit:
+        for axis in self.axes:
+            self.chosen |= _fastest(axis, partial(self._share, axis)).changes
+        predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
+        lacking = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
+        before = self.loaded.recipe.model_dump()
+        changes = {key: value for key, value in self.chosen.items() if _value(before, key) != value}
+        return Fit(changes, predictions, lacking)
+
+    def _share(self, axis: Axis, choice: Choice) -> float:
+        """Return the smallest share in the places of an axis; those after one that does not fit are not looked at."""
         least = inf
         for stage, phase in axis.places:
-            least = min(least, share_in_place(axis, choice, stage, phase))
+            least = min(least, self._share_in_place(axis, choice, stage, phase))
             if least < 1:
                 break
         return least
 
-    for at, axis in enumerate(axes, 1):
-        say(f"choosing {' and '.join(axis.ladders[0][0].changes)} ({at} of {len(axes)})")
-        chosen |= _fastest(axis, partial(share, axis)).changes
-    predictions = {stage: predict(with_changes(loaded, chosen), stage) for stage in stages}
-    lacking = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > limit)
-    as_it_is = loaded.recipe.model_dump()
-    return Fit({key: value for key, value in chosen.items() if _value(as_it_is, key) != value}, predictions, lacking)
+    def _share_in_place(self, axis: Axis, choice: Choice, stage: str, phase: str) -> float:
+        """Return the share in one phase, with the settings about which the stage's other axes ask first.
+
+        So one rehearsal answers for all axes of the stage. Only where the phase does not fit with them, they are taken
+        at their smallest.
+        """
+        assumed = {key: value for key, value in self.asked_first.items() if key.startswith(f"{stage}.")} | self.chosen
+        share = self._share_with(assumed | choice.changes, stage, phase)
+        if share < 1 and axis.others:
+            share = max(share, self._share_with(self.chosen | axis.others | choice.changes, stage, phase))
+        return share
+
+    def _share_with(self, changes: dict[str, Any], stage: str, phase: str) -> float:
+        settings = {key.removeprefix(f"{stage}."): value for key, value in changes.items()}
+        words = ", ".join(f"{key} {as_yaml(value)}" for key, value in settings.items() if "." not in key)
+        self.say(f"looking for settings that fit: {stage} with {words}" if words else f"rehearsing {stage}")
+        predicted = self.predict(with_changes(self.loaded, changes), stage).get(phase)
+        return _share(predicted, self.limit) if predicted else inf
 
 
 def _share(phase: Phase, limit: int) -> float:

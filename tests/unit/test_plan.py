@@ -288,6 +288,22 @@ def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
     assert found.stages["dpo"][""].peak_bytes == formula(changed, "dpo")[""].peak_bytes <= 1250
 
 
+def test_progress_names_each_candidate_of_the_search_and_each_strategy():
+    loaded = recipe.load(RECIPE)
+    lines: list[str] = []
+    fit.fit(formula, loaded, ("sft", "evaluate"), 1250, lines.append)
+    tried = {re.sub(r"\d+", "N", line) for line in lines}
+    settings = "per_device_train_batch_size N, gradient_accumulation_steps N"
+    assert tried >= {
+        f"looking for settings that fit: sft with gradient_checkpointing true, {settings}",
+        f"looking for settings that fit: sft with gradient_checkpointing false, {settings}",
+        "looking for settings that fit: evaluate with batch_size N",
+    }
+    lines.clear()
+    found = plan.ablation(Known({"": phase(1), "train": phase(1)}), loaded, "sft", lines.append)
+    assert lines == [f"rehearsing sft with strategies: {name}" for name in found]
+
+
 def test_a_smaller_base_is_the_last_resort_of_all_stages_alike():
     loaded = recipe.load(RECIPE)
     found = fit.fit(formula, loaded, ("sft", "rm", "dpo"), 999)
@@ -349,7 +365,9 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
     loaded = recipe.load(RECIPE, {"model.architecture.num_hidden_layers": 4})
     found = fit.fit(noted, loaded, ("sft", "dpo", "evaluate"), 10**6)
     assert not found.lacking
-    assert Counter(stage for stage, *_ in asked) == {"sft": 3, "dpo": 3, "evaluate": 1}, "two of them without checkpointing"
+    assert Counter(stage for stage, *_ in asked) == {"sft": 3, "dpo": 3, "evaluate": 1}, (
+        "two of them without checkpointing"
+    )
 
 
 def test_loading_must_fit_too():
