@@ -19,7 +19,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -197,7 +196,7 @@ class Rehearsals:
         with self._device(recipe) as stand_in:
             run_stage(META)
         self.events = stand_in.events()
-        return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
+        return {phase: vars(peak) for phase, peak in stand_in.peaks().items()}
 
     def _device(self, recipe: Recipe) -> "StandIn":
         from rlhf.memory.device import StandIn

@@ -54,7 +54,7 @@ class Peak:
         return max((sum(components.values()) for components in self.operations.values()), default=0)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Storage:
     bytes: int
     phase: tuple[str, ...]
@@ -372,7 +372,7 @@ class Tracker(TorchDispatchMode):
             module = waiting.pop()
             if id(module) not in modules:
                 modules[id(module)] = module
-                waiting += module.children()
+                waiting += filter(None, module._modules.values())
         return list(modules.values())
 
     def _label_parameter(self, parameter: nn.Parameter, component: str) -> None:
