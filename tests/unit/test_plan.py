@@ -331,7 +331,8 @@ def test_the_search_finds_what_trying_everything_finds_and_asks_less(ratio, blur
         def share(choice: fit.Choice, limit: int = limit, asked: list[fit.Choice] = asked) -> float:
             asked.append(choice)
             growing = (20 if choice.changes["c"] else 100) * choice.rows
-            return blur(max(0.0, (limit - 1000) / growing))
+            estimate: float = blur(max(0.0, (limit - 1000) / growing))
+            return estimate
 
         found = fit._fastest(axis, share)
         count = len({id(choice) for choice in asked})
