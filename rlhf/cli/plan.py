@@ -81,8 +81,8 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[str], as_json: bool)
     learning = [stage for stage in stages if stage in LEARNING]
     if not learning:
         raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
-    with Predictor() as predict, console.working("rehearsing each strategy"):
-        ablation = {stage: planning.ablation(predict, loaded, stage) for stage in learning}
+    with Predictor() as predict, console.working("rehearsing each strategy") as say:
+        ablation = {stage: planning.ablation(predict, loaded, stage, say) for stage in learning}
     tables.show_ablation(loaded, ablation, as_json)
 
 
@@ -90,8 +90,7 @@ def _show_published(loaded: PinnedRecipe, stage: str | None, price: float | None
     """Print the published figures of a stage, or of all, beside their predictions."""
     with Predictor() as predict, console.working("rehearsing the stages") as say:
         prediction = planning.make(predict, loaded, predicted_stages(loaded.recipe), price, say)
-        say("rehearsing each strategy")
-        effects = planning.ablation(predict, loaded, "sft")
+        effects = planning.ablation(predict, loaded, "sft", say)
     rows = planning.published(loaded, prediction, effects)
     tables.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
 

@@ -93,7 +93,7 @@ class Allocator:
 
         DeviceCachingAllocator::malloc: a free block, else a new segment, else the same after releasing the cache.
         """
-        size = rounded(size)
+        size = -(-size // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK  # round_size
         pool = (self._pools.get(private) or self._pool(private))[size > SMALL]
         block = self._find_free(pool, size) or self._new(pool, size)
         if block is None:
@@ -172,7 +172,8 @@ class Allocator:
         if at == len(blocks):
             return None
         if self.expandable and _could_grow(blocks[at][2]):  # others are no larger than what follows them in the list
-            while at + 1 < len(blocks) and _could_be(blocks[at + 1][2]) < _could_be(blocks[at][2]):
+            last = len(blocks) - 1
+            while at < last and _could_be(blocks[at + 1][2]) < _could_be(blocks[at][2]):
                 at += 1
         return blocks.pop(at)[2]
 

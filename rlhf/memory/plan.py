@@ -111,13 +111,17 @@ def _peak_verdict(loaded: PinnedRecipe, stage: str, peak: int) -> str | None:
     return figures.best(compare(figure, peak / GB).word for figure in budgets)
 
 
-def ablation(predict: Predictor, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
+def ablation(
+    predict: Predictor, loaded: PinnedRecipe, stage: str, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
     """Return the effect of each strategy alone on the stage without any, and of all together.
 
-    Of each: the peak of the learning phase in bytes, and the operations of a step relative to those without any.
+    Of each: the peak of the learning phase in bytes, and the operations of a step relative to those without any. `say`
+    gets a line for each strategy.
     """
     effects_by_name: dict[str, Any] = {}
     for name, changed in one_by_one(loaded, stage).items():
+        say(f"rehearsing {stage} with strategies: {name}")
         predicted = predict(changed, stage)
         effects_by_name[name] = {
             "peak_bytes": predicted[STEP[stage]].peak_bytes,

@@ -4,6 +4,7 @@ Every layer of a decoder is alike, so that what a phase holds at its peak grows 
 the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -222,9 +223,6 @@ def _beside(held: int, phase: Phase) -> int:
 
 
 def _cache_file(loaded: PinnedRecipe, stage: str) -> Path:
-    code = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
-        code.update(file.read_bytes())
     beside = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}.get(
         stage, set()
     )  # what else a stage takes sizes from
@@ -234,9 +232,18 @@ def _cache_file(loaded: PinnedRecipe, stage: str) -> Path:
     card = gpu.find(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [_version(name) for name in PACKAGES]
-    key = recipes.content_hash([recipe, device, card, allocator, stage, code.hexdigest(), versions])
+    key = recipes.content_hash([recipe, device, card, allocator, stage, _code_hash(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
+
+
+@functools.cache
+def _code_hash() -> str:
+    """Return the hash of this package's code as it was at the first call."""
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        code.update(file.read_bytes())
+    return code.hexdigest()
 
 
 def _version(package: str) -> str | None:

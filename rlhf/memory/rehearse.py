@@ -7,6 +7,7 @@ DEPTHS, and for a card what the allocator reserves at the recipe's depth. For th
 {"result": {"roles": {role: operations}}}.
 """
 
+import functools
 import gc
 import importlib
 import itertools
@@ -18,7 +19,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -196,7 +196,7 @@ class Rehearsals:
         with self._device(recipe) as stand_in:
             run_stage(META)
         self.events = stand_in.events()
-        return {phase: asdict(peak) for phase, peak in stand_in.peaks().items()}
+        return {phase: vars(peak) for phase, peak in stand_in.peaks().items()}
 
     def _device(self, recipe: Recipe) -> "StandIn":
         from rlhf.memory.device import StandIn
@@ -242,13 +242,16 @@ class Rehearser:
 def shortened() -> Iterator[None]:
     """Rehearse what a stage does again and again only once or twice, and give every batch a shorter row.
 
-    What takes no memory of the device, comparing texts, is left out.
+    What takes no memory of the device is left out (comparing texts, writing a trainer's state) or done once for all
+    stages and depths (making the stand-in tokenizer, encoding the dialogues).
 
     Repeating takes no more memory. A batch of rows that are all as long as the stage admits needs no mask; one shorter
     row can need one, and with it another attention kernel and copies of keys and values for every query head.
     """
+    import torch
     from transformers.data.data_collator import DataCollatorMixin
 
+    from rlhf.data import tokenize
     from rlhf.evaluation.references import Overlap
     from rlhf.rollout import engine as rollout
     from rlhf.stages.online.train_state import TrainState
@@ -268,12 +271,40 @@ def shortened() -> Iterator[None]:
         return {} if self._encoder is None else overlap(self, texts)  # without an encoder the host compares texts
 
     with (
+        mock.patch.object(tokenize, "words", _made_once(tokenize.words)),
+        mock.patch.object(tokenize.Codec, "_ids", _encoded_once(tokenize.Codec._ids)),
+        mock.patch.object(torch, "save", lambda *_, **__: None),
         mock.patch.object(Overlap, "metrics", overlap_on_device),
         mock.patch.object(TrainState, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
         mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
         mock.patch.object(rollout._Decoding, "__init__", decode_padded),
     ):
         yield
+
+
+def _made_once(make_tokenizer: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Return a function that makes one stand-in tokenizer per vocabulary size and returns that one again later."""
+    made = functools.cache(make_tokenizer)
+
+    def words(vocab_size: int) -> Any:
+        tokenizer = made(vocab_size)
+        tokenizer.chat_template = None  # merging writes one
+        return tokenizer
+
+    return words
+
+
+def _encoded_once(encode: Callable[[Any, Sequence[str], bool], list[list[int]]]) -> Callable[..., list[list[int]]]:
+    """Return `Codec._ids` with a memory: each text is encoded once per tokenizer. Tokenizers must live on."""
+    known: dict[tuple[int, bool, str], list[int]] = {}
+
+    def ids(codec: Any, texts: Sequence[str], bos: bool) -> list[list[int]]:
+        keys = [(id(codec.tokenizer), bos, text) for text in texts]
+        new = [key for key in dict.fromkeys(keys) if key not in known]
+        known.update(zip(new, encode(codec, [text for _, _, text in new], bos), strict=True))
+        return [list(known[key]) for key in keys]
+
+    return ids
 
 
 def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -314,6 +345,7 @@ def _import_libraries() -> None:
 
 def main() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
+    gc.disable()  # collections take a tenth of the time; what is predicted is the same with them
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
@@ -321,7 +353,6 @@ def main() -> None:
 
     with quiet_libraries():
         _import_libraries()
-    gc.disable()  # collections take a twentieth of the time; what is predicted is the same with them
     with quiet_libraries(), shortened():
         rehearse = Rehearser()
         for line in sys.stdin:

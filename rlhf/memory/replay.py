@@ -98,6 +98,6 @@ def _highest(events: Sequence[Event]) -> set[int]:
     total = 0
     for at, (_, size, phase, _) in enumerate(events):
         total += size
-        if total > most.get(phase, (-1, 0))[0]:
+        if size >= 0 and total > most.get(phase, (-1, 0))[0]:  # a phase begins with a mark, and no release is a peak
             most[phase] = total, at
     return {at for _, at in most.values()} | {len(events) - 1}

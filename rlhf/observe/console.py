@@ -40,7 +40,8 @@ class Screen(Console):
 
 OUT = Screen(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
 ERR = Screen(stderr=True, highlight=False)
-_PLAIN_SECONDS = 20  # between two lines of progress without a terminal
+_PLAIN_SECONDS = 20  # between two lines of progress of a loop without a terminal
+_WORKING_SECONDS = 10  # the same for work of unknown length
 
 
 class Bar:
@@ -297,9 +298,9 @@ def working(task: str) -> Iterator[Callable[[str], None]]:
 
     def say(task: str) -> None:
         nonlocal printed
-        if time.monotonic() - printed > _PLAIN_SECONDS:
+        if time.monotonic() - printed > _WORKING_SECONDS:
             printed = time.monotonic()
-            ERR.print(task, markup=False)
+            ERR.print(task, markup=False, soft_wrap=True)
 
     yield say
 

@@ -91,7 +91,7 @@ def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, caps
     monkeypatch.setattr(console, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
     with console.working("rehearsing") as say:
         for stage in ("sft", "rm", "ppo"):
-            clock[0] += 11
+            clock[0] += 6
             say(f"rehearsing {stage}")
     assert capsys.readouterr().err == "rehearsing rm\n"
 
