@@ -19,7 +19,7 @@ from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, Stage, needed, reserved
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
@@ -360,7 +360,7 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
     asked = set()
 
     def noted(changed: PinnedRecipe, stage: str) -> dict[str, Phase]:
-        asked.add((stage, repr(changed.recipe.section(stage)), changed.recipe.evaluate.batch_size))
+        asked.add((stage, repr(changed.recipe.section(stage_name(stage))), changed.recipe.evaluate.batch_size))
         return formula(changed, stage)
 
     loaded = recipe.load(RECIPE, {"model.architecture.num_hidden_layers": 4})
