@@ -192,14 +192,14 @@ def summarise(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str)
 
     `clock`: cpu, whose seconds other processes disturb least, or on a GPU wall.
     """
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for name, parts in runs.items():
         if any(part.get("out_of_memory") for part in parts):
-            found[name] = {"out_of_memory": True}
+            figures[name] = {"out_of_memory": True}
             continue
         seconds = [x for part in parts for x in part[clock]]
         wall = statistics.median(x for part in parts for x in part["wall"])
-        found[name] = {
+        figures[name] = {
             "seconds_per_step": statistics.median(seconds),
             "seconds_range": [min(seconds), max(seconds)],
             "clock": clock,
@@ -208,16 +208,16 @@ def summarise(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str)
             "steps_measured": len(seconds),
         }
         if "phases" in parts[0]:
-            found[name]["seconds_by_phase"] = {
+            figures[name]["seconds_by_phase"] = {
                 phase: statistics.median(part["phases"][phase] for part in parts) for phase in PHASES
             }
-    for row in found.values():
-        others = [found[name] for name in method.theirs]
+    for row in figures.values():
+        others = [figures[name] for name in method.theirs]
         if row.get("out_of_memory") or any(other.get("out_of_memory") for other in others):
             continue
         row["times_faster"] = [other["seconds_per_step"] / row["seconds_per_step"] for other in others]
         row["memory_ratio"] = [row["peak_over_loaded_bytes"] / other["peak_over_loaded_bytes"] for other in others]
-    return found
+    return figures
 
 
 @click.command()
@@ -265,12 +265,12 @@ def main(
             out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
             runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, micro)))
         OUT.print(f"round {repeat + 1} of {repeats} done")
-    found = summarise(contenders, runs, "wall" if device == "cuda" else "cpu")
+    figures = summarise(contenders, runs, "wall" if device == "cuda" else "cpu")
     limit = floor(method, inputs, work / "floor", micro)
     columns = ("", "s/step", "samples/s", "MiB above loaded", "times faster", "memory ratio")
     title = f"one {method.upper()} step, medians; ratios to TRL's two"
-    rows_table(title, columns, [_row(n, row) for n, row in found.items()])
-    record = {**provenance(method, size, device, micro, repeats), "figures": found, "floor": limit}
+    rows_table(title, columns, [_row(n, row) for n, row in figures.items()])
+    record = {**provenance(method, size, device, micro, repeats), "figures": figures, "floor": limit}
     OUT.print(phases_table(record), markup=False)
     if save:
         write_json(save, record)

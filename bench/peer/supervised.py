@@ -54,7 +54,7 @@ def main(
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or STAGES)}
     columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "times faster", "memory ratio")
-    rows = [_row(stage, name, row) for stage, found in figures.items() for name, row in found.items()]
+    rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
     console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')} at its defaults", columns, rows)
     if save:
         facts = {
@@ -83,11 +83,11 @@ def compare(loaded: PinnedRecipe, stage: str, count: int, repeats: int) -> dict[
                 raise click.ClickException(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
             runs["ours"].append(ours[stage])
             runs["trl"].append(_trl(loaded, stage, out, count))
-    found = {name: summary(parts) for name, parts in runs.items()}
-    found["ours"]["times_faster"] = found["ours"]["tokens_per_second"] / found["trl"]["tokens_per_second"]
-    if found["ours"]["peak_bytes"]:
-        found["ours"]["memory_ratio"] = found["ours"]["peak_bytes"] / found["trl"]["peak_bytes"]
-    return found
+    sides = {name: summary(parts) for name, parts in runs.items()}
+    sides["ours"]["times_faster"] = sides["ours"]["tokens_per_second"] / sides["trl"]["tokens_per_second"]
+    if sides["ours"]["peak_bytes"]:
+        sides["ours"]["memory_ratio"] = sides["ours"]["peak_bytes"] / sides["trl"]["peak_bytes"]
+    return sides
 
 
 def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:

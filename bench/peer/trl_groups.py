@@ -1,4 +1,4 @@
-"""TRL's RLOOTrainer or GRPOTrainer on the inputs that `python -m bench.peer` made; prints one JSON line.
+"""TRL's RLOOTrainer or GRPOTrainer on the inputs that `python -m bench.peer` built; prints one JSON line.
 
 Nothing of the trainer is replaced. A step is one batch of responses with its update. The reward counts words on both
 sides, so that neither runs a reward model.
@@ -49,7 +49,7 @@ def main() -> None:
     prompts = [f"{tokenizer.bos_token} {row['prompt']}" for row in rows]  # as ours begin
     config, trainer = {"rloo": (RLOOConfig, RLOOTrainer), "grpo": (GRPOConfig, GRPOTrainer)}[options.method]
     clock = Clock()
-    made = trainer(
+    built = trainer(
         model=model,
         args=config(
             output_dir=tempfile.mkdtemp(),
@@ -79,7 +79,7 @@ def main() -> None:
         callbacks=[clock],
     )
     versions = {"trl": trl.__version__, "torch": torch.__version__}
-    print(json.dumps({"versions": versions, **timed(made, clock, cuda, warm_up=1)}))
+    print(json.dumps({"versions": versions, **timed(built, clock, cuda, warm_up=1)}))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def main() -> None:
     cuda = device.type == "cuda"
     clock = Clock()
     base = load_base(run, device)
-    made = trainer(
+    built = trainer(
         model=base,
         args=settings,
         train_dataset=Dataset.from_list(rows),
@@ -53,16 +53,16 @@ def main() -> None:
         peft_config=lora_config(run, base, "CAUSAL_LM"),
         callbacks=[clock],
     )
-    taken = timed(made, clock, cuda, WARM_UP)
+    taken = timed(built, clock, cuda, WARM_UP)
     seconds = taken["wall" if cuda else "cpu"]
-    tokens = made.state.num_input_tokens_seen / made.state.global_step
-    found = {
+    tokens = built.state.num_input_tokens_seen / built.state.global_step
+    figures = {
         "clock": "wall" if cuda else "cpu",
         "step_seconds": spread(seconds),
         "tokens_per_second": tokens * len(seconds) / sum(seconds),
         "phase_peak_bytes": {"train": taken["peak"]} if cuda else None,
     }
-    print(json.dumps(found))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -10,20 +10,20 @@ from rlhf.data.batch import Rollout
 
 
 class Sequences:
-    """Rows of tokens (B, T), each of which attends to those before it; wanted at all positions or at `at` (B, R)."""
+    """Rows of tokens (B, T), each of which attends to those before it; wanted are all, or those at `positions` (B, R)."""
 
-    def __init__(self, rotary: tuple[Tensor, Tensor], at: Tensor | None = None):
+    def __init__(self, rotary: tuple[Tensor, Tensor], positions: Tensor | None = None):
         cos, sin = rotary
         self.rotary = cos[None], sin[None]
-        self.at, self.narrow = at, at is not None
-        if at is not None:
-            self.wanted_rotary = cos[at], sin[at]
-            self.mask = torch.arange(len(cos), device=at.device) <= at[..., None]  # (B, R, T)
+        self.positions, self.narrow = positions, positions is not None
+        if positions is not None:
+            self.wanted_rotary = cos[positions], sin[positions]
+            self.mask = torch.arange(len(cos), device=positions.device) <= positions[..., None]  # (B, R, T)
 
     def wanted(self, x: Tensor) -> Tensor:
         """Return x (B, T, H) at the wanted positions, (B, R, H)."""
-        assert self.at is not None
-        return x.gather(1, self.at[..., None].expand(-1, -1, x.shape[-1]))
+        assert self.positions is not None
+        return x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
 
     def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
         """Return what attention mixes in layer `number`, (B, T, heads, D).

@@ -57,7 +57,7 @@ class Before:
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
 
-    def backward(self, dz: Tensor, x: Tensor, kept: Tensor) -> Tensor:
+    def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
         return dz
 
 
@@ -73,11 +73,11 @@ class Norm(Before):
         scale = squares.div_(x.shape[-1]).add_(self.eps).rsqrt_()  # (N, 1)
         return (wide * scale).mul_(self.weight).to(x.dtype), scale
 
-    def backward(self, dz: Tensor, x: Tensor, kept: Tensor) -> Tensor:
+    def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
         """dx = scale * (g - x * scale^2 * mean(g * x)) with g = w * dz."""
         wide, slope = at_least_float32(x), dz * at_least_float32(self.weight)
         mean = torch.linalg.vecdot(slope, wide).div_(x.shape[-1]).unsqueeze(-1)
-        return slope.addcmul_(wide, mean.mul_(kept).mul_(kept), value=-1).mul_(kept).to(x.dtype)
+        return slope.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
 
 
 class Gate(Before):
@@ -88,11 +88,11 @@ class Gate(Before):
         open_ = F.silu(gate)
         return open_ * up, open_
 
-    def backward(self, dz: Tensor, x: Tensor, kept: Tensor) -> Tensor:
+    def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
         dx = torch.empty_like(x)
         to_gate, to_up = dx.chunk(2, -1)
-        torch.mul(dz, kept, out=to_up)
+        torch.mul(dz, saved, out=to_up)
         torch.ops.aten.silu_backward.grad_input(dz * up, gate, grad_input=to_gate)
         return dx
 
@@ -201,7 +201,7 @@ class Node(torch.autograd.Function):
         if product.after is not None:
             dy = product.after.turn(dy.clone(memory_format=torch.contiguous_format), back=True)
         rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        z, kept = product.before.forward(rows)
+        z, saved = product.before.forward(rows)
         dz, to_adapters = product.backward(dy, z, needs_input, any(needs_adapters))
-        dx = None if dz is None else product.before.backward(dz, rows, kept).view(x.shape)
+        dx = None if dz is None else product.before.backward(dz, rows, saved).view(x.shape)
         return dx, None, to_residual, *(to_adapters or [None] * len(needs_adapters))

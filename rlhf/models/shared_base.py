@@ -248,16 +248,16 @@ class SharedBase:
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
 
-    def _hidden_at(self, ids: Tensor, at: Tensor, lower: Tensor | None = None) -> Tensor:
+    def _hidden_at(self, ids: Tensor, positions: Tensor, lower: Tensor | None = None) -> Tensor:
         """Return the hidden states (B, R, H) of the active role at some positions (B, R)."""
         if self.trunk is not None:
-            return self._lean(ids, at, lower)
+            return self._lean(ids, positions, lower)
         hidden = self.hidden(ids)
-        return hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
+        return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
-    def _lean(self, ids: Tensor, at: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
+    def _lean(self, ids: Tensor, positions: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
         assert self.trunk is not None and self._active is not None
-        return self.trunk.hidden(self._active, ids, at, lower)
+        return self.trunk.hidden(self._active, ids, positions, lower)
 
     def _add(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""

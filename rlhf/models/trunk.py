@@ -89,16 +89,20 @@ class Trunk:
         lower = self._layers(states, "base", range(self.first_adapted), Sequences(self._rotary(states)))
         return lower[:, : ids.shape[1]]
 
-    def hidden(self, role: str, ids: Tensor, at: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
-        """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the positions `at`.
+    def hidden(self, role: str, ids: Tensor, positions: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
+        """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the `positions`.
 
-        Shapes: ids (B, T) int64, padded on the right; at (B, R) int64; lower (B, T, H), the result of `lower` for
-        `ids`. The role `base` has no adapters.
+        Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64; lower (B, T, H), the result of `lower`
+        for `ids`. The role `base` has no adapters.
         """
         self.check_length(ids.shape[1])
         states = self._padded(self._embed(ids) if lower is None else lower)
-        layout = Sequences(self._rotary(states), None if at is None else self._padded(at[..., None]).squeeze(-1))
-        return self._upper(role, states, layout, lower is not None)[:, : (ids if at is None else at).shape[1]]
+        layout = Sequences(
+            self._rotary(states), None if positions is None else self._padded(positions[..., None]).squeeze(-1)
+        )
+        return self._upper(role, states, layout, lower is not None)[
+            :, : (ids if positions is None else positions).shape[1]
+        ]
 
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, each prompt computed once.
@@ -209,10 +213,10 @@ class Trunk:
         return result
 
     def _parts_of(self, role: str, layers: tuple[nn.Module, ...]) -> list[Part]:
-        kept = self._parts.setdefault(role, {}) if role in self._merging else {}
-        if layers not in kept:
-            kept[layers] = [part_of(layer, role) for layer in layers]
-        return kept[layers]
+        cache = self._parts.setdefault(role, {}) if role in self._merging else {}
+        if layers not in cache:
+            cache[layers] = [part_of(layer, role) for layer in layers]
+        return cache[layers]
 
     @torch.no_grad()
     def _merged_weight(
@@ -221,15 +225,15 @@ class Trunk:
         """Return the weights (sum of out, in) with the adapters in them, None where the products stay apart."""
         if not self.merges or role not in self._merging or not any(part.adapter for part in parts):
             return None
-        kept = self._merged.setdefault(role, {})
-        if layers not in kept:
-            merged = kept[layers] = x.new_empty(sum(len(part.weight) for part in parts), parts[0].weight.shape[1])
+        cache = self._merged.setdefault(role, {})
+        if layers not in cache:
+            merged = cache[layers] = x.new_empty(sum(len(part.weight) for part in parts), parts[0].weight.shape[1])
             for part, rows in zip(parts, merged.split([len(part.weight) for part in parts]), strict=True):
                 rows.copy_(part.weight)
                 if part.adapter:
                     a, b = part.adapter
                     rows.addmm_(b, a, alpha=part.scaling)
-        return kept[layers]
+        return cache[layers]
 
 
 class RoleTrunk(NamedTuple):

@@ -1,4 +1,4 @@
-"""Decoding with the lean trunk, for float32 on a CPU: merged weights, and a prompt's keys and values kept once."""
+"""Decoding with the lean trunk, for float32 on a CPU: merged weights, and a prompt's keys and values prefilled once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +24,9 @@ class TrunkDecoding(Responses):
         ids = pad_right(prompts, self.pad_id).to(uniforms.device)
         lengths = torch.tensor([len(p) for p in prompts], device=uniforms.device)
         copies = len(uniforms) // len(prompts)
-        states, kept = self.trunk.prefill(self.role, ids, lengths, self.room)
+        states, prefilled = self.trunk.prefill(self.role, ids, lengths, self.room)
         self._draw(repeated(states, copies))
-        self.growth = Growth(kept, copies, self.room)
+        self.growth = Growth(prefilled, copies, self.room)
 
     def run(self) -> list[Tensor]:
         """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).

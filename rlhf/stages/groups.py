@@ -130,13 +130,13 @@ def sample_and_judge(session: Session, learner: "Learner", step: int) -> Judged:
 
     result = judged(session.step_prompts(step))
     for attempt in range(options.resample_groups):
-        kept = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
-        missing = options.batch_size // options.num_generations - len(kept)
+        chosen = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
+        missing = options.batch_size // options.num_generations - len(chosen)
         if not missing:
             break
         seed = session.recipe.seed + ANOTHER_ORDER * (attempt + 1)
         more = judged(prompt_order(len(session.prompts), step, missing, seed))
-        rows = (kept[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
+        rows = (chosen[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
         result = Judged(
             joined(result.rollout.rows(rows.to(session.device)), more.rollout) if len(rows) else more.rollout,
             {name: torch.cat([numbers[rows], more.by[name]]) for name, numbers in result.by.items()},
@@ -252,14 +252,14 @@ class Learner:
         responses, tokens: those of the whole minibatch.
         """
         shared, options = self.shared, self.options
-        part = batch.rollout.rows(index)
-        mask, slots = self.counted(part), slice(part.mask.shape[1])
+        micro_batch = batch.rollout.rows(index)
+        mask, slots = self.counted(micro_batch), slice(micro_batch.mask.shape[1])
         old = batch.logp[index, slots]
         weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
         each = 1 / tokens.clamp(min=1)  # in a mean over the minibatch's tokens
-        hidden = shared.response_hidden(part)
+        hidden = shared.response_hidden(micro_batch)
         entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
-        logp, entropy = shared.logprobs(hidden, part, options.temperature, entropy_mode)
+        logp, entropy = shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
         assert entropy is not None
         ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high

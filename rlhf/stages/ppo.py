@@ -210,13 +210,13 @@ class Learner:
 
         Returns the micro-batch's share of the statistics.
         """
-        part, token_share = self._micro_batch(batch, index, rows)
+        micro_batch, token_share = self._micro_batch(batch, index, rows)
         policy_learns = self.state.step >= self.options.value_warmup_steps
         with torch.set_grad_enabled(policy_learns):
-            hidden = self.shared.response_hidden(part)
-            policy_loss, stats = self._policy_loss(batch, index, part, hidden)
+            hidden = self.shared.response_hidden(micro_batch)
+            policy_loss, stats = self._policy_loss(batch, index, micro_batch, hidden)
         if self.critic_shares_trunk:
-            value_loss, value_stats = self._value_loss(batch, index, part, hidden)
+            value_loss, value_stats = self._value_loss(batch, index, micro_batch, hidden)
             stats |= value_stats
             ((self.options.vf_coef * value_loss + policy_loss) * token_share).backward()
         elif policy_learns:
@@ -225,22 +225,22 @@ class Learner:
 
     def _backward_value(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter, as `_backward_policy`."""
-        part, token_share = self._micro_batch(batch, index, rows)
-        value_loss, stats = self._value_loss(batch, index, part, self.shared.response_hidden(part))
+        micro_batch, token_share = self._micro_batch(batch, index, rows)
+        value_loss, stats = self._value_loss(batch, index, micro_batch, self.shared.response_hidden(micro_batch))
         (self.options.vf_coef * value_loss * token_share).backward()
         return _weighted(stats, token_share)
 
     def _micro_batch(self, batch: Batch, index: Tensor, rows: Tensor) -> tuple[Rollout, Tensor]:
         """Return a micro-batch, and its share of the response tokens of the minibatch `rows`."""
-        part = batch.rollout.rows(index)
-        return part, part.mask.sum() / batch.rollout.response_length[rows].sum()
+        micro_batch = batch.rollout.rows(index)
+        return micro_batch, micro_batch.mask.sum() / batch.rollout.response_length[rows].sum()
 
-    def _policy_loss(self, batch: Batch, index: Tensor, part: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
+    def _policy_loss(self, batch: Batch, index: Tensor, micro_batch: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
-        options, mask = self.options, part.mask
+        options, mask = self.options, micro_batch.mask
         slots = slice(mask.shape[1])
         entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
-        logp, entropy = self.shared.logprobs(hidden, part, options.temperature, entropy_mode)
+        logp, entropy = self.shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
         assert entropy is not None
         loss, clip_stats = ppo_policy_loss(
             logp, batch.logp[index, slots], batch.advantages[index, slots], mask, options.cliprange
@@ -261,11 +261,11 @@ class Learner:
             loss = loss - options.entropy_coef * mean_entropy
         return loss, stats
 
-    def _value_loss(self, batch: Batch, index: Tensor, part: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
-        slots = slice(part.mask.shape[1])
+    def _value_loss(self, batch: Batch, index: Tensor, micro_batch: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
+        slots = slice(micro_batch.mask.shape[1])
         values, returns = batch.values[index, slots], batch.returns[index, slots]
         new_values = self.shared.values(hidden)
-        loss, clip_stats = ppo_value_loss(new_values, values, returns, part.mask, self.options.cliprange_value)
+        loss, clip_stats = ppo_value_loss(new_values, values, returns, micro_batch.mask, self.options.cliprange_value)
         return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clip_stats["clipfrac"]}
 
 

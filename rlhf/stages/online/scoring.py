@@ -36,10 +36,10 @@ def per_token(shared: SharedBase, role: str, rollout: Rollout, size: int, *heads
     results = [torch.zeros(mask.shape, device=mask.device) for _ in heads]
     with shared.role(role):
         for rows in rollout.sharded_by_length(size):
-            part = rollout.rows(rows)
-            hidden = shared.response_hidden(part)
+            micro_batch = rollout.rows(rows)
+            hidden = shared.response_hidden(micro_batch)
             for result, head in zip(results, heads, strict=True):
-                result[rows, : part.mask.shape[1]] = head(part, hidden)
+                result[rows, : micro_batch.mask.shape[1]] = head(micro_batch, hidden)
     distributed.all_sum(*results)
     return results
 
@@ -64,12 +64,12 @@ def with_frozen_layers(shared: SharedBase, rollout: Rollout, size: int) -> Rollo
 
 def logprob_head(shared: SharedBase, temperature: float) -> Head:
     """Return the head of `per_token` that gives log-probabilities of the response tokens."""
-    return lambda part, hidden: shared.logprobs(hidden, part, temperature)[0]
+    return lambda micro_batch, hidden: shared.logprobs(hidden, micro_batch, temperature)[0]
 
 
 def value_head(shared: SharedBase) -> Head:
     """Return the head of `per_token` that gives the critic's values before each response token."""
-    return lambda part, hidden: zero_pads(shared.values(hidden), part.mask)
+    return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
 
 
 def reward_scores(shared: SharedBase, rollout: Rollout, size: int) -> Tensor:
