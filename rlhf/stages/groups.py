@@ -130,13 +130,13 @@ def sample_and_judge(session: Session, learner: "Learner", step: int) -> Judged:
 
     result = judged(session.step_prompts(step))
     for attempt in range(options.resample_groups):
-        chosen = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
-        missing = options.batch_size // options.num_generations - len(chosen)
+        informative = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
+        missing = options.batch_size // options.num_generations - len(informative)
         if not missing:
             break
         seed = session.recipe.seed + ANOTHER_ORDER * (attempt + 1)
         more = judged(prompt_order(len(session.prompts), step, missing, seed))
-        rows = (chosen[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
+        rows = (informative[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
         result = Judged(
             joined(result.rollout.rows(rows.to(session.device)), more.rollout) if len(rows) else more.rollout,
             {name: torch.cat([numbers[rows], more.by[name]]) for name, numbers in result.by.items()},
