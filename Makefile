@@ -253,7 +253,7 @@ bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS=
 
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores
-	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
+	@$(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
 	@$(VENV)/bin/python -m tests.fuzz $(strip $(seed) $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only '$(ONLY)'))
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest -q tests/fuzz/test_readers.py)

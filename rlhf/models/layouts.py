@@ -10,7 +10,7 @@ from rlhf.data.batch import Rollout
 
 
 class Sequences:
-    """Rows of tokens (B, T), each of which attends to those before it; wanted are all or those at `positions` (B, R)."""
+    """Rows of tokens (B, T), each of which attends to those before it; wanted are all or some `positions` (B, R)."""
 
     def __init__(self, rotary: tuple[Tensor, Tensor], positions: Tensor | None = None):
         cos, sin = rotary

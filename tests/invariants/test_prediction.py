@@ -24,16 +24,18 @@ from rlhf.memory import gpu
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
 from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
-from rlhf.memory.rehearse import Rehearsals, shortened
+from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
-from rlhf.observe.console import quiet_libraries
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout import engine as rollout
 from rlhf.stages import ppo
 from rlhf.stages.online import session
 from tests.conftest import RECIPE
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("as_in_a_worker"),
+]
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE = 64, 192, 4, 2, 16
 VOCAB, RANK, PROMPT, RESPONSE = 2000, 2, 40, 8
@@ -80,21 +82,6 @@ def tiny(layers: int, vocab: int = VOCAB, **changes) -> PinnedRecipe:
     overrides = recipe.with_random_weights(base, 50, "longest") | TINY
     overrides |= {key.replace("__", "."): value for key, value in changes.items()}
     return recipe.load(RECIPE, overrides | {"model.architecture.num_hidden_layers": layers})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def as_in_a_worker():
-    """As the predictor's processes do it."""
-    with quiet_libraries(), shortened():
-        yield
-
-
-@pytest.fixture(scope="module")
-def predict(tmp_path_factory):
-    """A predictor that has predicted nothing before."""
-    with pytest.MonkeyPatch.context() as patch, Predictor() as found:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield found
 
 
 def peaks(found: dict[str, Any]) -> dict[str, dict[str, int]]:
@@ -635,31 +622,7 @@ def test_a_peak_may_move_from_one_moment_to_another(predict):
     assert min(min(peak.components.values()) for peak in predicted.values()) >= 0
 
 
-# -- the recipes -------------------------------------------------------------------------------------------------------
-
-PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / budgets.FILE).exists()]
-# Of each recipe the version that `--hw` takes, or the newest; of those without published figures, which are much alike,
-# two. `make budgets` looks at all of them.
-NEWEST = {d.parent: d for d in sorted(PINNED, key=lambda d: recipe.load(d).recipe.default)}.values()
-WATCHED = [d for d in NEWEST if recipe.load(d).targets or d.parent.name in ("12gb-qwen3-4b", "h100-llama33-70b")]
-
-
-def test_every_recipe_for_a_card_has_its_peaks_pinned():
-    assert budgets.pinned_recipes(RECIPE.parents[1]) == PINNED
-    assert len(PINNED) >= 7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("directory", WATCHED, ids=lambda d: f"{d.parent.name}-{d.name}")
-def test_no_phase_of_a_recipe_has_grown(predict, directory):
-    loaded = recipe.load(directory)
-    optimizers = {getattr(loaded.recipe, stage).optim for stage in ("sft", "rm", "ppo", "dpo")}
-    if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
-        pytest.importorskip("bitsandbytes")
-    now = budgets.predict(predict, loaded)
-    assert list(budgets.growth(budgets.pinned(directory), now)) == []
-    assert list(budgets.more_needed(budgets.pinned_needs(directory), budgets.needs(predict, loaded))) == []
-
+# -- growth beyond what is pinned --------------------------------------------------------------------------------------
 
 STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
 PEAKS = {stage: {"load": {"base": 1_000}} for stage in STAGES} | {

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parents[2]
 # A part of the package may import itself and the parts below it, not those beside it or above.
 LAYERS = (
@@ -101,3 +103,8 @@ def test_the_package_has_fewer_than_twenty_rooms():
 def test_files_stay_short_enough_to_read():
     for file in FILES:
         assert len(file.read_text().splitlines()) <= 450, file
+
+
+def test_the_longest_files_of_the_suite_are_there():
+    names = {file.name for file in (ROOT / "tests").rglob("test_*.py")}
+    assert set(LONGEST) <= names

@@ -1,0 +1,22 @@
+"""Fixtures for tests of predicted memory, which several files share."""
+
+import pytest
+
+from rlhf.memory.predict import Predictor
+from rlhf.memory.rehearse import shortened
+from rlhf.observe.console import quiet_libraries
+
+
+@pytest.fixture(scope="module")
+def as_in_a_worker():
+    """As the predictor's processes do it."""
+    with quiet_libraries(), shortened():
+        yield
+
+
+@pytest.fixture(scope="module")
+def predict(tmp_path_factory):
+    """A predictor that has predicted nothing before."""
+    with pytest.MonkeyPatch.context() as patch, Predictor() as found:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield found

@@ -1,0 +1,35 @@
+"""The recipes' predicted memory against what is pinned: no phase of a recipe may have grown."""
+
+import pytest
+
+from bench.memory import budgets
+from rlhf import recipe
+from tests.conftest import RECIPE
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("as_in_a_worker"),
+]
+
+PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / budgets.FILE).exists()]
+# Of each recipe the version that `--hw` takes, or the newest; of those without published figures, which are much alike,
+# two. `make budgets` looks at all of them.
+NEWEST = {d.parent: d for d in sorted(PINNED, key=lambda d: recipe.load(d).recipe.default)}.values()
+WATCHED = [d for d in NEWEST if recipe.load(d).targets or d.parent.name in ("12gb-qwen3-4b", "h100-llama33-70b")]
+
+
+def test_every_recipe_for_a_card_has_its_peaks_pinned():
+    assert budgets.pinned_recipes(RECIPE.parents[1]) == PINNED
+    assert len(PINNED) >= 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", WATCHED, ids=lambda d: f"{d.parent.name}-{d.name}")
+def test_no_phase_of_a_recipe_has_grown(predict, directory):
+    loaded = recipe.load(directory)
+    optimizers = {getattr(loaded.recipe, stage).optim for stage in ("sft", "rm", "ppo", "dpo")}
+    if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
+        pytest.importorskip("bitsandbytes")
+    now = budgets.predict(predict, loaded)
+    assert list(budgets.growth(budgets.pinned(directory), now)) == []
+    assert list(budgets.more_needed(budgets.pinned_needs(directory), budgets.needs(predict, loaded))) == []
