@@ -228,11 +228,12 @@ def _cache_file(loaded: PinnedRecipe, stage: str) -> Path:
     )  # what else a stage takes sizes from
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
+    hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
     card = gpu.find(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [_version(name) for name in PACKAGES]
-    key = recipes.content_hash([recipe, device, card, allocator, stage, _code_hash(), versions])
+    key = recipes.content_hash([recipe, hardware, card, allocator, stage, _code_hash(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 

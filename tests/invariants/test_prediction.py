@@ -594,8 +594,9 @@ def test_what_was_predicted_before_is_read_again(predict, tmp_path, monkeypatch)
         assert other(loaded, "merge") == first
         assert not asked
         assert other(tiny(4), "merge") == first
-        with pytest.raises(ZeroDivisionError):
-            other(tiny(4, lora__r=4), "merge")
+        for changes in ({"lora__r": 4}, {"hardware__trunk": "lean"}, {"hardware__deterministic": True}):
+            with pytest.raises(ZeroDivisionError):
+                other(tiny(4, **changes), "merge")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         with pytest.raises(ZeroDivisionError):
             other(loaded, "merge")
