@@ -133,10 +133,10 @@ def measure(
 def exact_kl(shared: SharedBase, role: Role | PolicyName, rollout: Rollout, temperature: float) -> float:
     """Return Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
     mask = rollout.mask
-    shared.activate(role)
-    policy_hidden = shared.response_hidden(rollout)[mask]
-    shared.activate("reference")
-    reference_hidden = shared.response_hidden(rollout)[mask]
+    with shared.role(role):
+        policy_hidden = shared.response_hidden(rollout)[mask]
+    with shared.role("reference"):
+        reference_hidden = shared.response_hidden(rollout)[mask]
     total = 0.0
     chunk = max(1, min(KL_CHUNK, KL_LOGITS // shared.vocabulary))
     for a, b in zip(policy_hidden.split(chunk), reference_hidden.split(chunk), strict=True):

@@ -109,7 +109,7 @@ def step(recorder: "_Recorder", shared: SharedBase, role: str, codec: Codec, opt
     observe = shared.values if on_policy else None
     shared.activate(role)
     shared.base.eval()
-    with torch.no_grad(), mixed_precision(shared.base), rollout.cheaper(shared.base, sampling_settings):
+    with torch.no_grad(), mixed_precision(shared.base), rollout.fast_layers(shared.base, sampling_settings):
         decoding = rollout._Decoding(shared.base, prompts, uniforms, sampling_settings, codec, observe)
         decoding.open_window(1)
         decoding.advance()

@@ -33,6 +33,7 @@ from rlhf.memory.tracker import OUTSIDE, Tracker
 from rlhf.models import random_base, trunk
 from rlhf.rollout import engine as rollout
 from rlhf.rollout.cache import CacheLayer
+from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -222,7 +223,9 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     for setting in (rollout.STEPS_BETWEEN_CHECKS, rollout.WINDOW, rollout.FEW_KERNELS, trunk.MERGED):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
+    yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
     yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
+    yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
     yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
     yield from _optimizers_know_meta("fused")
@@ -305,6 +308,18 @@ def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
         stand_in.label(self.values, "kv_cache")
 
     return lazy_initialization
+
+
+def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
+    original = TrunkDecoding.__init__
+
+    def init(self: TrunkDecoding, *arguments: Any) -> None:
+        original(self, *arguments)
+        for keys, values in (*self.growth.of_prompts, *self.growth.of_responses):
+            stand_in.label(keys, "kv_cache")
+            stand_in.label(values, "kv_cache")
+
+    return init
 
 
 def _captured(stand_in: StandIn) -> Callable[..., None]:

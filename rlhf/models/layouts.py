@@ -10,7 +10,10 @@ from rlhf.data.batch import Rollout
 
 
 class Sequences:
-    """Rows of tokens (B, T), each of which attends to those before it; wanted are all or some `positions` (B, R)."""
+    """Rows of tokens (B, T), each of which attends to those before it.
+
+    `positions` (B, R) selects those whose states are needed of the last layer; without it all are.
+    """
 
     def __init__(self, rotary: tuple[Tensor, Tensor], positions: Tensor | None = None):
         cos, sin = rotary
@@ -26,19 +29,16 @@ class Sequences:
         return x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
 
     def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
-        """Return what attention mixes in layer `number`, (B, T, heads, D).
-
-        Queries are those of all positions or, if `narrow`, of the wanted ones.
-        """
+        """Return the attention output (B, T, heads, D) of layer `number`; if `narrow`, for selected queries only."""
         return attention(q, k, v, self.mask if narrow else None)
 
 
 class SharedPrompts:
     """Prompts and responses to them, packed into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
 
-    The last token of a response predicts nothing and is left out. Wanted are the last tokens of the prompts and all of
-    the responses. `numbers`: the prompt of each row of `rollout`, rows of one prompt side by side. The packed row
-    ends with padding, to the length `round_up` of its own.
+    The last token of a response predicts nothing and is left out. The states of the prompts' last tokens and of all
+    response tokens are needed. `numbers` has the prompt of each row of `rollout`, rows of one prompt side by side. The
+    packed row is padded to the length that `round_up` returns for its own.
     """
 
     narrow = True
@@ -89,7 +89,7 @@ class SharedPrompts:
         return torch.cat([before[self.group], inside], 1)[:, : self.width]
 
     def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
-        """Return what attention mixes, as `Sequences.attend`. A response attends to its prompt and to itself."""
+        """Return the attention output, as `Sequences.attend`. A response attends to its prompt and to itself."""
         (k_prompt, k_own), (v_prompt, v_own) = self._parts(k), self._parts(v)
         q_prompt, q_own = self._parts(q, 1 if narrow else None)
         prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if narrow else None)
@@ -110,7 +110,7 @@ class SharedPrompts:
 
 
 class Prompts(Sequences):
-    """Prompts (P, S), padded on the right, whose keys and values are kept. Wanted are their last tokens."""
+    """Prompts (P, S), padded on the right. Keeps their keys and values; selects the states of their last tokens."""
 
     def __init__(self, rotary: tuple[Tensor, Tensor], lengths: Tensor, size: int):
         cos, sin = rotary
@@ -126,8 +126,9 @@ class Prompts(Sequences):
 class Growth:
     """Responses (B) that grow by a token at a time to at most `room`: `copies` to each of P prompts, side by side.
 
-    A prompt's keys and values are kept once for all responses to it. They lie in memory as (heads, D, slots): on a CPU
-    the product of one token with them takes a third of the time of torch's attention, which wants the slots first.
+    A prompt's keys and values are kept once for all responses to it, until rows are dropped. They lie in memory as
+    (heads, D, slots): on a CPU the product of one token with them takes a third of the time of torch's attention, which
+    wants the slots first.
     """
 
     narrow = False
@@ -153,14 +154,15 @@ class Growth:
         self.size += 1
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with some of the responses."""
+        """Continue with some of the responses, each with a copy of its prompt's keys and values."""
         prompt = rows // self.copies
-        self.of_prompts = [(keys[prompt], values[prompt]) for keys, values in self.of_prompts]
-        self.of_responses = [(keys[rows], values[rows]) for keys, values in self.of_responses]
+        for caches, index in ((self.of_prompts, prompt), (self.of_responses, rows)):
+            for number, (keys, values) in enumerate(caches):  # one layer after the other: memory for one copy
+                caches[number] = keys[index], values[index]
         self.padding, self.lengths, self.copies = self.padding[prompt], self.lengths[rows], 1
 
     def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
-        """Return what attention mixes for the newest tokens, (B, 1, heads, D), of q, k and v of the same form."""
+        """Return the attention output (B, 1, heads, D) of the newest tokens, whose q, k and v have that form."""
         (prompt_keys, prompt_values), (all_keys, all_values) = self.of_prompts[number], self.of_responses[number]
         all_keys[..., self.size - 1], all_values[..., self.size - 1] = k[:, 0], v[:, 0]
         keys, values = all_keys[..., : self.size], all_values[..., : self.size]

@@ -26,6 +26,7 @@ from rlhf.models.architecture import add_classifier, check_lengths, check_model,
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, nf4_config
 from rlhf.models.random_base import random_base
+from rlhf.models.trunk import Trunk
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
 from rlhf.recipe import shape
@@ -125,7 +126,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     """Return the base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
-    Raises UserError when the base cannot be loaded, or is not the recipe's.
+    Raises UserError when the base cannot be loaded, is not the recipe's, or is not for the lean trunk that it asks for.
     """
     recipe = run.loaded.recipe
     settings, name = recipe.model, "model.architecture" if recipe.model.source == "random" else base_name(run)
@@ -145,6 +146,8 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
             _check_loaded(base, settings, name, whole=head == "lm")
     check_experts(base, settings, name)
     check_lengths(base.config, recipes.longest(recipe), name)
+    if recipe.hardware.trunk == "lean":
+        Trunk(base).check_length(recipes.longest(recipe))
     return _plain(base, recipe)
 
 

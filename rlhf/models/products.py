@@ -14,9 +14,9 @@ of its result,
     dB_i = s_i dy_i^T (z A_i^T)      dA_i = s_i (dy_i B_i)^T z      dz = sum_i dy_i (W_i + s_i B_i A_i)
 
 The products with A and B have r columns. In float32 on a CPU they are slow beside the large ones, and not worth the
-memory that oneDNN needs for each shape (rlhf/models/matmul.py). There each weight is
-merged with its adapter once in a block of `Trunk.merging`, for y and dz; the copies need the memory of the weights that
-have adapters. Otherwise the products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
+memory that oneDNN needs for each shape (rlhf/models/matmul.py). There each weight is merged with its adapter once in a
+block of `Trunk.merging`, for y and dz; the copies need the memory of the weights that have adapters. Otherwise the
+products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rlhf.models.matmul import matmul
 from rlhf.objectives.masked import at_least_float32
@@ -52,7 +53,7 @@ def part_of(layer: Any, role: str) -> Part:
 
 
 class Before:
-    """What comes before a product: nothing. Works on x (N, in), and returns what `backward` needs beside the result."""
+    """Step before a product, here the identity. `forward` takes x (N, in) and also returns what `backward` needs."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
@@ -141,11 +142,11 @@ class Product(NamedTuple):
             y = matmul(z, self.merged.t())
         else:
             y = z.new_empty(len(z), sum(self.sizes))
-            low = self._low(z)
+            low = iter(self._low(z))
             for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
                 matmul(z, part.weight.t(), out=columns)
                 if part.adapter:
-                    columns.addmm_(low.pop(0).t(), part.adapter[1].to(z.dtype).t(), alpha=part.scaling)
+                    columns.addmm_(next(low).t(), part.adapter[1].to(z.dtype).t(), alpha=part.scaling)
         for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
             if part.bias is not None:
                 columns.add_(part.bias)
@@ -194,6 +195,7 @@ class Node(torch.autograd.Function):
         return y if residual is None else y.add_(residual)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x,), product, (dy,) = ctx.saved_tensors, ctx.product, gradients
         needs_input, _, needs_residual, *needs_adapters = ctx.needs_input_grad

@@ -212,8 +212,7 @@ class SharedBase:
         chunk = max(1, LOGITS // self.vocabulary)
         states, tokens = hidden[mask], rollout.tokens[mask]
         count, lean = len(tokens), self.trunk is not None and self.trunk.merges
-        if lean:
-            extra = few_sizes(count) - count
+        if lean and (extra := few_sizes(count) - count):
             states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
         scaled = temperature / self.logit_scale
         logp, entropies = linear_token_logprobs(

@@ -1,10 +1,10 @@
 """A forward and backward pass of Llama-like decoders in few operations, with the mathematics of the library's layers.
 
-Policy, reference, reward model and critic differ only in their adapters. Four products (rlhf/models/products.py) and an
-attention make a layer. The last layer is computed at the positions that are asked for. Layers below the first adapter
-are the same for all roles, so that their result can be computed once and handed in (`Trunk.lower`). A prompt with
-several responses in a batch is computed once, and each response attends to it (`SharedPrompts`).
-While responses are sampled, a token of each is computed at a time (`Growth`). rlhf/models/layouts.py has these forms.
+Policy, reference, reward model and critic differ only in their adapters. A layer consists of four products
+(rlhf/models/products.py) and one attention. The last layer is computed at the positions that are asked for. Layers
+below the first adapter are the same for all roles, so that their result can be computed once and handed in
+(`Trunk.lower`). rlhf/models/layouts.py says which tokens attend to which: whole sequences, a prompt that is computed
+once for several responses, or one token at a time of each response while responses are sampled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from transformers import (
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.architecture import sliding_window
+from rlhf.models.architecture import LENGTH_DEPENDENT_ROPE, sliding_window
 from rlhf.models.layouts import Growth, Prompts, Sequences, SharedPrompts
 from rlhf.models.matmul import few_sizes
 from rlhf.models.products import Before, Gate, Node, Norm, Part, Product, Rotary, heads_of, part_of
@@ -97,12 +97,9 @@ class Trunk:
         """
         self.check_length(ids.shape[1])
         states = self._padded(self._embed(ids) if lower is None else lower)
-        layout = Sequences(
-            self._rotary(states), None if positions is None else self._padded(positions[..., None]).squeeze(-1)
-        )
-        return self._upper(role, states, layout, lower is not None)[
-            :, : (ids if positions is None else positions).shape[1]
-        ]
+        selected = None if positions is None else self._padded(positions[..., None]).squeeze(-1)
+        hidden = self._upper(role, states, Sequences(self._rotary(states), selected), lower is not None)
+        return hidden[:, : (ids if positions is None else positions).shape[1]]
 
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, each prompt computed once.
@@ -131,7 +128,7 @@ class Trunk:
         Shapes: ids (P, S), padded on the right; lengths (P,). Responses may get `room` tokens.
         """
         self.check_length(ids.shape[1] + room)
-        states = self._embed(ids)
+        states = self._padded(self._embed(ids))
         layout = Prompts(self._rotary(states, states.shape[1] + room), lengths, states.shape[1])
         return self._upper(role, states, layout, False).squeeze(1), layout
 
@@ -146,7 +143,8 @@ class Trunk:
 
     def _padded(self, x: Tensor) -> Tensor:
         """Return x (B, T, …) with zeros behind, to one of few lengths where oneDNN may multiply."""
-        return F.pad(x, (0, 0, 0, self._round_up(x.shape[1]) - x.shape[1]))
+        extra = self._round_up(x.shape[1]) - x.shape[1]
+        return F.pad(x, (0, 0, 0, extra)) if extra else x
 
     def _embed(self, ids: Tensor) -> Tensor:
         states: Tensor = self.decoder.embed_tokens(ids)
@@ -252,6 +250,10 @@ def unsupported(base: PreTrainedModel) -> str | None:
         return f"the activation function {config.hidden_act}"
     if getattr(config, "use_sliding_window", False):
         return "a sliding window in some layers"
+    if (rope := (getattr(config, "rope_parameters", None) or {}).get("rope_type")) in LENGTH_DEPENDENT_ROPE:
+        return f"a rope of type {rope}, whose frequencies depend on the length"
+    if getattr(config, "attention_dropout", 0.0):
+        return "attention dropout"
     if any(isinstance(m, nn.Linear) and type(m) is not nn.Linear for m in base.get_decoder().modules()):
         return "4-bit weights"
     return None

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .masked import at_least_float32
 
@@ -119,6 +120,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return logp, entropy_values
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         terms = [grad.unsqueeze(1) * slope for grad, slope in zip(grads, ctx.saved_tensors, strict=False)]
         return sum(terms).to(ctx.saved_tensors[0].dtype), None, None, None, None, None, None

@@ -35,7 +35,7 @@ class Hardware(Section):
     count: Devices = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
-    trunk: Literal["library", "lean"] = "library"  # passes of training; lean: rlhf/models/trunk.py
+    trunk: Literal["library", "lean"] = "library"  # forward and backward passes; lean: rlhf/models/trunk.py
 
 
 class Architecture(Section):

@@ -2,8 +2,8 @@
 
 The engine decodes with a key-value cache that is allocated once, drops rows that have ended, and on CUDA replays each
 step as a captured graph. A response depends on its prompt and its own row of random numbers, and not on the prompts
-that are decoded beside it, except for the rounding of kernels, which depends on the shape. It changes nothing in
-float32 and a token now and then in bfloat16.
+that are decoded beside it, except for the rounding of kernels, which depends on the shape of a batch. That rounding
+changes no token in float32 and an occasional one in bfloat16.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from transformers import Cache
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import SpecialIds, pad_right
-from rlhf.models import lean
+from rlhf.models import decoding_layers
 from rlhf.models.architecture import sliding_window
 from rlhf.models.model import Model, dtype_of, mixed_precision
 from rlhf.models.trunk import RoleTrunk
@@ -113,14 +113,16 @@ def sample(
 ) -> Rollout:
     """Sample `copies` responses per prompt (token ids) from the model with its active adapter.
 
-    Prompts of similar length are decoded together; the result is in the order of `prompts`, the responses to one prompt
-    side by side. They share one prefill: keys and values of a prompt are computed once and then copied. Randomness
-    comes from torch's CPU generator: one number for each response and slot, drawn before anything is decoded. Several
-    ranks, whose generators must be in the same state, decode a share of the prompts each, and all return the whole.
-    `value_fn` is applied to the hidden state from which each token is drawn. `phase` marks the blocks `prefill` and
-    `decode`. `replicate`: every rank decodes all prompts in lockstep. A model that the Trainer has sharded (FSDP,
-    ZeRO-3) needs this, because each forward pass involves all ranks. `trunk`: the lean trunk of the model and the role
-    that samples; it decodes where it merges weights, in a block of `trunk.merging`.
+    Prompts of similar length are decoded together. The result is in the order of `prompts`, the responses to one prompt
+    side by side; they share one prefill. Randomness comes from torch's CPU generator: one number for each response and
+    slot, drawn before anything is decoded. Several ranks, whose generators must be in the same state, decode a share of
+    the prompts each, and all return the result for all prompts.
+
+    value_fn: applied to the hidden state from which each token is drawn.
+    phase: marks the blocks `prefill` and `decode`.
+    replicate: every rank decodes all prompts in lockstep, as a model needs that the Trainer has sharded (FSDP, ZeRO-3).
+    trunk: the lean trunk and the role that samples. It decodes in float32 on a CPU; other devices and types use the
+        model's own layers. The caller holds its weights merged (`Trunk.merging`).
     """
     model.eval()
     device = next(model.parameters()).device
@@ -137,7 +139,7 @@ def sample(
     with (
         mixed_precision(model),
         _attention(model, "sdpa"),
-        cheaper(model, sampling, whole=not replicate or not several_ranks),
+        fast_layers(model, sampling, whole=not replicate or not several_ranks),
     ):
         at_once = max(1, sampling.batch_size // copies)
         for at in range(0, len(order), at_once):
@@ -319,20 +321,20 @@ class _Decoding(Responses):
 
 
 @contextmanager
-def cheaper(model: Model, sampling: Sampling, whole: bool = True) -> Iterator[None]:
-    """Use the forward passes of rlhf/models/lean.py that device and `sampling` choose.
+def fast_layers(model: Model, sampling: Sampling, whole: bool = True) -> Iterator[None]:
+    """Use the forward passes of rlhf/models/decoding_layers.py that device and `sampling` choose.
 
     `whole`: this process holds all weights; otherwise nothing is replaced.
     """
     with ExitStack() as stack:
         if whole:
-            stack.enter_context(lean.four_bit_weights(model, sampling.four_bit))
+            stack.enter_context(decoding_layers.four_bit_weights(model, sampling.four_bit))
             if sampling.merged:
-                stack.enter_context(lean.merged_adapters(model))
+                stack.enter_context(decoding_layers.merged_adapters(model))
             elif FEW_KERNELS[model.device.type]:
-                stack.enter_context(lean.lean_adapters(model))
+                stack.enter_context(decoding_layers.fused_adapters(model))
             if FEW_KERNELS[model.device.type]:
-                stack.enter_context(lean.lean_norms(model))
+                stack.enter_context(decoding_layers.fused_norms(model))
         yield
 
 

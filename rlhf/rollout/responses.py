@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds
 from rlhf.models.architecture import logit_scale
-from rlhf.models.lean import FourBit
+from rlhf.models.decoding_layers import FourBit
 from rlhf.models.model import Model
 
 FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
@@ -24,7 +24,7 @@ class Sampling:
     batch_size: int  # prompts decoded together; changes memory only
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
     merged: bool = False  # decode with copies of the weights that have the adapter in them
-    four_bit: FourBit = "library"  # see rlhf.models.lean.four_bit_weights
+    four_bit: FourBit = "library"  # see rlhf.models.decoding_layers.four_bit_weights
 
 
 ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)

@@ -1,4 +1,4 @@
-"""Decoding with the lean trunk, for float32 on a CPU: merged weights, and a prompt's keys and values prefilled once."""
+"""Decoding with the lean trunk, for float32 on a CPU: merged weights, and a prompt's keys and values kept once."""
 
 from collections.abc import Sequence
 from typing import Any

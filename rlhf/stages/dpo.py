@@ -138,8 +138,8 @@ def preference_accuracy(
             batch = rollout.rows(index)
             logp = {}
             for role in ("policy", "reference"):
-                shared.activate(role)
-                logp[role] = shared.logprobs(shared.response_hidden(batch), batch, 1.0)[0].sum(1)
+                with shared.role(role):
+                    logp[role] = shared.logprobs(shared.response_hidden(batch), batch, 1.0)[0].sum(1)
             gain[index.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
         gains.append(gain)
     return accuracy(gains[0] - gains[1])

@@ -36,7 +36,7 @@ from rlhf.objectives.logprobs import Entropy
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
-from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo
+from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo
 from rlhf.rollout.engine import joined
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
@@ -51,21 +51,21 @@ from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
 ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
 
 
-@dataclass
-class Judged:
+@dataclass(kw_only=True)
+class Rewarded:
     """Responses with their rewards; (B,) unless noted."""
 
     rollout: Rollout
-    by: ByName  # raw, by the name of the reward
+    by_name: ByName  # raw rewards
     scores: Tensor  # the weighted sum of the raw rewards
     rewards: Tensor  # the same after normalising, clipping and penalties; the KL is not in it
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Batch:
     """One step's responses and all that the update needs; (B, R) unless noted, 0 behind the end of a response."""
 
-    judged: Judged
+    rewarded: Rewarded
     logp: Tensor  # under the policy that sampled
     ref_logp: Tensor | None  # under the reference; None where beta is 0
     kl: Tensor | None
@@ -74,24 +74,26 @@ class Batch:
 
     @property
     def rollout(self) -> Rollout:
-        return self.judged.rollout
+        return self.rewarded.rollout
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
-    options = getattr(run.loaded.recipe, run.stage)
+    options = run.loaded.recipe.online()[run.stage]
+    assert isinstance(options, Group)
     session = Session(run, device, options)
     learner = make_learner(session, options)
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
-            judged = sample_and_judge(session, learner, step)  # 1, the rewards of 2
+            rewarded = sample_and_reward(session, learner, step)  # 1, the rewards of 2
             with session.phase("score"):
-                batch = make_batch(learner, judged)  # 2, 3, 4
+                batch = make_batch(learner, rewarded)  # 2, 3, 4
             metrics = batch_metrics(batch, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
+            learner.state.advance(metrics.get("objective/kl_per_token", 0.0))
             session.end_step(learner.state, batch.rollout, metrics, bar)
     return session.finish(learner.state)
 
@@ -115,81 +117,89 @@ def make_learner(session: Session, options: GroupOptions) -> "Learner":
 # -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
 
 
-def sample_and_judge(session: Session, learner: "Learner", step: int) -> Judged:
+def sample_and_reward(session: Session, learner: "Learner", step: int) -> Rewarded:
     """Sample the responses of a step and their rewards; other prompts replace those whose group has no signal.
 
     Prompts are replaced up to `resample_groups` times; which ones come next is a function of seed and step.
     """
     options = learner.options
 
-    def judged(numbers: list[int]) -> Judged:
+    def responses_to(prompt_ids: list[int]) -> Rewarded:
         with session.phase("rollout"):
-            rollout = session.sample(numbers)
+            rollout = session.sample(prompt_ids)
         with session.phase("score"):
-            return judge(session, learner, rollout, numbers)
+            return reward(session, learner, rollout, prompt_ids)
 
-    result = judged(session.step_prompts(step))
+    result = responses_to(session.step_prompts(step))
     for attempt in range(options.resample_groups):
         informative = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
         missing = options.batch_size // options.num_generations - len(informative)
         if not missing:
             break
         seed = session.recipe.seed + ANOTHER_ORDER * (attempt + 1)
-        more = judged(prompt_order(len(session.prompts), step, missing, seed))
+        more = responses_to(prompt_order(len(session.prompts), step, missing, seed))
         rows = (informative[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
-        result = Judged(
-            joined(result.rollout.rows(rows.to(session.device)), more.rollout) if len(rows) else more.rollout,
-            {name: torch.cat([numbers[rows], more.by[name]]) for name, numbers in result.by.items()},
-            torch.cat([result.scores[rows], more.scores]),
-            torch.cat([result.rewards[rows], more.rewards]),
+        first = result.rollout.rows(rows.to(session.device)) if len(rows) else None
+        result = Rewarded(
+            rollout=more.rollout if first is None else joined(first, more.rollout),
+            by_name={name: torch.cat([raw[rows], more.by_name[name]]) for name, raw in result.by_name.items()},
+            scores=torch.cat([result.scores[rows], more.scores]),
+            rewards=torch.cat([result.rewards[rows], more.rewards]),
         )
     return result
 
 
 @torch.no_grad()
-def judge(session: Session, learner: "Learner", rollout: Rollout, numbers: list[int]) -> Judged:
-    """Score the responses to training prompts with every reward."""
+def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_ids: list[int]) -> Rewarded:
+    """Give every reward to the responses to training prompts."""
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.rewards is not None
     size = options.score_rows
     rollout = scoring.with_frozen_layers(shared, rollout, size)
     scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
-    prompts = [session.prompts[i] for i in numbers for _ in range(options.num_generations)]
+    prompts = [session.prompts[i] for i in prompt_ids for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
-    by = session.rewards.per_response(prompts, texts, scores)
+    by_name = session.rewards.per_response(prompts, texts, scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
-    shaped = dict(by)
+    shaped = dict(by_name)
     if scores is not None:
         norm = learner.norm
         shaped[MODEL_REWARD] = shape_scores(scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
     rewards = session.rewards.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is not None:
         rewards = rewards + overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
-    return Judged(rollout, by, session.rewards.total(by), rewards)
+    return Rewarded(rollout=rollout, by_name=by_name, scores=session.rewards.total(by_name), rewards=rewards)
 
 
 @torch.no_grad()
-def make_batch(learner: "Learner", judged: Judged) -> Batch:
+def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
     shared, options = learner.shared, learner.options
     shared.base.eval()
     size = options.score_rows
-    rollout = scoring.with_frozen_layers(shared, judged.rollout, size)
-    judged = replace(judged, rollout=rollout)
-    logprobs = scoring.logprob_head(shared, options.temperature)
+    rollout = scoring.with_frozen_layers(shared, rewarded.rollout, size)
+    rewarded = replace(rewarded, rollout=rollout)
+    logprob_head = scoring.logprob_head(shared, options.temperature)
 
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
         logp = zero_pads(rollout.logprobs, rollout.mask)
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprobs)
+        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprob_head)
     ref_logp, kl = None, None
-    rewards = judged.rewards.to(shared.device)
+    rewards = rewarded.rewards.to(shared.device)
     if options.beta:
-        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprobs)
+        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprob_head)
         kl = kls.estimate(logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
-    return Batch(judged, logp, ref_logp, kl, rewards, learner.advantages(rewards))
+    return Batch(
+        rewarded=rewarded,
+        logp=logp,
+        ref_logp=ref_logp,
+        kl=kl,
+        rewards=rewards,
+        advantages=learner.advantages(rewards),
+    )
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
@@ -238,13 +248,11 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch. Return the mean statistics of the minibatches used."""
         counts = self.counted(batch.rollout).sum(1)  # tokens of each response
-        metrics = self.state.update(
+        return self.state.update(
             batch.rollout,
             self.options.num_iterations,
             {"policy": lambda index, rows: self._backward(batch, index, len(rows), counts[rows].sum())},
         )
-        self.state.end_step(0.0 if batch.kl is None else masked_mean(batch.kl, batch.rollout.mask).item())
-        return metrics
 
     def _backward(self, batch: Batch, index: Tensor, responses: int, tokens: Tensor) -> dict[str, float]:
         """Add the gradient of the micro-batch `index`; return its share of the statistics.
@@ -253,47 +261,48 @@ class Learner:
         """
         shared, options = self.shared, self.options
         micro_batch = batch.rollout.rows(index)
-        mask, slots = self.counted(micro_batch), slice(micro_batch.mask.shape[1])
+        slots = slice(micro_batch.mask.shape[1])  # the micro-batch is as wide as its longest response
+        mask = self.counted(micro_batch)
         old = batch.logp[index, slots]
         weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
-        each = 1 / tokens.clamp(min=1)  # in a mean over the minibatch's tokens
+        per_token = 1 / tokens.clamp(min=1)  # weight of a token in a mean over the minibatch
         hidden = shared.response_hidden(micro_batch)
         entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
         logp, entropy = shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
         assert entropy is not None
-        ratios = log_ratios(logp, old, mask, options.importance_sampling_level)
+        log_ratio = log_ratios(logp, old, mask, options.importance_sampling_level)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        loss, sums = clipped_loss(ratios, batch.advantages[index], weights, mask, options.epsilon, high)
-        entropy_share = zero_pads(entropy, mask).sum() * each
+        loss, sums = clipped_loss(log_ratio, batch.advantages[index], weights, mask, options.epsilon, high)
+        entropy_share = zero_pads(entropy, mask).sum() * per_token
         moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_share,
-            "policy/clipfrac_avg": sums["clipfrac"] * each,
-            "policy/approxkl_avg": moved * each,
-            "val/ratio": sums["ratio"] * each,
+            "policy/clipfrac_avg": sums["clipfrac"] * per_token,
+            "policy/approxkl_avg": moved * per_token,
+            "val/ratio": sums["ratio"] * per_token,
         }
         if batch.ref_logp is not None and options.kl_penalty == "loss":
             kl = zero_pads(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
-            kl = (weights * (kl * ratios.exp() if options.use_bias_correction_kl else kl)).sum()
+            kl = (weights * (kl * log_ratio.exp() if options.use_bias_correction_kl else kl)).sum()
             stats["loss/kl_avg"] = kl
             loss = loss + self.state.kl_coef * kl
         if options.entropy_coef:
             loss = loss - options.entropy_coef * entropy_share
         loss.backward()
-        numbers = torch.stack([number.detach().float() for number in stats.values()])
-        return dict(zip(stats, numbers.tolist(), strict=True))  # one wait for the device
+        weighted = torch.stack([number.detach().float() for number in stats.values()])
+        return dict(zip(stats, weighted.tolist(), strict=True))  # one wait for the device
 
 
 def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
-    rollout, judged = batch.rollout, batch.judged
-    mask, groups = rollout.mask, learner.grouped(judged.rewards)
+    rollout, rewarded = batch.rollout, batch.rewarded
+    mask, groups = rollout.mask, learner.grouped(rewarded.rewards)
     metrics = {
-        "objective/scores": judged.scores.mean(),
-        "objective/scores_shaped": judged.rewards.mean(),
+        "objective/scores": rewarded.scores.mean(),
+        "objective/scores_shaped": rewarded.rewards.mean(),
         "objective/rlhf_reward": batch.rewards.mean(),
-        **{f"rewards/{name}": numbers.mean() for name, numbers in judged.by.items()},
+        **{f"rewards/{name}": raw.mean() for name, raw in rewarded.by_name.items()},
         "groups/reward_sd": groups.std(1).mean(),
         "groups/no_signal": (~has_signal(groups)).float().mean(),
         "policy/entropy_estimate": -masked_mean(batch.logp, mask),

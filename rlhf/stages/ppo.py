@@ -41,11 +41,12 @@ from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
 
-# Near 0 a sigmoid of the score s is about (s + 2) / 4: a critic of squashed scores starts from that line.
+# Near 0 the sigmoid of a raw score s is about (s + 2) / 4, which is (s - mean) / sd with these numbers: a critic of
+# squashed scores starts from there. Recipes refuse `sigmoid_scores` together with `normalize_scores`.
 SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Batch:
     """Rollouts of one step and the tensors that the update needs.
 
@@ -80,6 +81,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             metrics = batch_metrics(batch, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
+            learner.state.advance(metrics["objective/kl_per_token"])
             session.end_step(learner.state, rollout, metrics, bar)
     return session.finish(learner.state)
 
@@ -105,6 +107,7 @@ def make_learner(session: Session, options: Ppo) -> "Learner":
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     options, mask = learner.options, rollout.mask
 
+    # With the lean trunk, layers below the first adapter are computed once for all roles and epochs.
     rollout = scoring.with_frozen_layers(learner.shared, rollout, options.score_rows)
     logp, ref_logp, values, scores = score(learner, rollout)
 
@@ -125,7 +128,18 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     advantages, returns = gae(rewards, values, mask, options.gamma, options.lam)
     if options.whiten_advantages:
         advantages = whiten(advantages, mask)
-    return Batch(rollout, logp, ref_logp, values, scores, shaped_scores, kl, rewards, advantages, returns)
+    return Batch(
+        rollout=rollout,
+        logp=logp,
+        ref_logp=ref_logp,
+        values=values,
+        scores=scores,
+        shaped_scores=shaped_scores,
+        kl=kl,
+        rewards=rewards,
+        advantages=advantages,
+        returns=returns,
+    )
 
 
 def score(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -133,20 +147,19 @@ def score(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor, Tensor,
     shared, options, mask = learner.shared, learner.options, rollout.mask
     shared.base.eval()
     size = options.score_rows
-    logprobs, critic = scoring.logprob_head(shared, options.temperature), scoring.value_head(shared)
+    logprob_head, value_head = scoring.logprob_head(shared, options.temperature), scoring.value_head(shared)
 
-    values: Tensor | None = None
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
         logp = zero_pads(rollout.logprobs, mask)
         values = None if rollout.values is None else zero_pads(rollout.values, mask)
     elif learner.critic_shares_trunk:
-        logp, values = scoring.per_token(shared, "policy", rollout, size, logprobs, critic)
+        logp, values = scoring.per_token(shared, "policy", rollout, size, logprob_head, value_head)
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprobs)
-    if values is None:
-        (values,) = scoring.per_token(shared, "value", rollout, size, critic)
-    (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprobs)
+        (logp,), values = scoring.per_token(shared, "policy", rollout, size, logprob_head), None
+    if values is None:  # the critic has a forward pass of its own
+        (values,) = scoring.per_token(shared, "value", rollout, size, value_head)
+    (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprob_head)
     return logp, ref_logp, values, scoring.reward_scores(shared, rollout, size)
 
 
@@ -197,13 +210,15 @@ class Learner:
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_shares_trunk else None
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_ppo_epochs` times over the batch. Return the mean statistics of the minibatches used."""
+        """Pass `num_ppo_epochs` times over the batch. Return the mean statistics of the minibatches used.
+
+        `TrainState.update` has the loops over epochs, minibatches and micro-batches. For each minibatch it adds up the
+        gradients below, clips them, and takes a step of the optimizer; `max_update_kl` ends it early.
+        """
         backward = {"policy": partial(self._backward_policy, batch)}
         if not self.critic_shares_trunk:
             backward["value"] = partial(self._backward_value, batch)
-        metrics = self.state.update(batch.rollout, self.options.num_ppo_epochs, backward)
-        self.state.end_step(masked_mean(batch.kl, batch.rollout.mask).item())
-        return metrics
+        return self.state.update(batch.rollout, self.options.num_ppo_epochs, backward)
 
     def _backward_policy(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
         """Add the policy's gradient of the micro-batch `index` of the minibatch `rows`, and that of its value head.
@@ -238,7 +253,7 @@ class Learner:
     def _policy_loss(self, batch: Batch, index: Tensor, micro_batch: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
         options, mask = self.options, micro_batch.mask
-        slots = slice(mask.shape[1])
+        slots = slice(mask.shape[1])  # the micro-batch is as wide as its longest response
         entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
         logp, entropy = self.shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
         assert entropy is not None
@@ -262,7 +277,7 @@ class Learner:
         return loss, stats
 
     def _value_loss(self, batch: Batch, index: Tensor, micro_batch: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
-        slots = slice(micro_batch.mask.shape[1])
+        slots = slice(micro_batch.mask.shape[1])  # as in `_policy_loss`
         values, returns = batch.values[index, slots], batch.returns[index, slots]
         new_values = self.shared.values(hidden)
         loss, clip_stats = ppo_value_loss(new_values, values, returns, micro_batch.mask, self.options.cliprange_value)

@@ -187,10 +187,10 @@ def train(
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         methods._get_train_sampler = lambda dataset=None: sampler
     hardware = run.loaded.recipe.hardware
-    if hardware.device == "cuda" or hardware.trunk == "lean":  # the library's layers round differently without the mask
-        hide_right_padding(trainer)
     if hardware.trunk == "lean":
         use_trunk(trainer)
+    elif hardware.device == "cuda":  # a CPU gains nothing, and rounds differently without the mask
+        hide_right_padding(trainer)
     if distributed.world() > 1:
         methods.get_train_dataloader = lambda: _sharded_loader(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins

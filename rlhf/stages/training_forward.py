@@ -49,12 +49,13 @@ def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) ->
 def use_trunk(trainer: Trainer) -> None:
     """Compute the decoder's hidden states with the lean trunk in training steps; evaluation keeps the library's layers.
 
-    Batches must be padded on the right, which `hide_right_padding` checks. A model without adapters keeps its layers.
+    Masks are hidden as in `hide_right_padding`. A model without adapters keeps its layers.
     Raises UserError for a model that the trunk does not support.
     """
     model = trainer.model
     if not isinstance(model, PeftModel):
         return
+    hide_right_padding(trainer)
     base: Any = model.get_base_model()
     trunk = Trunk(base)
     layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
@@ -62,7 +63,13 @@ def use_trunk(trainer: Trainer) -> None:
     def role() -> str:
         return "base" if layer.disable_adapters else layer.active_adapters[0]
 
-    def forward(input_ids: Tensor, *_: Any, **__: Any) -> BaseModelOutputWithPast:
+    def forward(
+        input_ids: Tensor, attention_mask: None = None, position_ids: None = None, inputs_embeds: None = None, **_: Any
+    ) -> BaseModelOutputWithPast:
+        if not (attention_mask is position_ids is inputs_embeds is None):
+            raise ValueError(
+                "the lean trunk computes whole rows of token ids, without a mask or positions of their own"
+            )
         with trunk.merging(role()):
             return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(role(), input_ids))
 
@@ -71,8 +78,7 @@ def use_trunk(trainer: Trainer) -> None:
     def training_step(*args: Any, **kwargs: Any) -> Tensor:
         trunk.decoder.forward = forward
         try:
-            with trunk.merging(role()):  # the weights stay merged from the forward to the backward pass
-                loss: Tensor = usual(*args, **kwargs)
+            loss: Tensor = usual(*args, **kwargs)
             return loss
         finally:
             del trunk.decoder.forward

@@ -18,7 +18,7 @@ from rlhf.recipe import GroupOptions, stage_name
 from rlhf.rollout.engine import collate, joined, sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
-from rlhf.stages.groups import Batch, Judged, Learner, batch_metrics, make_batch
+from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm
 from tests.conftest import beside, grouped, noted, run_stages
 
@@ -65,12 +65,12 @@ def learner(run: Run, stage: str, lean: bool = False, **changes: Any) -> Learner
     return made
 
 
-def judged(rollout: Rollout, rewards: list[float] = REWARDS) -> Judged:
+def rewarded(rollout: Rollout, rewards: list[float] = REWARDS) -> Rewarded:
     numbers = torch.tensor(rewards)
-    return Judged(rollout, {"model": numbers}, numbers, numbers)
+    return Rewarded(rollout=rollout, by_name={"model": numbers}, scores=numbers, rewards=numbers)
 
 
-def updated(made: Learner, responses: Judged) -> tuple[Tensor, dict[str, float], Batch]:
+def updated(made: Learner, responses: Rewarded) -> tuple[Tensor, dict[str, float], Batch]:
     batch = make_batch(made, responses)
     torch.manual_seed(1)
     stats = made.update(batch)
@@ -85,11 +85,11 @@ def assert_same(a: Tensor, b: Tensor) -> None:
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_the_lean_trunk_changes_rounding_only(run, rollout, stage):
     """Also where it computes the prompt of each group once, in micro-batches that cut a group."""
-    a, stats, _ = updated(learner(run, stage), judged(rollout))
+    a, stats, _ = updated(learner(run, stage), rewarded(rollout))
     groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     for responses, size in ((rollout, 4), (replace(rollout, groups=groups), 3)):
         made = learner(run, stage, lean=True, per_device_train_batch_size=size)
-        b, lean_stats, _ = updated(made, judged(responses))
+        b, lean_stats, _ = updated(made, rewarded(responses))
         assert_same(a, b)
         assert not torch.equal(a, b), "another forward pass"
         for name, value in stats.items():
@@ -125,8 +125,8 @@ VARIANTS = [
 @pytest.mark.parametrize(("stage", "changes"), VARIANTS)
 def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, changes):
     start = torch.cat([p.detach().flatten() for p in learner(run, stage).policy_parameters])
-    whole, stats, _ = updated(learner(run, stage, per_device_train_batch_size=8, **changes), judged(rollout))
-    split, split_stats, _ = updated(learner(run, stage, per_device_train_batch_size=1, **changes), judged(rollout))
+    whole, stats, _ = updated(learner(run, stage, per_device_train_batch_size=8, **changes), rewarded(rollout))
+    split, split_stats, _ = updated(learner(run, stage, per_device_train_batch_size=1, **changes), rewarded(rollout))
     assert (whole - start).abs().mean() > 1e-4
     assert_same(whole, split)
     for name, value in stats.items():
@@ -136,8 +136,8 @@ def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_the_order_of_prompts_and_of_their_responses_does_not_change_the_result(run, rollout, stage):
     order = torch.tensor([6, 4, 7, 5, 1, 3, 0, 2])
-    other = judged(rollout.rows(order), [REWARDS[i] for i in order.tolist()])
-    a, stats, _ = updated(learner(run, stage, num_mini_batches=1), judged(rollout))
+    other = rewarded(rollout.rows(order), [REWARDS[i] for i in order.tolist()])
+    a, stats, _ = updated(learner(run, stage, num_mini_batches=1), rewarded(rollout))
     b, others, _ = updated(learner(run, stage, num_mini_batches=1), other)
     assert_same(a, b)
     assert stats == pytest.approx(others, rel=1e-4, abs=1e-6)
@@ -149,14 +149,14 @@ def test_padding_and_its_content_do_not_change_the_result(run, rollout, stage):
     wider[:, : rollout.ids.shape[1]] = rollout.ids
     wider[torch.arange(wider.shape[1]) > rollout.last[:, None]] = 17
     other = Rollout(wider, rollout.prompt_length, rollout.response_length, rollout.ended)
-    assert_same(updated(learner(run, stage), judged(rollout))[0], updated(learner(run, stage), judged(other))[0])
+    assert_same(updated(learner(run, stage), rewarded(rollout))[0], updated(learner(run, stage), rewarded(other))[0])
 
 
 def test_checkpointing_activations_does_not_change_the_result(run, rollout):
     made = learner(run, "grpo", gradient_checkpointing=True)
     made.shared.base.activation_checkpointing_enable()
     made.shared.base.enable_input_require_grads()
-    assert_same(updated(learner(run, "grpo"), judged(rollout))[0], updated(made, judged(rollout))[0])
+    assert_same(updated(learner(run, "grpo"), rewarded(rollout))[0], updated(made, rewarded(rollout))[0])
 
 
 def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, stage: str, sgd: torch.optim.SGD) -> None:
@@ -226,7 +226,7 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage):
             torch.manual_seed(1)
             reference_step(made.shared, rollout, made.options, stage, sgd)
         else:
-            batch = make_batch(made, judged(rollout))
+            batch = make_batch(made, rewarded(rollout))
             made.state.optimizer = sgd
             torch.manual_seed(1)
             stats = made.update(batch)
@@ -244,11 +244,11 @@ def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout
     rewards = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     one = rewards.copy()
     one[1] = 4.0
-    batch = make_batch(made, judged(rollout, one))
+    batch = make_batch(made, rewarded(rollout, one))
     batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert made.update(batch)["policy/grad_norm"] == 0
     again = learner(run, "grpo", beta=0.0)
-    batch = make_batch(again, judged(rollout, one))
+    batch = make_batch(again, rewarded(rollout, one))
     batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert again.update(batch)["policy/grad_norm"] > 0
 
@@ -258,7 +258,7 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     roles: list[str] = []
     activate = SharedBase.activate
     monkeypatch.setattr(SharedBase, "activate", lambda self, role: noted(roles, role, activate(self, role)))
-    batch = make_batch(made, judged(rollout))
+    batch = make_batch(made, rewarded(rollout))
     found = batch_metrics(batch, made) | made.update(batch)
     assert set(roles) == {"policy"} and batch.kl is None
     assert "objective/kl_per_token" not in found and "loss/kl_avg" not in found
@@ -267,7 +267,7 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
 def test_only_the_policy_moves(run, rollout):
     made = learner(run, "rloo")
     before = {name: p.detach().clone() for name, p in made.shared.peft.named_parameters()}
-    made.update(make_batch(made, judged(rollout)))
+    made.update(make_batch(made, rewarded(rollout)))
     moved = {name for name, p in made.shared.peft.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if ".policy." in name}
 
@@ -275,18 +275,19 @@ def test_only_the_policy_moves(run, rollout):
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, stage):
     made = learner(run, stage, kl_target=0.1)
-    made.update(make_batch(made, judged(rollout)))
+    made.update(make_batch(made, rewarded(rollout)))
+    made.state.advance(0.0)
     folder = tmp_path / "step-000001"
     folder.mkdir()
     made.state.save(run, folder)
     drawn = random.random(), np.random.rand()
-    made.update(make_batch(made, judged(rollout)))
+    made.update(make_batch(made, rewarded(rollout)))
 
     fresh = learner(run, stage)
     again = Learner.load(stage, fresh.shared, made.options, folder)
     assert (again.state.step, again.norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
-    again.update(make_batch(again, judged(rollout)))
+    again.update(make_batch(again, rewarded(rollout)))
     assert all(torch.equal(a, b) for a, b in zip(made.policy_parameters, again.policy_parameters, strict=True))
 
 

@@ -246,7 +246,9 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
     learner = trainer(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
-    learner.update(make_batch(learner, rollout))
+    batch = make_batch(learner, rollout)
+    learner.update(batch)
+    learner.state.advance(masked_mean(batch.kl, rollout.mask).item())
     assert learner.state.kl_coef == pytest.approx(0.2 * 0.9)  # the policy is the reference: KL 0, far below the target
     batch = make_batch(learner, rollout)
     assert batch_metrics(batch, learner)["objective/kl_coef"] == learner.state.kl_coef
@@ -395,6 +397,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
         pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
     learner = trainer(run, "adapter", optim=optim, kl_target=0.1)
     learner.update(make_batch(learner, rollout))
+    learner.state.advance(0.0)
     (tmp_path / "step-000001").mkdir()
     learner.state.save(run, tmp_path / "step-000001")
     drawn = random.random(), np.random.rand()

@@ -16,7 +16,7 @@ from rlhf.rollout import engine
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.engine import Window, sample
 from rlhf.rollout.responses import Sampling, pick
-from tests.unit.test_lean import activated, adapted
+from tests.unit.test_decoding_layers import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0
 KV = ("keys", "values")
@@ -210,7 +210,7 @@ def test_divided_weights_are_left_alone(monkeypatch):
     base = activated(adapted(torch.float32), "policy")
     monkeypatch.setitem(engine.FEW_KERNELS, "cpu", True)
     for whole in (True, False):
-        with engine.cheaper(base, Sampling(8, 8, 1.0, 8, merged=True), whole):
+        with engine.fast_layers(base, Sampling(8, 8, 1.0, 8, merged=True), whole):
             assert any("forward" in module.__dict__ for module in base.modules()) == whole
 
 

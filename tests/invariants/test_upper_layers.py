@@ -17,7 +17,7 @@ from rlhf.observe.console import quiet_libraries
 from rlhf.process import distributed
 from rlhf.rollout.engine import collate, joined
 from rlhf.run.directory import Run
-from rlhf.stages.groups import Judged
+from rlhf.stages.groups import Rewarded
 from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import scoring
 from tests.conftest import beside, grouped, run_stages, small, there
@@ -104,7 +104,9 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
     weights = []
     for lean in (False, True):
         made = group_learner(run, stage, lean=lean)
-        batch = collect_groups(made, Judged(rollout, {"model": numbers}, numbers, numbers))
+        batch = collect_groups(
+            made, Rewarded(rollout=rollout, by_name={"model": numbers}, scores=numbers, rewards=numbers)
+        )
         torch.manual_seed(1)
         made.update(batch)
         weights.append(torch.cat([p.detach().flatten() for p in made.policy_parameters]))

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.errors import UserError
-from rlhf.models import lean
+from rlhf.models import decoding_layers
 from rlhf.models.architecture import (
     TESTED,
     architecture_of,
@@ -139,9 +139,9 @@ def test_windows(kind, window):
 
 @pytest.mark.parametrize("kind", sorted(set(TESTED) - {"gemma3_text"}))
 def test_a_norm_in_one_kernel_is_the_types_own(kind):
-    """In float32; how bfloat16 rounds is in test_lean.py."""
+    """In float32; how bfloat16 rounds is in test_decoding_layers.py."""
     model = models.model(kind, 64)
-    norms = [module for module in model.modules() if type(module).__name__ in lean.RMS_NORMS]
+    norms = [module for module in model.modules() if type(module).__name__ in decoding_layers.RMS_NORMS]
     assert norms
     x = torch.randn(3, norms[0].weight.shape[0])
     with torch.no_grad():
@@ -149,5 +149,5 @@ def test_a_norm_in_one_kernel_is_the_types_own(kind):
             if norm.weight.shape[0] == x.shape[1]:
                 norm.weight.normal_(1.0, 0.2)
                 expected = norm(x)
-                with lean.lean_norms(model):
+                with decoding_layers.fused_norms(model):
                     torch.testing.assert_close(norm(x), expected)

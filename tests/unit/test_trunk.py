@@ -26,7 +26,7 @@ from rlhf.models.matmul import few_sizes
 from rlhf.models.trunk import Trunk
 from rlhf.rollout.engine import collate
 from tests.conftest import there
-from tests.unit.test_lean import SIZES, four_bit
+from tests.unit.test_decoding_layers import SIZES, four_bit
 
 KINDS: dict[str, Any] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -300,3 +300,33 @@ def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     assert fewer == few_sizes(3 * 7 + 7 * max(longest - 1, 1))
     single = replace(rollout, groups=torch.arange(7))
     assert torch.equal(lean.response_hidden("policy", single), lean.response_hidden("policy", rollout))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "a rope of type dynamic"),
+        ({"attention_dropout": 0.1}, "attention dropout"),
+    ],
+)
+def test_what_would_change_numbers_silently_is_refused(change, words):
+    base = LlamaForCausalLM(LlamaConfig(**SIZES, **change))
+    with pytest.raises(UserError, match=words):
+        Trunk(base)
+
+
+def test_a_prefill_meets_few_shapes():
+    peft = adapted()
+    lean = Trunk(peft.get_base_model())
+    shapes: set[int] = set()
+    forward = products.Product.forward
+
+    def noting(self: Any, z: Tensor) -> Tensor:
+        shapes.add(len(z))
+        return forward(self, z)
+
+    with pytest.MonkeyPatch.context() as patch, lean.merging("policy"):
+        patch.setattr(products.Product, "forward", noting)
+        for length in range(20, 40):
+            lean.prefill("policy", torch.randint(64, (2, length)), torch.tensor([length, 3]), 8)
+    assert len(shapes) <= 6  # of 20 lengths, and the two last tokens

@@ -3,7 +3,7 @@
     exact_answer                      1 if the response is the answer, ignoring case, white space and a final mark
     numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
     math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
-    regex(pattern='^Yes')             1 if the pattern is number
+    regex(pattern='^Yes')             1 if the pattern is found
     length(most=60)                   0 up to `most` words, then falling to -1 at twice as many
     json_valid(keys=['name'])         1 if it is a JSON object with these keys
     my_rewards:polite                 the function `polite` of my_rewards.py in the current folder

@@ -17,7 +17,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Group, OnlineOptions, Role, longest
+from rlhf.recipe import Group, OnlineOptions, Role
 from rlhf.rollout import vllm
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
@@ -70,8 +70,6 @@ class Session:
             if options.model_scores:
                 self.shared.add_reward(self.rm)
             check_sampling(self.shared.base, self.codec)
-            if self.shared.trunk is not None:
-                self.shared.trunk.check_length(longest(recipe))
         self.telemetry.loaded()
         self.before = self.evaluate("reference")
         self.after: PolicySamples | None = None

@@ -116,8 +116,11 @@ class TrainState:
         for _ in range(epochs):
             yield from torch.randperm(count).to(self.shared.device).chunk(self.options.num_mini_batches)
 
-    def end_step(self, kl: float) -> None:
-        """Advance the schedule, and the KL coefficient towards `kl_target`, given the batch's KL in nats per token."""
+    def advance(self, kl: float) -> None:
+        """Go to the next step of the schedule.
+
+        The KL coefficient follows `kl_target`, given the batch's KL in nats per token.
+        """
         options = self.options
         if options.kl_target is not None:
             self.kl_coef = adapt(self.kl_coef, kl, options.kl_target, options.kl_adapt_rate)

@@ -5,7 +5,7 @@ Each context manager here replaces the `forward` of some layers of a model insid
 modules, their parameters and peft's format stay unchanged. Weights are prepared when the block begins and must not
 change inside it. There are no gradients.
 
-- `lean_adapters`, `lean_norms`: LoRA and RMSNorm in fewer kernels.
+- `fused_adapters`, `fused_norms`: LoRA and RMSNorm in fewer kernels.
 - `merged_adapters`: a copy of each weight that has an adapter, with the adapter added to it.
 - `four_bit_weights`: a choice of the kernels that multiply with 4-bit weights.
 """
@@ -48,7 +48,7 @@ FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight o
 
 
 @contextmanager
-def lean_adapters(model: Model) -> Iterator[None]:
+def fused_adapters(model: Model) -> Iterator[None]:
     """Compute LoRA in fewer kernels: one product with all A that read the same input, one in-place product for each B.
 
     In bfloat16 the sum with the base layer's result is made in float32 and rounded once, where peft rounds B A x, its
@@ -59,7 +59,7 @@ def lean_adapters(model: Model) -> Iterator[None]:
 
 
 @contextmanager
-def lean_norms(model: Model) -> Iterator[None]:
+def fused_norms(model: Model) -> Iterator[None]:
     """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, after the weight; transformers rounds twice."""
     norms: list[Any] = [module for module in model.modules() if type(module).__name__ in RMS_NORMS]
     with _replaced({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from rlhf.models import lean
+from rlhf.models import decoding_layers
 from tests.conftest import noted
 
 SIZES = {
@@ -94,7 +94,7 @@ def test_float32_is_the_same_but_for_the_order_of_sums(kind, role, ids):
     model = adapted(torch.float32, kind)
     expected = states(model, role, ids)
     base = activated(model, role)
-    with lean.lean_adapters(base), lean.lean_norms(base):
+    with decoding_layers.fused_adapters(base), decoding_layers.fused_norms(base):
         states(model, role, 63 - ids)  # nothing of another input is kept
         found = states(model, role, ids)
     assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
@@ -110,12 +110,12 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(role, nf4):
     ids = torch.randint(64, (40, 8), generator=torch.Generator().manual_seed(2))
     usual = states(model, role, ids)
     base = activated(model, role)
-    with lean.lean_adapters(base), lean.lean_norms(base):
+    with decoding_layers.fused_adapters(base), decoding_layers.fused_norms(base):
         found = states(model, role, ids)
     exact = adapted(torch.float32)
     for a, b in zip(exact.get_base_model().modules(), base.modules(), strict=True):
         for name, parameter in a.named_parameters(recurse=False):
-            parameter.data.copy_(lean._unpacked(b) if name == "weight" else getattr(b, name))
+            parameter.data.copy_(decoding_layers._unpacked(b) if name == "weight" else getattr(b, name))
     truth = states(exact, role, ids)
     error, usually = ((x - truth).abs().mean() for x in (found, usual))
     assert 0 < error < usually < 0.03 * truth.abs().mean()
@@ -133,13 +133,13 @@ def test_adapters_of_one_input_share_a_product():
             counted[func._schema.name] += 1
             return func(*args, **(kwargs or {}))
 
-    with lean.lean_adapters(base), Count():
+    with decoding_layers.fused_adapters(base), Count():
         states(model, "policy", IDS)
     assert (counted["aten::mm"], counted["aten::addmm_"]) == (2 * (7 + 4), 2 * 7)
 
 
 def test_a_shared_product_belongs_to_its_input():
-    down = lean._DownProjection([torch.eye(3), 2 * torch.eye(3)])
+    down = decoding_layers._DownProjection([torch.eye(3), 2 * torch.eye(3)])
     a, b = torch.randn(2, 1, 3), torch.randn(2, 1, 3)
     for x in (a, b, a.clone(), a):
         assert torch.equal(down(x), torch.cat([x, 2 * x], -1).flatten(0, 1))
@@ -154,7 +154,12 @@ def test_everything_is_as_before_afterwards():
     base = activated(model, "policy")
     expected = states(model, "policy", IDS)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ZeroDivisionError), lean.lean_adapters(base), lean.lean_norms(base), lean.merged_adapters(base):
+    with (
+        pytest.raises(ZeroDivisionError),
+        decoding_layers.fused_adapters(base),
+        decoding_layers.fused_norms(base),
+        decoding_layers.merged_adapters(base),
+    ):
         raise ZeroDivisionError
     assert not any("forward" in module.__dict__ for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -170,7 +175,7 @@ def test_weights_are_those_of_the_moment():
             if "lora_B.policy" in name:
                 parameter.data *= scale
         expected = states(model, "policy", IDS)
-        for manager in (lean.lean_adapters, lean.merged_adapters):
+        for manager in (decoding_layers.fused_adapters, decoding_layers.merged_adapters):
             with manager(base):
                 assert (states(model, "policy", IDS) - expected).abs().max() < 2e-5
 
@@ -190,7 +195,7 @@ def test_adapters_of_other_kinds(what):
         return found
 
     expected = computed()
-    with lean.lean_adapters(base):
+    with decoding_layers.fused_adapters(base):
         lean_layers = sum("forward" in m.__dict__ for m in model.modules() if isinstance(m, LoraLayer))
         assert lean_layers == (2 if what == "some layers" else 0)
         assert (computed() - expected).abs().max() < 1e-5
@@ -207,7 +212,7 @@ def test_merged_weights_compute_the_same(role, nf4):
         model = adapted(dtype, nf4=nf4)
         expected = states(model, role, IDS)
         base = activated(model, role)
-        with lean.merged_adapters(base):
+        with decoding_layers.merged_adapters(base):
             found = states(model, role, IDS)
         assert (found - expected).abs().max() < bound * expected.abs().max()
 
@@ -217,14 +222,14 @@ def test_merged_weights_compute_the_same(role, nf4):
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("how", ["library", "row_groups", "unpacked"])
-@pytest.mark.parametrize("adapters", [lean.lean_adapters, None], ids=["lean", "peft"])
+@pytest.mark.parametrize("adapters", [decoding_layers.fused_adapters, None], ids=["lean", "peft"])
 def test_4_bit_weights_are_the_same_however_they_are_multiplied_with(role, how, adapters):
     """In float32, where nothing but the order of sums may differ."""
     model = adapted(torch.float32, nf4=True)
     for ids in (IDS, IDS.repeat(2, 1)[:, :1]):
         expected = states(model, role, ids)
         base = activated(model, role)
-        with lean.four_bit_weights(base, how), adapters(base) if adapters else torch.no_grad():
+        with decoding_layers.four_bit_weights(base, how), adapters(base) if adapters else torch.no_grad():
             found = states(model, role, ids)
         assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
@@ -235,7 +240,7 @@ def test_a_weight_in_the_format_of_a_cpu_kernel_is_unpacked_as_that_kernel_reads
     layer = bnb.nn.Linear4bit(128, 192, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").to("cpu").eval()
     expected = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
     for _ in range(2):  # the first product of a CPU with the kernel packs the weight anew
-        assert (lean._unpacked(layer).float() - expected).abs().max() < 0.01 * expected.abs().max()
+        assert (decoding_layers._unpacked(layer).float() - expected).abs().max() < 0.01 * expected.abs().max()
         with torch.no_grad():
             layer(torch.zeros(1, 128, dtype=torch.bfloat16))
 
@@ -248,7 +253,7 @@ def test_rows_are_multiplied_in_groups_in_a_step_only(monkeypatch):
     sizes: list[int] = []
     usual = type(layer).forward
     monkeypatch.setattr(type(layer), "forward", lambda self, x: noted(sizes, x.shape[0], usual(self, x)))
-    with lean.four_bit_weights(base, "row_groups"):
+    with decoding_layers.four_bit_weights(base, "row_groups"):
         for rows, length, expected in ((4, 1, [4]), (5, 1, [3, 2]), (10, 1, [4, 4, 2]), (10, 3, [10])):
             sizes.clear()
             assert layer(torch.randn(rows, length, 128)).shape == (rows, length, 192)
@@ -266,11 +271,11 @@ def test_groups_are_what_the_library_would_not_unpack(monkeypatch, card, propert
     shapes = {(4096, 4096), (1024, 4096), (11008, 4096), (4096, 11008), (14336, 4096), (4096, 14336)}
     for out_features, in_features in shapes:
         for rows in range(1, 65):
-            most = lean.fused_rows(x, rows, out_features, in_features)
+            most = decoding_layers.fused_rows(x, rows, out_features, in_features)
             fused = ops._gemm_4bit_use_custom_fn
             chosen = [fused(0, x.dtype, n, out_features, in_features) for n in range(1, rows + 1)]
             assert chosen[most - 1] and not any(chosen[most:])
-    square, down = (lean.fused_rows(x, 20, 4096, n) for n in (4096, 11008))
+    square, down = (decoding_layers.fused_rows(x, 20, 4096, n) for n in (4096, 11008))
     assert (square, down) == {"4090": (8, 20), "h100": (7, 5)}[card]
     ops._gemm_4bit_use_custom_cuda.cache_clear()
 
@@ -280,7 +285,7 @@ def test_a_4_bit_base_may_answer_in_float32():
     model = adapted(torch.bfloat16, nf4=True)
     layer = next(m for m in activated(model, "policy").modules() if hasattr(m, "lora_A") and m.lora_A)
     x = torch.randn(2, 3, layer.in_features)
-    with lean.lean_adapters(model):
+    with decoding_layers.fused_adapters(model):
         lean_result = layer(x)
     assert lean_result.dtype == torch.float32
     torch.testing.assert_close(lean_result, layer(x), rtol=0.03, atol=0.03)
