@@ -127,7 +127,7 @@ ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 $(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make help-all` lists them))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
-MAIN           := help-all setup recipes plan data-check sft rm ppo dpo eval merge report chat serve bench
+MAIN           := help-all recipes plan data-check sft rm ppo rloo grpo dpo eval merge report chat serve
 MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
                   /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-14s %s\n", group, $$1, $$2; group = ""}' Makefile

@@ -226,5 +226,5 @@ def announce_version(hw: str, directory: Path) -> None:
         return
     line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
     if directory != versions[0]:
-        line += f'; --recipe {versions[0]} is "{recipe.load(versions[0]).recipe.description}"'
+        line += f'; its first version, --recipe {versions[0]}, is "{recipe.load(versions[0]).recipe.description}"'
     say(line)

@@ -75,11 +75,11 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
     folder = recipe.default_root() / "h100-mistral-7b/v1"
-    guide = f'--recipe {folder} is "Mistral-7B in bfloat16 on HH-RLHF, the H100 guide as published"'
+    guide = f'its first version, --recipe {folder}, is "Mistral-7B in bfloat16 on HH-RLHF, the H100 guide as published"'
     assert first == f"--hw h100 takes h100-mistral-7b v2; {guide}"
     assert not stdout
     assert not [line for line in others if " takes " in line]
-    assert "takes 4090-llama2-7b v2; --recipe" in command("report", "--hw", "4090", *out)[2]
+    assert "takes 4090-llama2-7b v2; its first version, --recipe" in command("report", "--hw", "4090", *out)[2]
     assert " takes " not in command("report", "--hw", "2x4090", *out)[2]
     assert " takes " not in command("report", "--recipe", folder, *out)[2]
 
