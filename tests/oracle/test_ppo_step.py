@@ -1,0 +1,256 @@
+"""A step of PPO against the same step written down again from the papers, row by row."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.data.batch import Rollout
+from rlhf.data.tokenize import Codec
+from rlhf.files import read_lines
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Ppo
+from rlhf.rollout.engine import collate
+from rlhf.run.directory import Run
+from rlhf.stages import ppo
+from rlhf.stages.online import scoring
+from tests.conftest import beside, run_stages, small, there
+
+NORM = scoring.ScoreNorm(0.05, 0.4)
+LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
+
+
+@pytest.fixture(scope="module")
+def codec(trained) -> Codec:
+    return load_codec(Run(trained, small(), "ppo"))
+
+
+def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
+    """All roles; the policy has already moved away from the reference, and the critic says something."""
+    run = Run(root, small(), "ppo")
+    sft, rm = run.parent("sft"), run.parent("rm")
+    torch.manual_seed(0)
+    base = load_base(run, torch.device("cpu"))
+    shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
+    shared.add_reward(rm)
+    found = ppo.Learner(shared, rm, settings, NORM)
+    for weight in (*shared.parameters("policy"), there(shared.value_head).weight):
+        weight.data += 0.05 * torch.randn(weight.shape)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rollout(codec) -> Rollout:
+    """Made-up dialogues of many lengths; the longest response is cut off without EOS."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
+    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
+    responses[1][-1] = 11
+    return collate(prompts, responses, codec.pad_id, codec.eos_id)
+
+
+def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: list[torch.optim.SGD]) -> None:
+    """One PPO step written down again: row by row, without padding, micro-batches or any of the project's formulas."""
+    spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
+    rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
+
+    def states(i: int, role: str) -> Tensor:
+        shared.activate(role)
+        found: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
+        return found[0]
+
+    def distribution(i: int, role: str) -> Tensor:
+        p, n = spans[i]
+        logits: Tensor = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
+        return logits - logits.logsumexp(-1, keepdim=True)
+
+    def logp(i: int, role: str) -> Tensor:
+        p, n = spans[i]
+        return distribution(i, role)[torch.arange(n), rows[i][p:]]
+
+    def value(i: int) -> Tensor:
+        p, n = spans[i]
+        found: Tensor = there(shared.value_head)(states(i, shared.value_role)[p - 1 : p + n - 1])
+        return found[:, 0]
+
+    old, ref, before, shaped, advantages = [], [], [], [], []
+    with torch.no_grad():
+        for i in range(len(rows)):
+            old.append(logp(i, "policy"))
+            ref.append(logp(i, "reference"))
+            before.append(value(i))
+            shaped.append(-o.kl_coef * (old[i] - ref[i]) if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
+            score = (there(shared.score_head)(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
+            score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
+            score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
+            shaped[i][-1] += score - (o.missing_eos_penalty or 0.0) * (not rollout.ended[i])
+        flat = torch.cat(shaped)
+        for i, (_, n) in enumerate(spans):
+            rewards = (shaped[i] - flat.mean()) / flat.std() + flat.mean() if o.whiten_rewards else shaped[i]
+            delta = rewards + o.gamma * torch.cat([before[i][1:], torch.zeros(1)]) - before[i]
+            decay = o.gamma * o.lam
+            terms = [[decay ** (k - t) * delta[k] for k in range(t, n)] for t in range(n)]
+            advantages.append(torch.stack([sum(later, torch.zeros(())) for later in terms]))
+    returns = [a + v for a, v in zip(advantages, before, strict=True)]
+    spread, mean = torch.cat(advantages).std(), torch.cat(advantages).mean()
+    advantages = [(a - mean) / spread for a in advantages]
+
+    for _ in range(o.num_ppo_epochs):
+        for mini in torch.randperm(len(rows)).chunk(o.num_mini_batches):
+            tokens = sum(spans[i][1] for i in mini.tolist())
+            for i in mini.tolist():
+                ratio = (logp(i, "policy") - old[i]).exp()
+                bounded = ratio.clamp(1 - o.cliprange, 1 + o.cliprange)
+                gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
+                if o.kl_penalty == "loss":
+                    d = ref[i] - logp(i, "policy")
+                    gain = gain - o.kl_coef * (d.exp() - 1 - d if o.kl_estimator == "k3" else d**2 / 2)
+                if o.entropy_coef:
+                    everything = distribution(i, "policy")
+                    gain = gain - o.entropy_coef * (everything.exp() * everything).sum(-1)
+                (-gain.sum() / tokens).backward()
+                v = value(i)
+                near = before[i] + (v - before[i]).clamp(-there(o.cliprange_value), there(o.cliprange_value))
+                error = torch.maximum((v - returns[i]) ** 2, (near - returns[i]) ** 2)
+                (o.vf_coef * 0.5 * error.sum() / tokens).backward()
+            for optimizer in optimizers:
+                gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+                norm = sum((g**2).sum() for g in gradients).sqrt()
+                for g in gradients:
+                    g *= min(1.0, o.max_grad_norm / (norm.item() + 1e-6))
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"kl_penalty": "loss", "kl_estimator": "k2"},
+    {"kl_penalty": "loss", "kl_estimator": "k3", "kl_coef": 2.0},
+    {"entropy_coef": 0.5},
+    {"whiten_rewards": True},
+    {"sigmoid_scores": True, "normalize_scores": False},
+    {"score_clip": 0.3},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_grad_norm", "rates", "more"),
+    [
+        *((kind, 1e6, (1.0, 0.1), more) for kind in ("head", "adapter") for more in OPTIONS),
+        *((kind, 0.05, (20.0, 5.0), {}) for kind in ("head", "adapter")),
+    ],
+)
+def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, rates, more):
+    """Two epochs of two minibatches in plain torch. SGD shows every factor; Adam would divide most of them out."""
+    settings = small(
+        **{
+            f"ppo__{name}": value
+            for name, value in {
+                "value_model": kind,
+                "max_grad_norm": max_grad_norm,
+                "temperature": 0.7,
+                "gamma": 0.9,
+                "lam": 0.8,
+                "kl_coef": 0.3,
+                "vf_coef": 0.3,
+                "cliprange": 0.05,
+                "cliprange_value": 0.003,
+                "per_device_train_batch_size": 3,
+                **more,
+            }.items()
+        }
+    ).recipe.ppo
+    assert (settings.num_ppo_epochs, settings.num_mini_batches, settings.missing_eos_penalty) == (2, 2, 1.0)
+
+    moved = []
+    for independent in (False, True):
+        step = trained_roles(trained, settings)
+        before = torch.cat([p.detach().flatten() for p in (*step.policy_parameters, *step.critic_parameters)])
+        groups = [
+            {"params": p, "lr": lr}
+            for p, lr in zip((step.policy_parameters, step.critic_parameters), rates, strict=True)
+        ]
+        torch.manual_seed(1)
+        if independent:
+            reference_step(step.shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
+        else:
+            batch = ppo.make_batch(step, rollout)
+            step.state.optimizer = torch.optim.SGD(groups)
+            torch.manual_seed(1)
+            stats = step.update(batch)
+        moved.append(
+            torch.cat([p.detach().flatten() for p in (*step.policy_parameters, *step.critic_parameters)]) - before
+        )
+    assert stats["policy/clipfrac_avg"] > 0
+    assert stats["val/clipfrac_avg"] > 0
+    assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
+    policy = sum(p.numel() for p in step.policy_parameters)
+    for part in (slice(None, policy), slice(policy, None)):
+        ours, theirs = moved[0][part], moved[1][part]
+        assert theirs.abs().max() > 1e-3
+        assert (ours - theirs).abs().max() < 1e-2 * theirs.abs().max()
+        assert (ours - theirs).abs().mean() < 1e-3 * theirs.abs().mean()
+
+
+def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(trained, rollout):
+    settings = small(
+        ppo__value_model="adapter", ppo__num_ppo_epochs=3, ppo__num_mini_batches=4, ppo__learning_rate=0.25
+    ).recipe.ppo
+    step = trained_roles(trained, settings)
+    shared = step.shared
+    policy, value = step.state.optimizer.param_groups
+    assert {id(p) for p in policy["params"]} == {id(p) for p in shared.parameters("policy")}
+    assert {id(p) for p in value["params"]} == {
+        id(p) for p in (*shared.parameters("value"), *there(shared.value_head).parameters())
+    }
+    assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
+    for group in (policy, value):
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-5, 0.0)
+    step.update(ppo.make_batch(step, rollout))
+    assert {int(state["step"]) for state in step.state.optimizer.state.values()} == {3 * 4}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
+    settings = small(ppo__whiten_advantages=wanted).recipe.ppo
+    batch = ppo.make_batch(trained_roles(trained, settings), rollout)
+    real = torch.cat([row[:n] for row, n in zip(batch.advantages, LENGTHS, strict=True)])
+    assert len(real) == sum(LENGTHS)
+    assert (abs(real.mean().item()) < 1e-5) is wanted
+    assert (real.std().item() == pytest.approx(1.0, abs=1e-4)) is wanted
+    gaps = torch.cat([(e - v)[:n] for e, v, n in zip(batch.returns, batch.values, LENGTHS, strict=True)])
+    scaled = (gaps - gaps.mean()) / gaps.std() if wanted else gaps  # the returns are made before whitening
+    assert real.tolist() == pytest.approx(scaled.tolist(), abs=1e-4)
+
+
+def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout: Rollout):
+    options = small(ppo__batch_size=128, ppo__rollout_batch_size=2).recipe.ppo
+    shared = trained_roles(trained, options).shared
+    scores = []
+    shared.activate("reward")
+    for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):
+        with torch.no_grad():
+            last = shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]
+            scores.append(there(shared.score_head)(last).item())
+    drawn = []
+
+    def draw(step: int) -> Rollout:  # unequal parts: a mean of means would not do
+        drawn.append(step)
+        return rollout.rows(torch.arange(3) if step else torch.arange(3, 8))
+
+    expected = statistics.mean(scores), statistics.stdev(scores)
+    assert scoring.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert drawn == [0, 1]
+
+
+def test_scores_stay_as_they_are_where_the_recipe_says_so(trained, tmp_path):
+    loaded = small(ppo__steps=1, ppo__normalize_scores=False)
+    run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    (logged,) = read_lines(tmp_path / ROOT / "ppo/metrics.jsonl")
+    penalty = 1.0 - logged["response/eos_rate"]
+    assert logged["objective/scores_shaped"] == pytest.approx(logged["objective/scores"] - penalty, abs=1e-6)
