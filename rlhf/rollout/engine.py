@@ -9,6 +9,7 @@ changes no token in float32 and an occasional one in bfloat16.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -145,9 +146,9 @@ def sample(
         for at in range(0, len(order), at_once):
             batch = [prompts[i] for i in order[at : at + at_once]]
             rows = [i * copies + copy for i in order[at : at + at_once] for copy in range(copies)]
-            tokens[rows], logprobs[rows], values[rows] = _decode(
-                phase, lean_trunk, model, batch, uniforms[rows], sampling, codec, value_fn
-            )
+            kind = _Decoding if lean_trunk is None else partial(TrunkDecoding, lean_trunk)
+            start = partial(kind, model, batch, uniforms[rows], sampling, codec, value_fn)
+            tokens[rows], logprobs[rows], values[rows] = _decode(phase, start)
     if not replicate:
         distributed.all_sum(tokens, logprobs, values)
     is_eos = tokens == codec.eos_id
@@ -160,10 +161,10 @@ def sample(
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
 
 
-def _decode(phase: Phase, trunk: RoleTrunk | None, *arguments: Any) -> list[Tensor]:
+def _decode(phase: Phase, start: "Callable[[], _Decoding | TrunkDecoding]") -> list[Tensor]:
     """Decode one batch, in a function of its own: its cache is freed before the next one is allocated."""
     with phase("prefill"):
-        decoding = _Decoding(*arguments) if trunk is None else TrunkDecoding(trunk, *arguments)
+        decoding = start()
     with phase("decode"):
         return decoding.run()
 

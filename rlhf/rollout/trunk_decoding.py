@@ -1,25 +1,33 @@
 """Decoding with the lean trunk, for float32 on a CPU: merged weights, and a prompt's keys and values kept once."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.data.tokenize import pad_right
+from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models.layouts import Growth
 from rlhf.models.matmul import matmul
 from rlhf.models.model import Model
 from rlhf.models.trunk import RoleTrunk
 from rlhf.rollout.cache import repeated
-from rlhf.rollout.responses import Responses
+from rlhf.rollout.responses import Responses, Sampling, ValueFn
 
 
 class TrunkDecoding(Responses):
     """Responses whose hidden states come from the lean trunk."""
 
-    def __init__(self, trunk: RoleTrunk, model: Model, prompts: Sequence[list[int]], uniforms: Tensor, *more: Any):
-        super().__init__(model, uniforms, *more)
+    def __init__(
+        self,
+        trunk: RoleTrunk,
+        model: Model,
+        prompts: Sequence[list[int]],
+        uniforms: Tensor,
+        sampling: Sampling,
+        codec: SpecialIds,
+        value_fn: ValueFn | None,
+    ):
+        super().__init__(model, uniforms, sampling, codec, value_fn)
         self.trunk, self.role = trunk
         ids = pad_right(prompts, self.pad_id).to(uniforms.device)
         lengths = torch.tensor([len(p) for p in prompts], device=uniforms.device)
