@@ -1,6 +1,6 @@
 """Which tokens of the lean trunk attend to which: whole sequences, responses with shared prompts, growing responses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +37,8 @@ class SharedPrompts:
     """Prompts and responses to them, packed into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
 
     The last token of a response predicts nothing and is left out. The states of the prompts' last tokens and of all
-    response tokens are needed. `numbers` has the prompt of each row of `rollout`, rows of one prompt side by side. The
-    packed row is padded to the length that `round_up` returns for its own.
+    response tokens are needed. `groups` (B,) has the number of the prompt of each row of `rollout`, equal ones side by
+    side. The packed row is padded to the length that `round_up` returns for its own.
     """
 
     narrow = True
@@ -47,20 +47,18 @@ class SharedPrompts:
         self,
         rotary: tuple[Tensor, Tensor],
         rollout: Rollout,
-        numbers: Sequence[int],
+        groups: Tensor,
         round_up: Callable[[int], int] = int,
     ):
         cos, sin = rotary
-        first = [row for row, number in enumerate(numbers) if row == 0 or number != numbers[row - 1]]
-        group = [sum(row >= start for start in first) - 1 for row in range(len(numbers))]
-        device = rollout.ids.device
-        self.first, self.group = torch.tensor(first, device=device), torch.tensor(group, device=device)
-        lengths = rollout.prompt_length
+        _, self.group, counts = groups.unique_consecutive(return_inverse=True, return_counts=True)
+        self.first = counts.cumsum(0) - counts  # the first row of each prompt
+        device, lengths = rollout.ids.device, rollout.prompt_length
         self.last = lengths[self.first, None] - 1  # (P, 1)
-        self.prompts, self.prompt_size = len(first), int(lengths.max())
+        self.prompts, self.prompt_size = len(counts), int(lengths.max())
         self.width = rollout.mask.shape[1]
         slots = torch.arange(max(self.width - 1, 1), device=device)
-        self.rows, self.slots, self.round_up = len(numbers), len(slots), round_up
+        self.rows, self.slots, self.round_up = len(groups), len(slots), round_up
         self.positions = (lengths[:, None] + slots).clamp(max=rollout.ids.shape[1] - 1)  # (B, R - 1)
         places = torch.arange(self.prompt_size, device=device)
         positions = self._packed(places.repeat(self.prompts, 1), self.positions)

@@ -106,12 +106,12 @@ class Trunk:
 
         The prompts of neighbouring rows with the same number in `rollout.groups` are the same.
         """
-        numbers = None if rollout.groups is None else rollout.groups.tolist()
-        if numbers is None or len(set(numbers)) == len(numbers):
+        groups = rollout.groups
+        if groups is None or len(groups.unique()) == len(groups):
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower)
         self.check_length(rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower is None else rollout.lower
-        layout = SharedPrompts(self._rotary(states), rollout, numbers, self._round_up)
+        layout = SharedPrompts(self._rotary(states), rollout, groups, self._round_up)
         packed = self._upper(role, layout.pack(states), layout, rollout.lower is not None)
         return layout.responses(packed)
 

@@ -56,7 +56,7 @@ class OnPolicy(Section):
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
     kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # K_beta of arXiv 1909.08593, section 2.2
     entropy_coef: NonNegative = 0.0
-    max_update_kl: Positive | None = None  # an update stops where policy/approxkl of a minibatch exceeds it
+    max_update_kl: Positive | None = None  # an update stops where policy/approxkl_avg of a minibatch exceeds it
     normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
     norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many, rounded up to whole batches
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid

@@ -91,6 +91,7 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
     parts = []
     for step in range(math.ceil(options.norm_responses / options.batch_size)):
         rollout = sample_step(step)
+        # in the order in which they were scored, on which the last bits of released results depend
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
         parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
     scores = torch.cat(parts)
