@@ -88,7 +88,7 @@ def kind_of(row: dict[str, object]) -> Kind | None:
 
 
 def _other_texts(row: dict[str, object], *expected: str) -> bool:
-    """Return whether a column beside `own` holds a text or a list and is not named like a label."""
+    """Return whether a column beside `expected` holds a text or a list and is not named like a label."""
     extra = (
         key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in expected
     )

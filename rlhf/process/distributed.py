@@ -246,7 +246,7 @@ def agree(name: str, value: Any) -> None:
 
 
 def shard(decoder: "nn.Module", unsharded: "set[nn.Parameter]") -> None:
-    """Shard a decoder's frozen layers over the ranks (FSDP2); every rank keeps adapters and `whole` complete.
+    """Shard a decoder's frozen layers over the ranks (FSDP2); every rank keeps adapters and `unsharded` complete.
 
     No sharded weight has a gradient, so gradients are reduced as without sharding.
     """
