@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from rlhf.models.trunk import Trunk
 from rlhf.rollout import engine as rollout
+from rlhf.stages.training_forward import as_decoder, without_mask
 
 
 class Unavailable(Exception):
@@ -42,6 +44,18 @@ def setting(module: ModuleType, name: str, value: Any) -> Variant:
             setattr(module, name, original)
 
     return variant
+
+
+@contextmanager
+def lean_trunk(shared: Any) -> Iterator[None]:
+    """Run the lean trunk in place of the decoder's layers, without a mask, as stages do."""
+    trunk = Trunk(shared.base)
+    hook = trunk.decoder.register_forward_pre_hook(without_mask, with_kwargs=True)
+    try:
+        with as_decoder(trunk):
+            yield
+    finally:
+        hook.remove()
 
 
 def windows(ahead: int) -> Variant:
@@ -135,6 +149,7 @@ TRAINING: dict[str, Variant] = {
     "LoRA inputs not cast": lora_casts(False),
     "cuDNN attention allowed": cudnn_attention(True),
     "cuDNN attention off": cudnn_attention(False),
+    "lean trunk": lean_trunk,
 }
 
 

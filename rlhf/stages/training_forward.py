@@ -1,5 +1,7 @@
 """How the decoder runs in the losses of TRL's trainers: without a mask for padding, or as the lean trunk."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ def hide_right_padding(trainer: Trainer) -> None:
         return batch
 
     def compute_loss_without_mask(*args: Any, **kwargs: Any) -> Any:
-        hook = decoder.register_forward_pre_hook(_without_mask, with_kwargs=True)
+        hook = decoder.register_forward_pre_hook(without_mask, with_kwargs=True)
         try:
             return compute_loss(*args, **kwargs)
         finally:
@@ -42,7 +44,8 @@ def hide_right_padding(trainer: Trainer) -> None:
     methods.data_collator, methods.compute_loss = checked, compute_loss_without_mask
 
 
-def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Forward pre-hook of a decoder that keeps the attention mask from it."""
     return args, {**kwargs, "attention_mask": None}
 
 
@@ -58,33 +61,39 @@ def use_trunk(trainer: Trainer) -> None:
     hide_right_padding(trainer)
     base: Any = model.get_base_model()
     trunk = Trunk(base)
-    layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
+    usual = trainer.training_step
 
-    def role() -> str:
-        return "base" if layer.disable_adapters else layer.active_adapters[0]
+    def training_step(*args: Any, **kwargs: Any) -> Tensor:
+        with as_decoder(trunk):
+            loss: Tensor = usual(*args, **kwargs)
+        return loss
+
+    methods: Any = trainer
+    methods.training_step = training_step
+
+
+@contextmanager
+def as_decoder(trunk: Trunk) -> Iterator[None]:
+    """Run the trunk where its decoder is called inside the block, with the adapter that is active at each call.
+
+    Such a call raises ValueError if it has a mask, positions or embeddings.
+    """
+    layer = next(module for module in trunk.decoder.modules() if isinstance(module, LoraLayer))
 
     def forward(
         input_ids: Tensor, attention_mask: None = None, position_ids: None = None, inputs_embeds: None = None, **_: Any
     ) -> BaseModelOutputWithPast:
         if not (attention_mask is position_ids is inputs_embeds is None):
-            raise ValueError(
-                "the lean trunk computes whole rows of token ids, without a mask or positions of their own"
-            )
-        with trunk.merging(role()):
-            return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(role(), input_ids))
+            raise ValueError("the lean trunk computes rows of token ids, without a mask or positions of their own")
+        role = "base" if layer.disable_adapters else layer.active_adapters[0]
+        with trunk.merging(role):
+            return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(role, input_ids))
 
-    usual = trainer.training_step
-
-    def training_step(*args: Any, **kwargs: Any) -> Tensor:
-        trunk.decoder.forward = forward
-        try:
-            loss: Tensor = usual(*args, **kwargs)
-            return loss
-        finally:
-            del trunk.decoder.forward
-
-    methods: Any = trainer
-    methods.training_step = training_step
+    trunk.decoder.forward = forward
+    try:
+        yield
+    finally:
+        del trunk.decoder.forward
 
 
 def _decoder(trainer: Trainer) -> Any:
