@@ -1,7 +1,8 @@
-"""`python -m bench.peer.supervised`: steps of SFT and DPO here beside TRL's trainers as they come.
+"""`python -m bench.peer.supervised`: steps of SFT, reward model and DPO here beside TRL's trainers.
 
 Both sides train the same adapter shape on the same random weights and the same rows, with the recipe's micro-batch,
-accumulation and longest row; all else of TRL's is its default. Ours is the real stage. Processes take turns.
+accumulation and longest row. All else of TRL's is its default; once more it keeps activations and puts rows of similar
+length into a batch where it can, as a careful user would. Ours is the real stage. Processes take turns.
 `make bench-peer` compares PPO, RLOO and GRPO.
 """
 
@@ -28,7 +29,15 @@ from rlhf.recipe import PinnedRecipe
 from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("sft", "dpo")
+STAGES = ("sft", "rm", "dpo")
+PEERS = ("trl", "trl, tuned")
+KEPT = {"gradient_checkpointing": False}
+TUNED: dict[str, dict[str, Any]] = {
+    "sft": KEPT
+    | {"train_sampling_strategy": "group_by_length"},  # which the two others cannot: pairs have no one length
+    "rm": KEPT,
+    "dpo": KEPT,
+}
 
 
 @click.command()
@@ -48,14 +57,14 @@ def main(
     repeats: int,
     save: Path | None,
 ) -> None:
-    """Compare steps of SFT and DPO with those of TRL's trainers at their defaults."""
+    """Compare steps of SFT, reward model and DPO with those of TRL's trainers, at their defaults and tuned."""
     if save and code_version()["dirty"]:
         raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or STAGES)}
-    columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "times faster", "memory ratio")
+    columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "times faster", "than tuned", "memory ratio")
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
-    console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')} at its defaults", columns, rows)
+    console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')}", columns, rows)
     if save:
         facts = {
             "date": date.today().isoformat(),
@@ -74,7 +83,7 @@ def main(
 
 def compare(loaded: PinnedRecipe, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Return the medians over all repeats of both sides, and the ratios of ours to TRL's."""
-    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], **{name: [] for name in PEERS}}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
             out = Path(folder)
@@ -82,9 +91,11 @@ def compare(loaded: PinnedRecipe, stage: str, count: int, repeats: int) -> dict[
             if stage not in ours or ours[stage].get("out_of_memory"):
                 raise click.ClickException(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
             runs["ours"].append(ours[stage])
-            runs["trl"].append(_trl(loaded, stage, out, count))
+            for name, settings in zip(PEERS, ({}, TUNED[stage]), strict=True):
+                runs[name].append(_trl(loaded, stage, out, count, settings))
     sides = {name: summary(parts) for name, parts in runs.items()}
-    sides["ours"]["times_faster"] = sides["ours"]["tokens_per_second"] / sides["trl"]["tokens_per_second"]
+    for key, name in {"times_faster": "trl", "times_faster_tuned": "trl, tuned"}.items():
+        sides["ours"][key] = sides["ours"]["tokens_per_second"] / sides[name]["tokens_per_second"]
     if sides["ours"]["peak_bytes"]:
         sides["ours"]["memory_ratio"] = sides["ours"]["peak_bytes"] / sides["trl"]["peak_bytes"]
     return sides
@@ -105,9 +116,15 @@ def _peak(part: dict[str, Any]) -> int | None:
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: PinnedRecipe, stage: str, out: Path, count: int) -> dict[str, Any]:
+def _trl(loaded: PinnedRecipe, stage: str, out: Path, count: int, settings: dict[str, Any]) -> dict[str, Any]:
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
-    asked = {"recipe": str(loaded.directory), "overrides": overrides, "stage": stage, "out": str(out)}
+    asked = {
+        "recipe": str(loaded.directory),
+        "overrides": overrides,
+        "stage": stage,
+        "out": str(out),
+        "settings": settings,
+    }
     command = [sys.executable, "-m", "bench.peer.trl_supervised", json.dumps(asked)]
     environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -117,7 +134,7 @@ def _trl(loaded: PinnedRecipe, stage: str, out: Path, count: int) -> dict[str, A
 
 
 def _row(stage: str, name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("times_faster", "memory_ratio")]
+    ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("times_faster", "times_faster_tuned", "memory_ratio")]
     peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak
     return (stage if name == "ours" else "", name, *shown, *ratios)

@@ -1,11 +1,12 @@
-"""A few steps of TRL's SFTTrainer or DPOTrainer at its defaults, on the rows and weights of a run of ours."""
+"""A few steps of TRL's SFTTrainer, RewardTrainer or DPOTrainer, on the rows and weights of a run of ours."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from bench.peer.training import Clock, timed
 from bench.steps import WARM_UP, spread
@@ -17,7 +18,7 @@ from rlhf.run.directory import Run
 
 
 def main() -> None:
-    """Read {"recipe", "overrides", "stage", "out"} from the first argument; print what `bench.steps` would say."""
+    """Read {"recipe", "overrides", "stage", "out", "settings"} from the first argument; print as `bench.steps` does."""
     asked = json.loads(sys.argv[1])
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     stage, recipe = asked["stage"], loaded.recipe
@@ -29,7 +30,12 @@ def main() -> None:
     rows = [{"prompt": codec.prompt_text(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
     if stage == "sft":
         rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
-    kind, trainer = {"sft": (SFTConfig, SFTTrainer), "dpo": (DPOConfig, DPOTrainer)}[stage]
+    trainers: dict[str, tuple[Any, Any]] = {
+        "sft": (SFTConfig, SFTTrainer),
+        "rm": (RewardConfig, RewardTrainer),
+        "dpo": (DPOConfig, DPOTrainer),
+    }
+    kind, trainer = trainers[stage]
     settings = kind(
         output_dir=str(run.root / "trl"),
         per_device_train_batch_size=options.per_device_train_batch_size,
@@ -41,16 +47,19 @@ def main() -> None:
         include_num_input_tokens_seen="non_padding",
         save_strategy="no",
         report_to="none",
+        **asked["settings"],
     )
     cuda = device.type == "cuda"
     clock = Clock()
-    base = load_base(run, device)
+    head, task = ("score", "SEQ_CLS") if stage == "rm" else ("lm", "CAUSAL_LM")
+    base = load_base(run, device, head=head)
+    base.config.pad_token_id = codec.pad_id
     built = trainer(
         model=base,
         args=settings,
         train_dataset=Dataset.from_list(rows),
         processing_class=codec.tokenizer,
-        peft_config=lora_config(run, base, "CAUSAL_LM"),
+        peft_config=lora_config(run, base, task),
         callbacks=[clock],
     )
     taken = timed(built, clock, cuda, WARM_UP)
