@@ -127,7 +127,7 @@ ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 $(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make help-all` lists them))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
-MAIN           := help-all recipes plan data-check sft rm ppo rloo grpo dpo eval merge report chat serve
+MAIN           := help-all setup recipes plan sft rm ppo rloo grpo dpo eval merge report chat serve
 MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
                   /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-14s %s\n", group, $$1, $$2; group = ""}' Makefile
@@ -246,7 +246,7 @@ budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned 
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results: setup ## write results/README.md from the records in results/
 	@$(VENV)/bin/python -m bench.results
-bench-defaults: setup ## compare steps of SFT and DPO with TRL's trainers at their defaults
+bench-defaults: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo"); PPO installs TRL 1.12
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
