@@ -315,9 +315,8 @@ def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
 
     def init(self: TrunkDecoding, *arguments: Any) -> None:
         original(self, *arguments)
-        for keys, values in (*self.growth.of_prompts, *self.growth.of_responses):
-            stand_in.label(keys, "kv_cache")
-            stand_in.label(values, "kv_cache")
+        for cached in (x for pair in (*self.growth.of_prompts, *self.growth.of_responses) for x in pair):
+            stand_in.label(cached, "kv_cache")
 
     return init
 

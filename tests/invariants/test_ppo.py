@@ -228,6 +228,7 @@ def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
     assert all(torch.equal(a, b) for a, b in zip(policy, learner.policy_parameters, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.critic_parameters[:2], strict=True))
     assert stats["policy/grad_norm"] == 0 < stats["val/grad_norm"]
+    learner.state.advance(0.0)
     learner.update(make_batch(learner, rollout))
     assert not all(torch.equal(a, b) for a, b in zip(policy, learner.policy_parameters, strict=True))
 

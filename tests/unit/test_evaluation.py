@@ -1,6 +1,8 @@
 """Perplexity, exact divergence, gains and win rates against numbers made in another way."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -90,8 +92,10 @@ class Roles:
             for role, scale in {"policy": 3.0, "reference": 1.0}.items()
         }
 
-    def activate(self, role: str) -> None:
-        self.active = role
+    @contextmanager
+    def role(self, name: str) -> Iterator[None]:
+        self.active = name
+        yield
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         return self.states[self.active].masked_fill(~rollout.mask[..., None], torch.nan)
