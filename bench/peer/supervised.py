@@ -69,7 +69,7 @@ def main(
         facts = {
             "date": date.today().isoformat(),
             "code": code_version(),
-            "peer": f"trl {version('trl')} at its defaults",
+            "peer": f"trl {version('trl')} at its defaults, and tuned",
         }
         about = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
         packages = {name: version(name) for name in ("torch", "transformers", "trl", "peft")}
