@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[2]
 STAGES = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
 KEPT = {"gradient_checkpointing": False}
+# Pairs have no one length: TRL's two other trainers cannot put similar ones together.
 TUNED: dict[str, dict[str, Any]] = {
-    "sft": KEPT
-    | {"train_sampling_strategy": "group_by_length"},  # which the two others cannot: pairs have no one length
+    "sft": KEPT | {"train_sampling_strategy": "group_by_length"},
     "rm": KEPT,
     "dpo": KEPT,
 }

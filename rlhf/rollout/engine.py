@@ -140,7 +140,8 @@ def sample(
     with (
         mixed_precision(model),
         _attention(model, "sdpa"),
-        fast_layers(model, sampling, whole=not replicate or not several_ranks),
+        # the lean trunk does not call the model's layers
+        fast_layers(model, sampling, whole=lean_trunk is None and (not replicate or not several_ranks)),
     ):
         at_once = max(1, sampling.batch_size // copies)
         for at in range(0, len(order), at_once):
@@ -190,8 +191,8 @@ class _Decoding(Responses):
         window = sliding_window(model.config)
         self.sliding = window if window and self.width + self.room > window else None
         self.kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
-        self.growth = WINDOW[device.type]
-        slots = _round_up(self.width + self.room, self.growth.whole)
+        self.window_rule = WINDOW[device.type]
+        slots = _round_up(self.width + self.room, self.window_rule.whole)
         self.dtype = dtype_of(model)
         # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.eager = model.config._attn_implementation == "eager"
@@ -242,7 +243,7 @@ class _Decoding(Responses):
         if needed <= self.layers[0].window:
             return False
         for layer in self.layers:
-            layer.window = min(_round_up(needed + self.growth.ahead, self.growth.multiple), layer.slots)
+            layer.window = min(_round_up(needed + self.window_rule.ahead, self.window_rule.multiple), layer.slots)
         return True
 
     def _worth_dropping(self, step: int, left: int) -> bool:

@@ -187,10 +187,11 @@ def train(
         sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
         methods._get_train_sampler = lambda dataset=None: sampler
     hardware = run.loaded.recipe.hardware
-    if hardware.trunk == "lean":
-        use_trunk(trainer)
-    elif hardware.device == "cuda":  # a CPU gains nothing, and rounds differently without the mask
+    lean = hardware.trunk == "lean" and isinstance(trainer.model, PeftModel)  # pretrain has no adapters
+    if lean or hardware.device == "cuda":  # the library gains nothing on a CPU, and rounds differently without the mask
         hide_right_padding(trainer)
+    if lean:
+        use_trunk(trainer)
     if distributed.world() > 1:
         methods.get_train_dataloader = lambda: _sharded_loader(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import Trainer
@@ -52,15 +51,11 @@ def without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> 
 def use_trunk(trainer: Trainer) -> None:
     """Compute the decoder's hidden states with the lean trunk in training steps; evaluation keeps the library's layers.
 
-    Masks are hidden as in `hide_right_padding`. A model without adapters keeps its layers.
+    The model has adapters, and `hide_right_padding` keeps masks from its decoder.
     Raises UserError for a model that the trunk does not support.
     """
-    model = trainer.model
-    if not isinstance(model, PeftModel):
-        return
-    hide_right_padding(trainer)
-    base: Any = model.get_base_model()
-    trunk = Trunk(base)
+    model: Any = trainer.model
+    trunk = Trunk(model.get_base_model())
     usual = trainer.training_step
 
     def training_step(*args: Any, **kwargs: Any) -> Tensor:

@@ -151,9 +151,9 @@ def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
 def test_windows_on_cuda(width, windows):
     """One for 128 or 256 steps of a prompt that is padded to 384, and for any prompt one every 256 steps."""
     room = 128 if width > 100 else 528
-    growth = engine.WINDOW["cuda"]
-    decoding: Any = SimpleNamespace(width=width, room=room, growth=growth)
-    decoding.layers = [CacheLayer(engine._round_up(width + room, growth.whole))]
+    rule = engine.WINDOW["cuda"]
+    decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule)
+    decoding.layers = [CacheLayer(engine._round_up(width + room, rule.whole))]
     decoding.layers[0].window = width
     opened = [step for step in range(1, room) if engine._Decoding.open_window(decoding, step)]
     assert len(opened) == len(windows)
