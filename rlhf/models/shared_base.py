@@ -16,18 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
-from rlhf.errors import UserError
 from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
-from rlhf.models.matmul import few_sizes, matmul
 from rlhf.models.model import computes_in_bfloat16, mixed_precision
+from rlhf.models.output_layer import response_statistics
 from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.models.weights import (
     ADAPTER_FILE,
@@ -39,10 +36,8 @@ from rlhf.models.weights import (
     set_adapter_state,
 )
 from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
-from rlhf.objectives.logprobs import Entropy, linear_token_logprobs
+from rlhf.objectives.logprobs import Entropy
 from rlhf.process import distributed
-
-LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
 
 
 class SharedBase:
@@ -202,27 +197,11 @@ class SharedBase:
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (B, R) of the response tokens given `response_hidden`, and entropies (B, R) or None.
 
-        `entropy` as in `linear_token_logprobs`. Both are 0 in masked slots. Logits are computed for real response
-        tokens only, a chunk at a time.
+        As rlhf/models/output_layer.py describes.
         """
-        mask = rollout.mask
-        head = self.base.get_output_embeddings()
-        if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
-            raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
-        chunk = max(1, LOGITS // self.vocabulary)
-        states, tokens = hidden[mask], rollout.tokens[mask]
-        count, lean = len(tokens), self.trunk is not None and self.trunk.merges
-        if lean and (extra := few_sizes(count) - count):
-            states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
-        scaled = temperature / self.logit_scale
-        logp, entropies = linear_token_logprobs(
-            states, head.weight, tokens, scaled, chunk, entropy, matmul if lean else torch.mm
-        )
-
-        def to_slots(x: Tensor) -> Tensor:
-            return torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_scatter(mask, x[:count])
-
-        return to_slots(logp), None if entropies is None else to_slots(entropies)
+        lean = self.trunk is not None and self.trunk.merges
+        logp, entropies, _ = response_statistics(self.base, hidden, rollout, temperature, entropy, fast=lean)
+        return logp, entropies
 
     def values(self, hidden: Tensor) -> Tensor:
         """Return the values (B, R) of the states before each response token, float32."""

@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens, and entropies, from logits or hidden states."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,17 @@ from torch.autograd.function import once_differentiable
 from .masked import at_least_float32
 
 Entropy = Literal["none", "value", "gradient"]  # whether it is computed, and differentiated
+
+
+class TokenStatistics(NamedTuple):
+    """Of each token: its log-probability, the entropy of its distribution, and whether it is the likeliest one.
+
+    The last two are None if they were not asked for.
+    """
+
+    logp: Tensor
+    entropy: Tensor | None
+    likeliest: Tensor | None
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
@@ -48,16 +59,18 @@ def linear_token_logprobs(
     chunk: int = 4096,
     entropy: Entropy = "none",
     matmul: Callable[[Tensor, Tensor], Tensor] = torch.mm,
-) -> tuple[Tensor, Tensor | None]:
+    likeliest: bool = False,
+) -> TokenStatistics:
     """Return `token_logprobs(hidden @ weight.T / temperature, ids)` for a frozen output matrix, chunk by chunk.
 
     With d log p(id) / d hidden = (weight[id] - sum_v p_v weight[v]) / temperature, the forward pass can compute the
     gradient while a chunk's logits exist and keep (N, H) of it: no logits are stored for the backward pass and none
     are computed twice. `entropy` adds the entropy of each distribution: "value" computes it without a gradient,
-    "gradient" keeps one in the same way, for another product of the chunk with `weight`. `matmul` multiplies matrices.
+    "gradient" keeps one in the same way, for another product of the chunk with `weight`. `likeliest` adds whether no
+    token is likelier. `matmul` multiplies matrices.
 
-    Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns two (N,) tensors in float32 or
-    wider, the second None if `entropy` is "none". At most `chunk` x V logits exist at a time, in two or three copies.
+    Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns (N,) tensors, two in float32
+    or wider and one of bool. At most `chunk` x V logits exist at a time, in two or three copies.
     Raises ValueError when the shapes do not fit, `entropy` is another word or `weight` requires a gradient.
     """
     if hidden.dim() != 2 or ids.shape != hidden.shape[:1] or weight.shape[1:] != hidden.shape[1:]:
@@ -69,9 +82,9 @@ def linear_token_logprobs(
         raise ValueError(f"entropy must be none, value or gradient, not {entropy!r}")
     if weight.requires_grad:
         raise ValueError("the output matrix must be frozen: it would get no gradient from here")
-    apply: Callable[..., tuple[Tensor, Tensor]] = _LinearLogprobs.apply
-    logp, entropies = apply(hidden, weight, ids, temperature, chunk, entropy, matmul)
-    return logp, None if entropy == "none" else entropies
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearLogprobs.apply
+    logp, entropies, tops = apply(hidden, weight, ids, temperature, chunk, entropy, matmul, likeliest)
+    return TokenStatistics(logp, None if entropy == "none" else entropies, tops if likeliest else None)
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -85,10 +98,11 @@ class _LinearLogprobs(torch.autograd.Function):
         chunk: int,
         entropy: Entropy,
         matmul: Callable[[Tensor, Tensor], Tensor],
-    ) -> tuple[Tensor, Tensor]:
+        likeliest: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         need_grad = ctx.needs_input_grad[0]
         logp_slopes, entropy_slopes = [], []  # gradients with respect to hidden
-        logps, entropies = [], []
+        logps, entropies, tops = [], [], []
         for states, tokens in zip(hidden.split(chunk), ids.split(chunk), strict=True):
             logits = at_least_float32(matmul(states, weight.T))
             if temperature != 1.0:
@@ -96,6 +110,8 @@ class _LinearLogprobs(torch.autograd.Function):
             picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
             normaliser = logits.logsumexp(1)
             logps.append(picked - normaliser)
+            if likeliest:
+                tops.append(picked >= logits.amax(1))
             if not need_grad and entropy == "none":
                 continue
             logp = logits.sub_(normaliser.unsqueeze(1))
@@ -115,12 +131,12 @@ class _LinearLogprobs(torch.autograd.Function):
             ctx.save_for_backward(*(torch.cat(parts) for parts in (logp_slopes, entropy_slopes) if parts))
         logp = torch.cat(logps)
         entropy_values = torch.cat(entropies) if entropies else logp.new_zeros(0)
-        if entropy != "gradient":
-            ctx.mark_non_differentiable(entropy_values)
-        return logp, entropy_values
+        is_top = torch.cat(tops) if tops else logp.new_zeros(0, dtype=torch.bool)
+        ctx.mark_non_differentiable(is_top, *([] if entropy == "gradient" else [entropy_values]))
+        return logp, entropy_values, is_top
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         terms = [grad.unsqueeze(1) * slope for grad, slope in zip(grads, ctx.saved_tensors, strict=False)]
-        return sum(terms).to(ctx.saved_tensors[0].dtype), None, None, None, None, None, None
+        return sum(terms).to(ctx.saved_tensors[0].dtype), *([None] * 7)

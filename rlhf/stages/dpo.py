@@ -118,7 +118,7 @@ def _fit(
         }
 
     lengths = [longest(chosen, rejected) for chosen, rejected in pairs]
-    weights = train(trainer, run, telemetry, lengths, evaluate)
+    weights = train(trainer, run, telemetry, lengths, evaluate, pairs=True)
     save_adapter(model, run, run.path / "adapter", weights=weights)
     distributed.barrier()  # every rank reads the adapter
 

@@ -22,9 +22,9 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.training_forward import IGNORED
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
-IGNORED = -100  # a label that takes no part in the loss
 
 
 def run_stage(run: Run, device: torch.device) -> Result:

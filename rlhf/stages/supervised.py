@@ -171,11 +171,13 @@ def train(
     telemetry: Telemetry,
     lengths: Sequence[int],
     evaluate: Callable[[], dict[str, float]] | None = None,
+    pairs: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Train to the end; a resumed run continues from its newest checkpoint. `lengths`: tokens of each training row.
 
     `evaluate`, called every `eval_steps` and before the last checkpoint, returns metrics on validation rows; `loss` is
     one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
+    `pairs` as in `use_trunk`.
     Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
     """
     options = run.loaded.recipe.section(run.stage)
@@ -191,7 +193,7 @@ def train(
     if lean or hardware.device == "cuda":  # the library gains nothing on a CPU, and rounds differently without the mask
         hide_right_padding(trainer)
     if lean:
-        use_trunk(trainer)
+        use_trunk(trainer, pairs)
     if distributed.world() > 1:
         methods.get_train_dataloader = lambda: _sharded_loader(trainer)
     with Bar(run.stage) as bar:  # its length is known when training begins

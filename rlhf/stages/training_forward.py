@@ -1,7 +1,8 @@
-"""How the decoder runs in the losses of TRL's trainers: without a mask for padding, or as the lean trunk."""
+"""How the model runs in the losses of TRL's trainers: without a mask for padding, or as the lean trunk."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +10,13 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import Trainer
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from trl.trainer.utils import FusedCausalLMOutput
 
-from rlhf.models.trunk import Trunk
+from rlhf.data.batch import Rollout
+from rlhf.models.output_layer import response_statistics
+from rlhf.models.trunk import CLASSIFIERS, Trunk
+
+IGNORED = -100  # a label that takes no part in the loss
 
 
 def hide_right_padding(trainer: Trainer) -> None:
@@ -48,18 +54,20 @@ def without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> 
     return args, {**kwargs, "attention_mask": None}
 
 
-def use_trunk(trainer: Trainer) -> None:
-    """Compute the decoder's hidden states with the lean trunk in training steps; evaluation keeps the library's layers.
+def use_trunk(trainer: Trainer, pairs: bool = False) -> None:
+    """Compute training steps with the lean trunk; evaluation keeps the library's layers.
 
-    The model has adapters, and `hide_right_padding` keeps masks from its decoder.
+    The model has adapters, and batches are padded on the right. `pairs`: row n of the first half of a batch has the
+    prompt of row n of the second half, which is then computed once for both.
     Raises UserError for a model that the trunk does not support.
     """
     model: Any = trainer.model
     trunk = Trunk(model.get_base_model())
+    statistics = None if isinstance(trunk.base, CLASSIFIERS) else LabelStatistics(trunk, pairs)
     usual = trainer.training_step
 
     def training_step(*args: Any, **kwargs: Any) -> Tensor:
-        with as_decoder(trunk):
+        with as_decoder(trunk) if statistics is None else forward_of(trunk.base, statistics):
             loss: Tensor = usual(*args, **kwargs)
         return loss
 
@@ -68,27 +76,106 @@ def use_trunk(trainer: Trainer) -> None:
 
 
 @contextmanager
-def as_decoder(trunk: Trunk) -> Iterator[None]:
+def forward_of(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace the forward pass of a module inside the block."""
+    usual = module.forward
+    module.forward = forward
+    try:
+        yield
+    finally:
+        module.forward = usual
+
+
+def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
     """Run the trunk where its decoder is called inside the block, with the adapter that is active at each call.
 
     Such a call raises ValueError if it has a mask, positions or embeddings.
     """
-    layer = next(module for module in trunk.decoder.modules() if isinstance(module, LoraLayer))
 
     def forward(
         input_ids: Tensor, attention_mask: None = None, position_ids: None = None, inputs_embeds: None = None, **_: Any
     ) -> BaseModelOutputWithPast:
         if not (attention_mask is position_ids is inputs_embeds is None):
             raise ValueError("the lean trunk computes rows of token ids, without a mask or positions of their own")
-        role = "base" if layer.disable_adapters else layer.active_adapters[0]
+        role = _active_role(trunk)
         with trunk.merging(role):
             return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(role, input_ids))
 
-    trunk.decoder.forward = forward
-    try:
-        yield
-    finally:
-        del trunk.decoder.forward
+    return forward_of(trunk.decoder, forward)
+
+
+def _active_role(trunk: Trunk) -> str:
+    layer = next(module for module in trunk.decoder.modules() if isinstance(module, LoraLayer))
+    return "base" if layer.disable_adapters else layer.active_adapters[0]
+
+
+class LabelStatistics:
+    """Forward pass in place of a causal model's, for calls that ask TRL's fused output layer for statistics of labels.
+
+    States of the last layer, and logits, are computed only where they predict a label.
+    """
+
+    def __init__(self, trunk: Trunk, pairs: bool):
+        self.trunk, self.pairs = trunk, pairs
+        self.mean_output = trunk.base.get_output_embeddings().weight.mean(0, dtype=torch.float32)  # (H,)
+        self._newest: tuple[Tensor, Tensor] | None = None  # ids and their lower states: DPO's two models read the same
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        fused_lm_head: bool = False,
+        **_: Any,
+    ) -> FusedCausalLMOutput:
+        """Return statistics (B, T - 1) of the labels (B, T): in each row the tokens of a response, elsewhere IGNORED.
+
+        The loss is the sum of their negative log-likelihoods, divided by `num_items_in_batch` or their number.
+        Raises ValueError for calls without labels, and for labels with gaps.
+        """
+        if not fused_lm_head or labels is None:
+            raise ValueError("the lean trunk gives statistics of labels, and no logits")
+        scored, role = labels[:, 1:] != IGNORED, _active_role(self.trunk)
+        rollout = _rollout(input_ids, scored, self._lower_states(input_ids))
+        order = torch.arange(len(labels), device=labels.device)
+        if self.pairs:
+            order = order.view(2, -1).t().flatten()
+            rollout = replace(rollout.rows(order), groups=torch.arange(len(labels), device=labels.device) // 2)
+        with self.trunk.merging(role):
+            hidden = self.trunk.response_hidden(role, rollout)
+        fast = self.trunk.merges
+        logp, entropy, likeliest = response_statistics(self.trunk.base, hidden, rollout, 1.0, "value", True, fast)
+        back, mask = order.argsort(), rollout.mask
+
+        def of_labels(x: Tensor) -> Tensor:
+            return x.new_zeros(scored.shape).masked_scatter(scored[order], x[mask])[back]
+
+        assert entropy is not None and likeliest is not None
+        count = scored.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        return FusedCausalLMOutput(
+            loss=-logp.sum() / count,
+            log_probs=of_labels(logp),
+            entropy=of_labels(entropy),
+            mean_logits=of_labels(hidden.detach().float() @ self.mean_output),
+            is_top1=of_labels(likeliest),
+            label_mask=scored,
+        )
+
+    def _lower_states(self, ids: Tensor) -> Tensor | None:
+        """Return the states that go into the first layer with an adapter, None if that is the first of all."""
+        if not self.trunk.first_adapted:
+            return None
+        if self._newest is None or self._newest[0] is not ids:
+            self._newest = ids, self.trunk.lower(ids)
+        return self._newest[1]
+
+
+def _rollout(ids: Tensor, scored: Tensor, lower: Tensor | None) -> Rollout:
+    """Return rows of ids (B, T), whose tokens but the first are of the response where `scored` (B, T - 1)."""
+    if ((scored[:, 1:] > scored[:, :-1]).sum(1) + scored[:, 0] > 1).any():
+        raise ValueError("the labels of a row have a gap: the lean trunk wants a prompt and then a response")
+    prompt, response = scored.int().argmax(1) + 1, scored.sum(1)
+    return Rollout(ids, prompt, response, ended=torch.zeros_like(scored[:, 0]), lower=lower)
 
 
 def _decoder(trainer: Trainer) -> Any:

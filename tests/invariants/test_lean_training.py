@@ -1,18 +1,25 @@
 """SFT, reward model and DPO with the lean trunk in TRL's trainers: the same steps, but for rounding."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
+from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.adapters import trainable_adapter
+from rlhf.models.loading import load_base
 from rlhf.models.trunk import Trunk
 from rlhf.rollout.trunk_decoding import TrunkDecoding
+from rlhf.run.directory import Run
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
+from rlhf.stages.training_forward import IGNORED, LabelStatistics
 from tests.conftest import beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -26,26 +33,37 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def calls(monkeypatch) -> Counter[str]:
-    """How often the lean trunk computes each role, and how often it decodes."""
+    """How often the lean trunk computes each role and the layers below all adapters, and how often it decodes."""
     calls: Counter[str] = Counter()
-    hidden, run = Trunk.hidden, TrunkDecoding.run
+    hidden, responses, lower, run = Trunk.hidden, Trunk.response_hidden, Trunk.lower, TrunkDecoding.run
 
     def counted(self: Trunk, role: str, *arguments: Any) -> torch.Tensor:
         calls[role] += 1
         return hidden(self, role, *arguments)
+
+    def counted_responses(self: Trunk, role: str, rollout: Rollout) -> torch.Tensor:
+        calls[role] += rollout.groups is not None  # otherwise `hidden` is called
+        return responses(self, role, rollout)
+
+    def counted_lower(self: Trunk, ids: torch.Tensor) -> torch.Tensor:
+        calls["lower"] += 1
+        return lower(self, ids)
 
     def counted_run(self: TrunkDecoding) -> list[torch.Tensor]:
         calls["decoding"] += 1
         return run(self)
 
     monkeypatch.setattr(Trunk, "hidden", counted)
+    monkeypatch.setattr(Trunk, "response_hidden", counted_responses)
+    monkeypatch.setattr(Trunk, "lower", counted_lower)
     monkeypatch.setattr(TrunkDecoding, "run", counted_run)
     return calls
 
 
 @pytest.mark.parametrize(("stage", "accumulated"), [("sft", 1), ("sft", 2), ("rm", 1), ("dpo", 2)])
 def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, calls, stage, accumulated):
-    results, losses = {}, {}
+    results: dict[str, dict[str, torch.Tensor]] = {}
+    logged: dict[str, list[Mapping[str, float | None]]] = {}
     for trunk in ("library", "lean"):
         beside(trained, tmp_path / trunk, *PARENTS[stage])
         changes: dict[str, Any] = {f"{stage}__max_steps": STEPS, f"{stage}__save_steps": STEPS}
@@ -55,11 +73,14 @@ def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, calls, stage, a
         folder = tmp_path / trunk / ROOT / stage
         results[trunk] = weights(folder)
         rows = read_lines(folder / "metrics.jsonl", MetricsLine)
-        losses[trunk] = [row.values["loss"] for row in rows if "loss" in row.values]
+        logged[trunk] = [row.values for row in rows if "loss" in row.values]
         assert bool(calls) == (trunk == "lean")
     assert calls.keys() >= ({"default", "ref"} if stage == "dpo" else {"default"})
     assert calls["default"] == STEPS * accumulated
-    assert losses["lean"] == pytest.approx(losses["library"], rel=1e-4) and len(losses["lean"]) == STEPS
+    assert len(logged["lean"]) == len(logged["library"]) == STEPS
+    for values, expected in zip(logged["lean"], logged["library"], strict=True):
+        assert values == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert stage == "rm" or logged["lean"][0].keys() >= {"entropy", "mean_token_accuracy"}
     moved = apart = 0.0
     start = weights(tmp_path / "lean" / ROOT / PARENTS[stage][1]) if stage != "sft" else {}
     for name, library in results["library"].items():
@@ -67,6 +88,75 @@ def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, calls, stage, a
         moved += float((library - before).square().sum())
         apart += float((results["lean"][name] - library).square().sum())
     assert 0 < apart**0.5 < 1e-3 * moved**0.5
+
+
+def test_layers_below_all_adapters_are_computed_once_for_policy_and_reference(trained, tmp_path, calls):
+    changes: dict[str, Any] = {"lora__layers": "upper_half", "dpo__max_steps": STEPS, "dpo__logging_steps": 1}
+    losses = {}
+    for trunk in ("library", "lean"):
+        beside(trained, tmp_path / trunk, "pretrain")
+        run_stages(small(hardware__trunk=trunk, **changes), tmp_path / trunk, "sft", "rm")
+        calls.clear()
+        run_stages(small(hardware__trunk=trunk, **changes), tmp_path / trunk, "dpo")
+        rows = read_lines(tmp_path / trunk / ROOT / "dpo" / "metrics.jsonl", MetricsLine)
+        losses[trunk] = [row.values["loss"] for row in rows if "loss" in row.values]
+    assert calls["lower"] == calls["default"] == calls["ref"] >= STEPS
+    assert losses["lean"] == pytest.approx(losses["library"], rel=1e-3)
+
+
+class Asked(NamedTuple):
+    trunk: Trunk
+    ids: torch.Tensor
+    labels: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def asked(trained) -> Asked:
+    """Rows of different lengths, in which rows n and n + 2 have the same prompt."""
+    loaded = small(hardware__trunk="lean")
+    run = Run(trained, loaded, "dpo")
+    model = trainable_adapter(load_base(run, torch.device("cpu")), run.folder_of("sft"))
+    draw = torch.Generator().manual_seed(0)
+    prompts, responses = (5, 8, 5, 8), (4, 1, 6, 3)
+    ids = torch.randint(5, 60, (4, 16), generator=draw)
+    ids[2:, :5], ids[3, :8] = ids[:2, :5], ids[1, :8]
+    labels = torch.full_like(ids, IGNORED)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        labels[row, prompt : prompt + response] = ids[row, prompt : prompt + response]
+        ids[row, prompt + response :] = 0
+    base = model.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    return Asked(Trunk(base), ids, labels)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_statistics_of_labels_are_those_of_the_logits(asked, pairs):
+    trunk, ids, labels = asked
+    found = LabelStatistics(trunk, pairs)(input_ids=ids, labels=labels, fused_lm_head=True)
+    logits = trunk.base(input_ids=ids, use_cache=False).logits[:, :-1]
+    scored = labels[:, 1:] != IGNORED
+    expected = logits.log_softmax(-1)
+    expected_logp = expected.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    values = {
+        "log_probs": expected_logp,
+        "entropy": -(expected.exp() * expected).sum(-1),
+        "mean_logits": logits.mean(-1),
+        "is_top1": logits.argmax(-1) == ids[:, 1:],
+    }
+    assert found.loss is not None and found.label_mask is not None and torch.equal(found.label_mask, scored)
+    for name, value in values.items():
+        torch.testing.assert_close(found[name], value.masked_fill(~scored, 0), atol=2e-6, rtol=1e-5)
+    assert found.loss.item() == pytest.approx(-expected_logp[scored].mean().item(), rel=1e-5)
+
+
+def test_labels_with_a_gap_and_calls_for_logits_are_refused(asked):
+    trunk, ids, labels = asked
+    forward, broken = LabelStatistics(trunk, pairs=False), labels.clone()
+    broken[0, 6] = IGNORED
+    with pytest.raises(ValueError, match="the labels of a row have a gap"):
+        forward(input_ids=ids, labels=broken, fused_lm_head=True)
+    with pytest.raises(ValueError, match="no logits"):
+        forward(input_ids=ids)
 
 
 def test_a_model_that_it_does_not_support_is_refused(trained, tmp_path, monkeypatch):

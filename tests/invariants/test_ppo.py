@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import Codec
-from rlhf.models import shared_base
+from rlhf.models import output_layer
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
@@ -187,7 +187,7 @@ def test_the_lean_trunk_changes_rounding_only(run, rollout, kind):
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_the_size_of_a_chunk_of_logits_does_not_change_the_result(run, rollout, monkeypatch, tokens):
     a, stats, *_ = updated(run, rollout, entropy_coef=0.1)
-    monkeypatch.setattr(shared_base, "LOGITS", tokens * 400 + 1)
+    monkeypatch.setattr(output_layer, "LOGITS", tokens * 400 + 1)
     b, chunked, *_ = updated(run, rollout, entropy_coef=0.1)
     assert_close(a, b, largest=5e-5, mean=5e-7)
     assert chunked == pytest.approx(stats, rel=1e-4, abs=1e-6)
@@ -198,7 +198,7 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
     """Every tensor that any operation of a whole step returns, with 3 tokens to a chunk."""
     learner = trainer(run, kind, entropy_coef=0.1)
     vocabulary = len(learner.shared.base.lm_head.weight)
-    monkeypatch.setattr(shared_base, "LOGITS", 3 * vocabulary)
+    monkeypatch.setattr(output_layer, "LOGITS", 3 * vocabulary)
     seen: dict[tuple[int, ...], str] = {}
 
     class Watch(TorchDispatchMode):

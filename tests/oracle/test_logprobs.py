@@ -160,7 +160,7 @@ def test_linear_is_the_two_steps_in_one_value_and_gradient(chunk, temperature):
     expected = [token_logprobs(logits, ids), entropy(logits)]
     factors = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     (slope,) = torch.autograd.grad(sum((f * x).sum() for f, x in zip(factors, expected, strict=True)), hidden)
-    found = linear_token_logprobs(hidden, weight, ids, temperature, chunk, "gradient")
+    found = linear_token_logprobs(hidden, weight, ids, temperature, chunk, "gradient")[:2]
     (ours,) = torch.autograd.grad(sum((f * x).sum() for f, x in zip(factors, found, strict=True)), hidden)
     for a, b in zip((*found, ours), (*expected, slope), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -170,7 +170,7 @@ def test_linear_gradients_by_finite_differences():
     hidden, weight, ids = case()
 
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logp, value = linear_token_logprobs(x, weight, ids, 0.7, 3, "gradient")
+        logp, value, _ = linear_token_logprobs(x, weight, ids, 0.7, 3, "gradient")
         assert value is not None
         return logp, value
 
@@ -180,20 +180,29 @@ def test_linear_gradients_by_finite_differences():
 
 def test_linear_entropy_as_a_value_has_no_gradient():
     hidden, weight, ids = case()
-    logp, value = linear_token_logprobs(hidden, weight, ids, entropy="value")
+    logp, value, _ = linear_token_logprobs(hidden, weight, ids, entropy="value")
     assert logp.requires_grad
     assert value is not None and not value.requires_grad
     torch.testing.assert_close(value, entropy(hidden @ weight.T).detach())
     assert linear_token_logprobs(hidden, weight, ids)[1] is None
     with torch.no_grad():
-        torch.testing.assert_close(linear_token_logprobs(hidden, weight, ids, entropy="value"), (logp, value))
+        torch.testing.assert_close(linear_token_logprobs(hidden, weight, ids, entropy="value")[:2], (logp, value))
+
+
+def test_linear_says_whether_no_token_is_likelier():
+    hidden, weight, ids = case()
+    ids[::2] = (hidden @ weight.T).argmax(1)[::2]
+    found = linear_token_logprobs(hidden, weight, ids, chunk=3, likeliest=True).likeliest
+    assert found is not None and torch.equal(found, (hidden @ weight.T).argmax(1) == ids)
+    assert 0 < found.sum() < len(ids)
+    assert linear_token_logprobs(hidden, weight, ids).likeliest is None
 
 
 def test_linear_survives_a_confident_policy_in_bfloat16():
     """1 - p is about 6e-4 here: the difference of two rounded products would lose it."""
     hidden = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.bfloat16)
-    logp, _ = linear_token_logprobs(hidden, weight, torch.tensor([0]))
+    logp, *_ = linear_token_logprobs(hidden, weight, torch.tensor([0]))
     assert logp.dtype == torch.float32
     logp.sum().backward()
     rest = 2 * math.exp(-8) / (1 + 2 * math.exp(-8))
@@ -214,7 +223,7 @@ def test_linear_never_holds_more_logits_than_a_chunk():
 
     hidden, weight, ids = case(torch.float32, n=64, v=500, h=4)
     with Watch():
-        logp, value = linear_token_logprobs(hidden, weight, ids, chunk=8, entropy="gradient")
+        logp, value, _ = linear_token_logprobs(hidden, weight, ids, chunk=8, entropy="gradient")
         assert value is not None
         (logp.sum() + value.sum()).backward()
     assert max(sizes) == 8 * 500

@@ -1,0 +1,59 @@
+"""Log-probabilities of response tokens, from the hidden states before them and the output layer of a base model."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf.data.batch import Rollout
+from rlhf.errors import UserError
+from rlhf.models.architecture import logit_scale
+from rlhf.models.matmul import few_sizes, matmul
+from rlhf.objectives.logprobs import Entropy, TokenStatistics, linear_token_logprobs
+
+LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
+
+
+def response_statistics(
+    base: PreTrainedModel,
+    hidden: Tensor,
+    rollout: Rollout,
+    temperature: float,
+    entropy: Entropy = "none",
+    likeliest: bool = False,
+    fast: bool = False,
+) -> TokenStatistics:
+    """Return statistics (B, R) of the response tokens given the hidden states (B, R, H) that predict them.
+
+    `entropy` and `likeliest` as in `linear_token_logprobs`. All are 0 in masked slots. Logits are computed for real
+    response tokens only, a chunk at a time. `fast` multiplies with `rlhf.models.matmul`.
+    Raises UserError for an output layer with a bias or an adapter.
+    """
+    head: Any = base.get_output_embeddings()
+    if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
+        raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
+    mask = rollout.mask
+    states, tokens = hidden[mask], rollout.tokens[mask]
+    count = len(tokens)
+    if fast and (extra := few_sizes(count) - count):
+        states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
+    statistics = linear_token_logprobs(
+        states,
+        head.weight,
+        tokens,
+        temperature / logit_scale(base.config),
+        max(1, LOGITS // len(head.weight)),
+        entropy,
+        matmul if fast else torch.mm,
+        likeliest,
+    )
+
+    def to_slots(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.new_zeros(mask.shape).masked_scatter(mask, x[:count])
+
+    logp, entropies, tops = map(to_slots, statistics)
+    assert logp is not None
+    return TokenStatistics(logp, entropies, tops)
