@@ -22,6 +22,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from rlhf.models.model import Model, dtype_of
+from rlhf.models.nf4 import four_bit_layers, unpacked
 
 Forward = Callable[[Tensor], Tensor]
 FourBit = Literal["library", "row_groups", "unpacked"]
@@ -76,7 +77,7 @@ def merged_adapters(model: Model) -> Iterator[None]:
     dtype = dtype_of(model)
     forwards: dict[nn.Module, Forward] = {}
     for layer, (base, a, b, scaling) in _plain_adapters(model).items():
-        weight = torch.addmm(_unpacked(base).float(), b.float(), a.float(), alpha=scaling).to(dtype)
+        weight = torch.addmm(unpacked(base).float(), b.float(), a.float(), alpha=scaling).to(dtype)
         forwards[layer] = _linear(weight, base.bias)
     with _replaced(forwards):
         yield
@@ -92,9 +93,9 @@ def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
     """
     forwards: dict[nn.Module, Forward] = {}
     if method != "library":
-        for layer in _four_bit_layers(model):
+        for layer in four_bit_layers(model):
             unpack = method == "unpacked"
-            forwards[layer] = _linear(_unpacked(layer), layer.bias) if unpack else _in_row_groups(layer)
+            forwards[layer] = _linear(unpacked(layer), layer.bias) if unpack else _in_row_groups(layer)
     with _replaced(forwards):
         yield
 
@@ -208,29 +209,6 @@ def _norm_forward(weight: Tensor, eps: float) -> Forward:
 
 
 # -- 4-bit weights -------------------------------------------------------------------------------------------------
-
-
-def _four_bit_layers(model: Model) -> list[nn.Linear]:
-    try:
-        from bitsandbytes.nn import Linear4bit
-    except ImportError:
-        return []
-    return [module for module in model.modules() if isinstance(module, Linear4bit)]
-
-
-def _unpacked(layer: nn.Linear) -> Tensor:
-    """Return a linear layer's weight (out, in); a 4-bit one is unpacked in bitsandbytes' compute type."""
-    state = getattr(layer.weight, "quant_state", None)
-    if state is None:
-        return layer.weight
-    if getattr(state, "packing_format_for_cpu", False):  # only the layer's own kernel reads that format
-        identity = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
-        columns: Tensor = layer(identity)
-        return columns.t().contiguous()
-    from bitsandbytes.functional import dequantize_4bit
-
-    weight: Tensor = dequantize_4bit(layer.weight.data, state)
-    return weight
 
 
 def _in_row_groups(layer: nn.Linear) -> Forward:

@@ -51,11 +51,13 @@ class SharedPrompts:
         round_up: Callable[[int], int] = int,
     ):
         cos, sin = rotary
-        _, self.group, counts = groups.unique_consecutive(return_inverse=True, return_counts=True)
-        self.first = counts.cumsum(0) - counts  # the first row of each prompt
+        new = groups != groups.roll(1)
+        new[0] = True
+        self.group = new.cumsum(0) - 1  # (B,), of each row
+        self.first = new.nonzero().squeeze(1)  # (P,), the first row of each prompt
         device, lengths = rollout.ids.device, rollout.prompt_length
         self.last = lengths[self.first, None] - 1  # (P, 1)
-        self.prompts, self.prompt_size = len(counts), int(lengths.max())
+        self.prompts, self.prompt_size = len(self.first), int(lengths.max())
         self.width = rollout.mask.shape[1]
         slots = torch.arange(max(self.width - 1, 1), device=device)
         self.rows, self.slots, self.round_up = len(groups), len(slots), round_up

@@ -69,3 +69,27 @@ def quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
     packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
     module.quant_state = state
     return Params4bit(packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True)
+
+
+def four_bit_layers(model: nn.Module) -> list[nn.Linear]:
+    """Return the linear layers of a model whose weights are packed."""
+    try:
+        from bitsandbytes.nn import Linear4bit
+    except ImportError:
+        return []
+    return [module for module in model.modules() if isinstance(module, Linear4bit)]
+
+
+def unpacked(layer: nn.Linear) -> torch.Tensor:
+    """Return a linear layer's weight (out, in); a 4-bit one is unpacked in bitsandbytes' compute type."""
+    state = getattr(layer.weight, "quant_state", None)
+    if state is None:
+        return layer.weight
+    if getattr(state, "packing_format_for_cpu", False):  # only the layer's own kernel reads that format
+        identity = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
+        columns: torch.Tensor = layer(identity)
+        return columns.t().contiguous()
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight: torch.Tensor = dequantize_4bit(layer.weight.data, state)
+    return weight

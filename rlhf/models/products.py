@@ -25,31 +25,35 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rlhf.models.matmul import matmul
+from rlhf.models.nf4 import unpacked
 from rlhf.objectives.masked import at_least_float32
 
 
 class Part(NamedTuple):
     """One linear layer, W + scaling * B A."""
 
-    weight: Tensor  # (out, in), frozen
-    bias: Tensor | None  # (out,), frozen
-    adapter: tuple[Tensor, ...]  # A (r, in) and B (out, r), or empty
-    scaling: float
+    layer: nn.Linear  # (in, out), frozen; its weight may be packed in 4 bits
+    adapter: tuple[Tensor, ...] = ()  # A (r, in) and B (out, r), or empty
+    scaling: float = 0.0
+
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        """Return W (out, in). One of 4 bits is unpacked at each call, as bitsandbytes does for as many rows."""
+        return unpacked(self.layer).to(dtype)
 
 
 def part_of(layer: Any, role: str) -> Part:
     if not isinstance(layer, LoraLayer):
-        return Part(layer.weight, layer.bias, (), 0.0)
+        return Part(layer)
     base: Any = layer.get_base_layer()
     if role not in layer.lora_A:
-        return Part(base.weight, base.bias, (), 0.0)
+        return Part(base)
     a, b = (weights[role].weight for weights in (layer.lora_A, layer.lora_B))
     assert isinstance(a, Tensor) and isinstance(b, Tensor)
-    return Part(base.weight, base.bias, (a, b), layer.scaling[role])
+    return Part(base, (a, b), layer.scaling[role])
 
 
 class Before:
@@ -134,7 +138,7 @@ class Product(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        return [len(part.weight) for part in self.parts]
+        return [part.layer.out_features for part in self.parts]
 
     def forward(self, z: Tensor) -> Tensor:
         """Return y (N, sum of out) for z (N, in)."""
@@ -144,12 +148,12 @@ class Product(NamedTuple):
             y = z.new_empty(len(z), sum(self.sizes))
             low = iter(self._low(z))
             for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
-                matmul(z, part.weight.t(), out=columns)
+                matmul(z, part.weight(z.dtype).t(), out=columns)
                 if part.adapter:
                     columns.addmm_(next(low).t(), part.adapter[1].to(z.dtype).t(), alpha=part.scaling)
         for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
-            if part.bias is not None:
-                columns.add_(part.bias)
+            if part.layer.bias is not None:
+                columns.add_(part.layer.bias)
         return y
 
     def backward(self, dy: Tensor, z: Tensor, needs_input: bool, adapters: bool) -> tuple[Tensor | None, list[Tensor]]:
@@ -162,9 +166,9 @@ class Product(NamedTuple):
         if needs_input and self.merged is not None:
             dz = matmul(dy, self.merged)
         elif needs_input:
-            dz = matmul(columns[0], self.parts[0].weight)
+            dz = matmul(columns[0], self.parts[0].weight(dy.dtype))
             for part, d in list(zip(self.parts, columns, strict=True))[1:]:
-                dz.addmm_(d, part.weight)
+                dz.addmm_(d, part.weight(d.dtype))
             for (part, _), slope in zip(adapted, slopes, strict=True):
                 dz.addmm_(slope.t(), part.adapter[0].to(slope.dtype))
         gradients: list[Tensor] = []

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -30,6 +31,7 @@ from rlhf.errors import UserError
 from rlhf.models.architecture import LENGTH_DEPENDENT_ROPE, sliding_window
 from rlhf.models.layouts import Growth, Prompts, Sequences, SharedPrompts
 from rlhf.models.matmul import few_sizes
+from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.products import Before, Gate, Node, Norm, Part, Product, Rotary, heads_of, part_of
 
 Layout = Sequences | SharedPrompts | Growth
@@ -41,7 +43,8 @@ MERGED = {"cpu": True, "cuda": False}  # merge weights that are multiplied in fl
 class Trunk:
     """The decoder of a base model whose linear layers may have adapters, one for each role.
 
-    Raises UserError for a model that it does not support: another architecture or activation function, 4-bit weights.
+    Layers whose activations the library would recompute (gradient checkpointing) are recomputed here too.
+    Raises UserError for a model that it does not support: another architecture or activation function.
     """
 
     def __init__(self, base: PreTrainedModel):
@@ -49,6 +52,7 @@ class Trunk:
             raise UserError(f"hardware.trunk: lean does not support {problem}: use hardware.trunk: library")
         self.base, self.decoder = base, base.get_decoder()
         self.eps = float(base.config.rms_norm_eps)
+        self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
         self._merging: list[str] = []  # roles of the blocks that are open
         self._parts: dict[str, dict[tuple[nn.Module, ...], list[Part]]] = {}  # of the roles in open blocks
         self._merged: dict[str, dict[tuple[nn.Module, ...], Tensor]] = {}
@@ -107,7 +111,7 @@ class Trunk:
         The prompts of neighbouring rows with the same number in `rollout.groups` are the same.
         """
         groups = rollout.groups
-        if groups is None or len(groups.unique()) == len(groups):
+        if groups is None or not (groups[1:] == groups[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower)
         self.check_length(rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower is None else rollout.lower
@@ -119,7 +123,7 @@ class Trunk:
     def merges(self) -> bool:
         """Return whether weights are merged with their adapters in a block of `merging`."""
         weight = self.decoder.embed_tokens.weight
-        return weight.dtype == torch.float32 and MERGED[weight.device.type]
+        return weight.dtype == torch.float32 and MERGED[weight.device.type] and not self._packed
 
     @torch.no_grad()
     def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, Prompts]:
@@ -167,7 +171,11 @@ class Trunk:
         with torch.autocast(x.device.type, enabled=False):
             for number in numbers:
                 last = number == len(self.decoder.layers) - 1
-                x = self._layer(number, role, x, layout, last)
+                layer = self.decoder.layers[number]
+                if torch.is_grad_enabled() and layer.training and getattr(layer, "gradient_checkpointing", False):
+                    x = checkpoint(self._layer, number, role, x, layout, last, use_reentrant=False)
+                else:
+                    x = self._layer(number, role, x, layout, last)
         return x
 
     def _layer(self, number: int, role: str, x: Tensor, layout: Layout, last: bool) -> Tensor:
@@ -225,9 +233,10 @@ class Trunk:
             return None
         cache = self._merged.setdefault(role, {})
         if layers not in cache:
-            merged = cache[layers] = x.new_empty(sum(len(part.weight) for part in parts), parts[0].weight.shape[1])
-            for part, rows in zip(parts, merged.split([len(part.weight) for part in parts]), strict=True):
-                rows.copy_(part.weight)
+            sizes = [part.layer.out_features for part in parts]
+            merged = cache[layers] = x.new_empty(sum(sizes), parts[0].layer.in_features)
+            for part, rows in zip(parts, merged.split(sizes), strict=True):
+                rows.copy_(part.layer.weight)
                 if part.adapter:
                     a, b = part.adapter
                     rows.addmm_(b, a, alpha=part.scaling)
@@ -254,6 +263,7 @@ def unsupported(base: PreTrainedModel) -> str | None:
         return f"a rope of type {rope}, whose frequencies depend on the length"
     if getattr(config, "attention_dropout", 0.0):
         return "attention dropout"
-    if any(isinstance(m, nn.Linear) and type(m) is not nn.Linear for m in base.get_decoder().modules()):
-        return "4-bit weights"
+    if foreign := [m for m in base.get_decoder().modules() if isinstance(m, nn.Linear) and type(m) is not nn.Linear]:
+        kinds = {type(m).__name__ for m in foreign} - {"Linear4bit"}
+        return f"layers of type {kinds.pop()}" if kinds else None
     return None

@@ -235,15 +235,10 @@ class Recipe(Section):
     def _check_trunk(self) -> None:
         if self.hardware.trunk == "library":
             return
-        if self.model.quantization != "none":
-            raise ValueError("hardware.trunk: lean needs model.quantization: none")
         if self.hardware.count > 1 and self.hardware.engine != "ddp":
             raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
         if self.lora.lora_dropout:
             raise ValueError("hardware.trunk: lean needs lora.lora_dropout: 0")
-        for stage, options in {"sft": self.sft, "rm": self.rm, "dpo": self.dpo, **self.online()}.items():
-            if options.gradient_checkpointing:
-                raise ValueError(f"hardware.trunk: lean needs {stage}.gradient_checkpointing: false")
 
     def _check_online(self) -> None:
         for stage, options in self.online().items():

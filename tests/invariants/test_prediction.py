@@ -120,6 +120,22 @@ def test_prediction_is_what_real_tensors_take(six, stage):
         assert peak.peak_bytes == pytest.approx(measured[phase], rel=0.05 if through_cpu else 0.01), phase
 
 
+def test_the_lean_trunk_takes_what_is_predicted(predict):
+    """With prompts that several rows share, DPO's pairs and GRPO's groups, and with activations that are recomputed."""
+    changes = {key: value for key, value in TINY.items() if not key.startswith("ppo.")}
+    changes |= {f"grpo.{key.removeprefix('ppo.')}": value for key, value in TINY.items() if key.startswith("ppo.")}
+    changes |= {"grpo.max_completion_length": changes.pop("grpo.response_length"), "hardware.trunk": "lean"}
+    changes["grpo.gradient_checkpointing"] = True
+    groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
+    base = recipe.load(groups, {"model.architecture.vocab_size": VOCAB}).recipe
+    loaded = recipe.load(groups, recipe.with_random_weights(base, 50, "longest") | changes)
+    stages = ["sft", "dpo", "grpo"]
+    measured = measure(loaded, stages)
+    for stage, phase in (("sft", "train"), ("dpo", "train"), ("grpo", "update"), ("grpo", "score")):
+        peak = predict(loaded, stage)[phase]
+        assert peak.peak_bytes == pytest.approx(measured[stage][phase], rel=0.01), (stage, phase)
+
+
 def test_the_phases_are_those_of_the_stages(six):
     predicted, _ = six
     decoding = {"evaluate", "evaluate/prefill", "evaluate/decode"}

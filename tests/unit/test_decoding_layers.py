@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.models import decoding_layers
+from rlhf.models.nf4 import unpacked
 from tests.conftest import noted
 
 SIZES = {
@@ -115,7 +116,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(role, nf4):
     exact = adapted(torch.float32)
     for a, b in zip(exact.get_base_model().modules(), base.modules(), strict=True):
         for name, parameter in a.named_parameters(recurse=False):
-            parameter.data.copy_(decoding_layers._unpacked(b) if name == "weight" else getattr(b, name))
+            parameter.data.copy_(unpacked(b) if name == "weight" else getattr(b, name))
     truth = states(exact, role, ids)
     error, usually = ((x - truth).abs().mean() for x in (found, usual))
     assert 0 < error < usually < 0.03 * truth.abs().mean()
@@ -240,7 +241,7 @@ def test_a_weight_in_the_format_of_a_cpu_kernel_is_unpacked_as_that_kernel_reads
     layer = bnb.nn.Linear4bit(128, 192, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").to("cpu").eval()
     expected = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
     for _ in range(2):  # the first product of a CPU with the kernel packs the weight anew
-        assert (decoding_layers._unpacked(layer).float() - expected).abs().max() < 0.01 * expected.abs().max()
+        assert (unpacked(layer).float() - expected).abs().max() < 0.01 * expected.abs().max()
         with torch.no_grad():
             layer(torch.zeros(1, 128, dtype=torch.bfloat16))
 

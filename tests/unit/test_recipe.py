@@ -93,20 +93,8 @@ def test_every_recipe_loads(directory):
             "dpo.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: fsdp",
         ),
         (
-            lambda c: (c["hardware"].update(trunk="lean"), c["ppo"].update(gradient_checkpointing=True)),
-            "hardware.trunk: lean needs ppo.gradient_checkpointing: false",
-        ),
-        (
-            lambda c: (c["hardware"].update(trunk="lean"), c["dpo"].update(gradient_checkpointing=True)),
-            "hardware.trunk: lean needs dpo.gradient_checkpointing: false",
-        ),
-        (
             lambda c: (c["hardware"].update(trunk="lean"), c["lora"].update(lora_dropout=0.05)),
             "hardware.trunk: lean needs lora.lora_dropout: 0",
-        ),
-        (
-            lambda c: (c["hardware"].update(trunk="lean"), c["model"].update(quantization="nf4")),
-            "hardware.trunk: lean needs model.quantization: none",
         ),
         (
             lambda c: c["hardware"].update(trunk="lean", count=2, engine="fsdp"),

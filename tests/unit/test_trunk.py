@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
     GemmaConfig,
@@ -38,11 +38,13 @@ AT = torch.tensor([[2, 3, 4, 5], [0, 1, 2, 2], [5, 6, 7, 8]])  # the places of r
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def adapted(kind: str = "llama", dtype: torch.dtype = torch.float32, **lora: Any) -> Any:
+def adapted(kind: str = "llama", dtype: torch.dtype = torch.float32, nf4: bool = False, **lora: Any) -> Any:
     """A base with the roles `policy` and `reference`, whose scaling is no power of two and whose norms are not 1."""
     torch.manual_seed(0)
     config, model = KINDS[kind]
     base = model(config(**SIZES))
+    if nf4:
+        four_bit(base)
     settings: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": ALL, "init_lora_weights": False} | lora
     peft = get_peft_model(base, LoraConfig(**settings), adapter_name="policy")
     peft.add_adapter("reference", LoraConfig(**settings))
@@ -51,7 +53,7 @@ def adapted(kind: str = "llama", dtype: torch.dtype = torch.float32, **lora: Any
             parameter.data = 0.1 * torch.randn_like(parameter)
         elif "norm" in name:
             parameter.data += 0.3 * torch.randn_like(parameter)
-        if "lora_" not in name:
+        if "lora_" not in name and parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
         parameter.requires_grad_(".policy." in name)
     return peft.eval()
@@ -116,6 +118,10 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
 
     width, heads, size = 6, 2, 4
     weights, bias = [random(2 * size, width), random(size, width)], random(2 * size)
+    layers = [nn.utils.skip_init(nn.Linear, *w.shape[::-1], bias=False) for w in weights]
+    for layer, weight in zip(layers, weights, strict=True):
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+    layers[0].bias = nn.Parameter(bias, requires_grad=False)
     a, b = random(3, width).requires_grad_(), random(2 * size, 3).requires_grad_()
     angles = random(1, 5, size // 2)
     rotary = products.Rotary(angles.cos(), angles.sin(), heads)
@@ -124,7 +130,7 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     residual = random(2, 5, 3 * size).requires_grad_()
 
     def node(x: Tensor, residual: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        parts = [products.Part(weights[0], bias, (a, b), 1.5), products.Part(weights[1], None, (), 0.0)]
+        parts = [products.Part(layers[0], (a, b), 1.5), products.Part(layers[1])]
         whole = torch.cat([weights[0] + 1.5 * b @ a, weights[1]]).detach() if merged else None
         y: Tensor = products.Node.apply(x, products.Product(parts, whole, first, rotary), residual, a, b)
         return y
@@ -190,6 +196,61 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
     assert max(errors) < 0.05
 
 
+@pytest.mark.parametrize("role", ["policy", "reference", "base"])
+def test_weights_of_four_bits_are_unpacked_for_each_product_and_never_merged(role):
+    """In float32 as the library with them, and kept packed: nothing of a weight's size outlives its product."""
+    peft = adapted(nf4=True)
+    lean = Trunk(peft.get_base_model())
+    assert not lean.merges
+    expected = by_peft(peft, role, AT)
+    wanted = gradients(peft, expected) if role == "policy" else {}
+    with lean.merging(role):
+        states = lean.hidden(role, IDS, AT)
+        assert distance(states, expected) < 3e-6 and not lean._merged
+        actual = gradients(peft, states) if role == "policy" else {}
+    assert distance(by_peft(adapted(), role, AT), expected) > 1e-3, "rounding to 4 bits must show in this test"
+    assert actual.keys() == wanted.keys() and len(wanted) == (28 if role == "policy" else 0)
+    assert all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
+@pytest.mark.parametrize("nf4", [False, True], ids=["float32", "nf4"])
+def test_recomputed_activations_change_nothing_and_are_not_kept(nf4, merged):
+    peft = adapted(nf4=nf4)
+    lean = Trunk(peft.get_base_model())
+    ids = torch.randint(64, (16, 32), generator=torch.Generator().manual_seed(4))
+    results = {}
+    for recomputed in (False, True):
+        if recomputed:
+            peft.get_base_model().activation_checkpointing_enable()
+            peft.train()
+        with lean.merging("policy") if merged else nullcontext():
+            states, kept = watched(peft, lambda: lean.hidden("policy", ids))
+        results[recomputed] = states.detach(), gradients(peft, states), kept
+    (states, wanted, most), (again, actual, fewer) = results.values()
+    assert torch.equal(states, again)
+    assert all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted) and len(actual) == len(wanted) == 28
+    assert fewer < 0.3 * most
+    peft.eval()  # as in the library's layers, nothing is recomputed then
+    with lean.merging("policy") if merged else nullcontext():
+        assert watched(peft, lambda: lean.hidden("policy", ids))[1] == most
+
+
+def watched(peft: Any, forward: Any) -> tuple[Tensor, int]:
+    """Return the result of a forward pass and the bytes that it keeps for the backward pass, without weights."""
+    own = {p.untyped_storage().data_ptr() for p in peft.parameters()}
+    storages: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if (at := x.untyped_storage().data_ptr()) not in own:
+            storages[at] = x.untyped_storage().nbytes()
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        states: Tensor = forward()
+    return states, sum(storages.values())
+
+
 def test_weights_are_merged_once_in_a_block_and_anew_in_the_next():
     peft = adapted()
     lean = Trunk(peft.get_base_model())
@@ -216,25 +277,12 @@ def test_fewer_numbers_are_kept_for_the_backward_pass():
     peft = adapted()
     ids = torch.randint(64, (16, 32))
 
-    def kept(forward: Any) -> int:
-        own = {p.untyped_storage().data_ptr() for p in peft.parameters()}
-        storages: dict[int, int] = {}
-
-        def pack(x: Tensor) -> Tensor:
-            if (at := x.untyped_storage().data_ptr()) not in own:
-                storages[at] = x.untyped_storage().nbytes()
-            return x
-
-        with saved_tensors_hooks(pack, lambda x: x):
-            states = forward()
-        states.sum().backward()
-        return sum(storages.values())
-
     by_peft(peft, "policy", None)
-    usual = kept(lambda: peft.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state)
+    decoder = peft.get_base_model().model
+    _, usual = watched(peft, lambda: decoder(input_ids=ids, use_cache=False).last_hidden_state)
     lean = Trunk(peft.get_base_model())
     with lean.merging("policy"):
-        less = kept(lambda: lean.hidden("policy", ids))
+        _, less = watched(peft, lambda: lean.hidden("policy", ids))
         copies = sum(x.nbytes for x in lean._merged["policy"].values())
     assert less < 0.65 * usual
     assert copies == sum(p.nbytes for n, p in peft.named_parameters() if "base_layer.weight" in n)
@@ -249,10 +297,10 @@ def test_models_that_it_does_not_support_are_refused_in_one_line():
         Trunk(LlamaForCausalLM(LlamaConfig(**sizes, hidden_act="gelu")))
     with pytest.raises(UserError, match="does not support a sliding window in some layers"):
         Trunk(Qwen2ForCausalLM(Qwen2Config(**sizes, use_sliding_window=True)))
-    packed = LlamaForCausalLM(LlamaConfig(**sizes))
-    four_bit(packed)
-    with pytest.raises(UserError, match="does not support 4-bit weights"):
-        Trunk(packed)
+    other = LlamaForCausalLM(LlamaConfig(**sizes))
+    other.model.layers[0].mlp.up_proj = nn.modules.linear.NonDynamicallyQuantizableLinear(4, 4)  # stands for any other
+    with pytest.raises(UserError, match="does not support layers of type NonDynamicallyQuantizableLinear"):
+        Trunk(other)
     narrow = Trunk(MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)))
     with pytest.raises(UserError, match="9 tokens exceed the model's sliding window of 8"):
         narrow.hidden("base", IDS)
