@@ -2,14 +2,14 @@
 
 A group of linear layers with the same input is one node:
 
-    q, k, v     rotary(rms_norm(x) W^T + b)
+    q, k, v     rotary(rms_norm(x) W^T + b), in some models with a norm of each head before the rotary embedding
     o           x W^T + b + residual
     gate, up    rms_norm(x) W^T + b
     down        (silu(g) * u) W^T + b + residual          of x = [g, u]
 
-with W_i + s_i B_i A_i for the weight of each layer i of the group. A node keeps its input and nothing else: the
-backward pass computes the norm or the activation function again. With z the input of the product and dy the gradient
-of its result,
+with W_i + s_i B_i A_i for the weight of each layer i of the group. A node keeps its input, and what a norm of heads is
+given; the backward pass computes the norm or the activation function again. With z the input of the product and dy the
+gradient of its result,
 
     dB_i = s_i dy_i^T (z A_i^T)      dA_i = s_i (dy_i B_i)^T z      dz = sum_i dy_i (W_i + s_i B_i A_i)
 
@@ -103,7 +103,7 @@ class Gate(Before):
 
 
 class Rotary(NamedTuple):
-    """Rotary embedding of the first `heads` heads of each token.
+    """Rotary embedding of the first `heads` heads of each token, after a product.
 
     Pairs (x_j, x_{j + D/2}) turn by the angles whose cosines and sines (1 or B, T, D/2) are given.
     """
@@ -111,6 +111,14 @@ class Rotary(NamedTuple):
     cos: Tensor
     sin: Tensor
     heads: int
+
+    def forward(self, y: Tensor) -> tuple[Tensor, ...]:
+        """Change y (B, T, out) in place; return what `backward` needs."""
+        self.turn(y)
+        return ()
+
+    def backward(self, dy: Tensor) -> Tensor:
+        return self.turn(dy.clone(memory_format=torch.contiguous_format), back=True)
 
     def turn(self, y: Tensor, back: bool = False) -> Tensor:
         """Turn y (B, T, out) in place, forward or back; return it."""
@@ -121,6 +129,32 @@ class Rotary(NamedTuple):
         first.mul_(cos).addcmul_(second, sin, value=-sign)
         second.mul_(cos).add_(turned, alpha=sign)
         return y
+
+
+class HeadNorm(NamedTuple):
+    """RMSNorm of each of the rotary's heads by itself, with weights (heads, D), and then the rotary embedding."""
+
+    norm: Norm
+    rotary: Rotary
+
+    def forward(self, y: Tensor) -> tuple[Tensor, ...]:
+        heads = self._heads(y)
+        before = heads.clone()
+        heads.copy_(self.norm.forward(before)[0])
+        self.rotary.turn(y)
+        return (before,)
+
+    def backward(self, dy: Tensor, before: Tensor) -> Tensor:
+        dy = self.rotary.backward(dy)
+        heads = self._heads(dy)
+        heads.copy_(self.norm.backward(heads, before, self.norm.forward(before)[1]))
+        return dy
+
+    def _heads(self, y: Tensor) -> Tensor:
+        return heads_of(y, 2 * self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
+
+
+After = Rotary | HeadNorm
 
 
 def heads_of(x: Tensor, size: int) -> Tensor:
@@ -134,7 +168,7 @@ class Product(NamedTuple):
     parts: Sequence[Part]
     merged: Tensor | None  # (sum of out, in)
     before: Before
-    after: Rotary | None
+    after: After | None
 
     @property
     def sizes(self) -> list[int]:
@@ -190,22 +224,20 @@ class Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, product: Product, residual: Tensor | None, *adapters: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
         ctx.product = product
         z, _ = product.before.forward(x.reshape(-1, x.shape[-1]))
         y = product.forward(z).view(*x.shape[:-1], -1)
-        if product.after is not None:
-            product.after.turn(y)
+        ctx.save_for_backward(x, *(product.after.forward(y) if product.after else ()))
         return y if residual is None else y.add_(residual)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), product, (dy,) = ctx.saved_tensors, ctx.product, gradients
+        (x, *after), product, (dy,) = ctx.saved_tensors, ctx.product, gradients
         needs_input, _, needs_residual, *needs_adapters = ctx.needs_input_grad
         to_residual = dy if needs_residual else None
         if product.after is not None:
-            dy = product.after.turn(dy.clone(memory_format=torch.contiguous_format), back=True)
+            dy = product.after.backward(dy, *after)
         rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
         z, saved = product.before.forward(rows)
         dz, to_adapters = product.backward(dy, z, needs_input, any(needs_adapters))

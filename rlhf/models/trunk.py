@@ -24,6 +24,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
 )
 
 from rlhf.data.batch import Rollout
@@ -32,11 +34,16 @@ from rlhf.models.architecture import LENGTH_DEPENDENT_ROPE, sliding_window
 from rlhf.models.layouts import Growth, Prompts, Sequences, SharedPrompts
 from rlhf.models.matmul import few_sizes
 from rlhf.models.nf4 import four_bit_layers
-from rlhf.models.products import Before, Gate, Node, Norm, Part, Product, Rotary, heads_of, part_of
+from rlhf.models.products import After, Before, Gate, HeadNorm, Node, Norm, Part, Product, Rotary, heads_of, part_of
 
 Layout = Sequences | SharedPrompts | Growth
-SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
-CLASSIFIERS = (LlamaForSequenceClassification, MistralForSequenceClassification, Qwen2ForSequenceClassification)
+SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+CLASSIFIERS = (
+    LlamaForSequenceClassification,
+    MistralForSequenceClassification,
+    Qwen2ForSequenceClassification,
+    Qwen3ForSequenceClassification,
+)
 MERGED = {"cpu": True, "cuda": False}  # merge weights that are multiplied in float32
 
 
@@ -186,15 +193,15 @@ class Trunk:
         size, (cos, sin) = attention.head_dim, layout.rotary
         heads, shared_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
         if last and not isinstance(layout, Growth) and layout.narrow:
-            rotary = Rotary(cos, sin, shared_heads)
-            kv = self._product(x, role, (attention.k_proj, attention.v_proj), norm, rotary)
+            after = self._after(attention, cos, sin, 0, shared_heads)
+            kv = self._product(x, role, (attention.k_proj, attention.v_proj), norm, after)
             k, v = heads_of(kv, size).chunk(2, 2)
             x = layout.wanted(x)
-            rotary = Rotary(*layout.wanted_rotary, heads)
-            q = heads_of(self._product(x, role, (attention.q_proj,), norm, rotary), size)
+            after = self._after(attention, *layout.wanted_rotary, heads, 0)
+            q = heads_of(self._product(x, role, (attention.q_proj,), norm, after), size)
         else:
-            rotary = Rotary(cos, sin, heads + shared_heads)
-            qkv = self._product(x, role, (attention.q_proj, attention.k_proj, attention.v_proj), norm, rotary)
+            after = self._after(attention, cos, sin, heads, shared_heads)
+            qkv = self._product(x, role, (attention.q_proj, attention.k_proj, attention.v_proj), norm, after)
             q, k, v = heads_of(qkv, size).split([heads, shared_heads, shared_heads], 2)
         mixed = layout.attend(number, q, k, v, last and layout.narrow)
         x = self._product(mixed.flatten(2), role, (attention.o_proj,), residual=x)
@@ -202,13 +209,21 @@ class Trunk:
         gate_up = self._product(x, role, (mlp.gate_proj, mlp.up_proj), norm)
         return self._product(gate_up, role, (mlp.down_proj,), Gate(), residual=x)
 
+    def _after(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> After:
+        """Return what follows the product of so many heads of queries, then of keys."""
+        rotary = Rotary(cos, sin, queries + keys)
+        if not hasattr(attention, "q_norm"):
+            return rotary
+        weights = (attention.q_norm.weight.expand(queries, -1), attention.k_norm.weight.expand(keys, -1))
+        return HeadNorm(Norm(torch.cat(weights), self.eps), rotary)
+
     def _product(
         self,
         x: Tensor,
         role: str,
         layers: tuple[nn.Module, ...],
         before: Before | None = None,
-        after: Rotary | None = None,
+        after: After | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         """Return the results (B, T, sum of out) of linear layers with the same input, side by side."""

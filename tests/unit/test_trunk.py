@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from rlhf.errors import UserError
@@ -32,6 +35,7 @@ KINDS: dict[str, Any] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),  # with biases in q, k, v
+    "qwen3": (partial(Qwen3Config, head_dim=16), Qwen3ForCausalLM),  # with norms of heads
 }
 IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
 AT = torch.tensor([[2, 3, 4, 5], [0, 1, 2, 2], [5, 6, 7, 8]])  # the places of responses differ
@@ -108,8 +112,10 @@ def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, 
 
 
 @pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.parametrize("before", ["nothing", "norm", "gate"])
-def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(before, merged):
+@pytest.mark.parametrize(
+    ("before", "heads_normed"), [("nothing", False), ("norm", False), ("gate", False), ("norm", True)]
+)
+def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(before, heads_normed, merged):
     """In float64, against differences. Two layers, one of them without an adapter; biases; rotary; a residual."""
     torch.manual_seed(0)
 
@@ -125,6 +131,8 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     a, b = random(3, width).requires_grad_(), random(2 * size, 3).requires_grad_()
     angles = random(1, 5, size // 2)
     rotary = products.Rotary(angles.cos(), angles.sin(), heads)
+    head_norm = products.Norm(random(heads, size), 1e-3)
+    after = products.HeadNorm(head_norm, rotary) if heads_normed else rotary
     first = {"nothing": products.Before(), "norm": products.Norm(random(width), 1e-3), "gate": products.Gate()}[before]
     x = random(2, 5, 2 * width if before == "gate" else width).requires_grad_()
     residual = random(2, 5, 3 * size).requires_grad_()
@@ -132,12 +140,16 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     def node(x: Tensor, residual: Tensor, a: Tensor, b: Tensor) -> Tensor:
         parts = [products.Part(layers[0], (a, b), 1.5), products.Part(layers[1])]
         whole = torch.cat([weights[0] + 1.5 * b @ a, weights[1]]).detach() if merged else None
-        y: Tensor = products.Node.apply(x, products.Product(parts, whole, first, rotary), residual, a, b)
+        y: Tensor = products.Node.apply(x, products.Product(parts, whole, first, after), residual, a, b)
         return y
 
     torch.autograd.gradcheck(node, (x, residual, a, b))
     z = first.forward(x.flatten(0, 1))[0]
     plain = torch.cat([z @ (weights[0] + 1.5 * b @ a).t() + bias, z @ weights[1].t()], 1).view(2, 5, -1)
+    if heads_normed:
+        normed, rest = plain.split([heads * size, size], -1)
+        by_head = head_norm.forward(normed.unflatten(-1, (heads, size)))[0]
+        plain = torch.cat([by_head.flatten(-2), rest], -1)
     assert torch.allclose(rotary.turn((node(x, residual, a, b) - residual).detach(), back=True), plain)
 
 
