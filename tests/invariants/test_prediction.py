@@ -122,7 +122,7 @@ def test_prediction_is_what_real_tensors_take(six, stage):
 
 def test_the_lean_trunk_takes_what_is_predicted(predict):
     """With prompts that several rows share, DPO's pairs and GRPO's groups, and with activations that are recomputed."""
-    changes = {key: value for key, value in TINY.items() if not key.startswith("ppo.")}
+    changes: dict[str, Any] = {key: value for key, value in TINY.items() if not key.startswith("ppo.")}
     changes |= {f"grpo.{key.removeprefix('ppo.')}": value for key, value in TINY.items() if key.startswith("ppo.")}
     changes |= {"grpo.max_completion_length": changes.pop("grpo.response_length"), "hardware.trunk": "lean"}
     changes["grpo.gradient_checkpointing"] = True
