@@ -58,7 +58,7 @@ def use_trunk(trainer: Trainer, pairs: bool = False) -> None:
     """Compute training steps with the lean trunk; evaluation keeps the library's layers.
 
     The model has adapters, and batches are padded on the right. `pairs`: row n of the first half of a batch has the
-    prompt of row n of the second half, which is then computed once for both.
+    prompt of row n of the second half, which is computed once for both in float32 on a CPU.
     Raises UserError for a model that the trunk does not support.
     """
     model: Any = trainer.model
@@ -116,7 +116,9 @@ class LabelStatistics:
     """
 
     def __init__(self, trunk: Trunk, pairs: bool):
-        self.trunk, self.pairs = trunk, pairs
+        # A card's attention to a prompt that two rows share would need a copy of its keys and values for each, for
+        # every head, and keep them: predicted to cost more memory than the prompts.
+        self.trunk, self.pairs = trunk, pairs and trunk.merges
         self.mean_output = trunk.base.get_output_embeddings().weight.mean(0, dtype=torch.float32)  # (H,)
         self._newest: tuple[Tensor, Tensor] | None = None  # ids and their lower states: DPO's two models read the same
 
