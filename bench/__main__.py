@@ -17,7 +17,8 @@ from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
 from rlhf.files import read_json, write_json
 from rlhf.memory import projection
-from rlhf.memory.predict import Predictor, Stage
+from rlhf.memory.phases import Stage
+from rlhf.memory.predict import Predictor
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, published
 from rlhf.recipe.published import Figure, Spent, Verdict

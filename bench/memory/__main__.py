@@ -9,6 +9,7 @@ from bench.memory import budgets, sizes
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
+from rlhf.memory import pinned as pins
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.observe import console
 from rlhf.process import cuda
@@ -36,11 +37,11 @@ def pinned(write: bool, only: Path | None) -> None:
     with Predictor() as predict:
         for directory in directories:
             loaded = recipe.load(directory)
-            peaks = budgets.predict(predict, loaded)
-            step, problems = budgets.decoding_step(predict, loaded)
-            needed = budgets.needs(predict, loaded)
+            peaks = pins.predict(predict, loaded)
+            step, problems = pins.decoding_step(predict, loaded)
+            needed = pins.needs(predict, loaded)
             if write:
-                budgets.pin(directory, peaks, step, budgets.strategies(predict, loaded), needed)
+                pins.pin(directory, peaks, step, budgets.strategies(predict, loaded), needed)
             else:
                 problems += budgets.growth(budgets.pinned(directory), peaks)
                 problems += budgets.more_needed(budgets.pinned_needs(directory), needed)
@@ -105,8 +106,8 @@ def measure(
     device = device_of(loaded.recipe)
     chosen = list(stages or (STAGES if device.type == "cpu" else TRAINED))
     if no_predict:
-        if loaded.modified or not (loaded.directory / budgets.FILE).exists():
-            raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {budgets.FILE}")
+        if loaded.modified or not (loaded.directory / pins.FILE).exists():
+            raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
         predicted = {stage: pinned_peaks(loaded.directory, stage) for stage in chosen}
     with console.quiet_libraries():
         measured = measure_stages(loaded, chosen)

@@ -14,8 +14,8 @@ import numpy as np
 from bench.outside import lengths
 from bench.outside.collect import DATA
 from bench.outside.collect_fms import DATA as PACKED_DATA
-from rlhf.memory import DEPTHS
 from rlhf.memory.depth import deepen
+from rlhf.memory.phases import DEPTHS
 
 RECORDED = (301, 301, 311, 353, 421, 501, 609, 641)  # tokens; the first steps differ from the others
 WEIGHTS = 3_212_749_824 * 2  # bytes of the checkpoint

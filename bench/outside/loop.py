@@ -17,9 +17,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rlhf.memory import Event
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.gpu import Gpu
+from rlhf.memory.phases import Event
 
 L40S = Gpu((8, 9), 142)  # compute capability; NVIDIA's L40S data sheet: 142 multiprocessors
 LAYERS, VOCABULARY, ROWS, STEPS, WARMUP = 28, 128256, 4, 5000, 500

@@ -7,9 +7,9 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from bench.outside.loop import STEP
-from rlhf.memory import Event
 from rlhf.memory.allocator import Allocator, Block
 from rlhf.memory.gpu import SMALL_WORKSPACE
+from rlhf.memory.phases import Event
 from rlhf.memory.replay import PRODUCT
 
 HISTORY = 3  # steps back to which a step may release something

@@ -12,6 +12,7 @@ from rlhf.cli.options import PRICE
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
+from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
@@ -68,7 +69,7 @@ def plan(
 
 def _show_fits(loaded: PinnedRecipe, stages: Sequence[str], limit: int, as_json: bool) -> None:
     """Search for the fastest settings with which the stages need at most `limit` bytes, and print them."""
-    on_card = [stage for stage in stages if stage not in planning.ON_HOST]
+    on_card = [stage for stage in stages if stage not in ON_HOST]
     if not on_card:
         raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
     with Predictor() as predict, console.working("looking for settings that fit") as say:

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rlhf.errors import UserError
-from rlhf.memory import gb
 from rlhf.memory.fit import Fit
+from rlhf.memory.phases import gb
 from rlhf.memory.plan import claims
 from rlhf.memory.predict import needed
 from rlhf.observe import console

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rlhf import recipe, stages, terminal
+from rlhf import recipe, terminal
 from rlhf.cli.choice import (
     CHANGES,
     NAMES_RECIPE,
@@ -28,6 +28,7 @@ from rlhf.process import distributed, endings
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
+from rlhf.stages import runner
 from rlhf.use import fetch as fetching
 from rlhf.use import reproduce as reproducing
 
@@ -91,11 +92,11 @@ def run(
     if if_needed and _report_done(this_run):
         return
     if distributed.needs_launch(loaded.recipe, stage) and this_run.done() is None:
-        with endings.reporting_progress(lambda: stages.progress(this_run)):
+        with endings.reporting_progress(lambda: runner.progress(this_run)):
             distributed.launch(loaded, stage)
         return
     try:
-        summary, result, path = stages.execute(
+        summary, result, path = runner.execute(
             stage,
             loaded,
             out,

@@ -244,7 +244,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     # Each combination of settings and generator code has a folder of its own.
     if data.source == "lengths":
         assert data.lengths
-        options = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
+        options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}
         target = _generated_folder(folder, "lengths", options, lengths)
         files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
         return formats.read(files, on_bad_row="skip")

@@ -21,6 +21,7 @@ from rlhf.observe import console
 from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
 from rlhf.run.outcomes import Answer, Details
 from rlhf.run.reader import check, read
+from rlhf.terminal import harmless
 
 STAGES = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # different settings that are printed
@@ -230,7 +231,7 @@ def show(comparison: PolicyComparison) -> None:
         difference = f"{row.difference:+.4g}" if row.difference is not None else ""
         rows.append((row.name, console.number(row.a), console.number(row.b), difference, interval))
     title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
-    console.rows_table(console.harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
+    console.rows_table(harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
     keys = comparison.settings_that_differ
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
     message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"

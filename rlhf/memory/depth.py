@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf.memory import DEPTHS, Event
+from rlhf.memory.phases import DEPTHS, Event
 
 GAP = 3  # cost of an insertion in the alignment
 OTHER_SIZE = 20  # cost of a pair of allocations by one operation, of different sizes: something as wide as all layers

@@ -6,7 +6,8 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from rlhf.memory.predict import Phase, Stage, needed
+from rlhf.memory.phases import Phase, Stage
+from rlhf.memory.predict import needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
 from rlhf.recipe import ONLINE, PinnedRecipe, Recipe, as_yaml

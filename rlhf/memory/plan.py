@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.memory import gb, projection, ranks
-from rlhf.memory.predict import ON_HOST as ON_HOST
-from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, needed, reserved
+from rlhf.memory import projection, ranks
+from rlhf.memory.phases import ON_HOST, PredictionError, Stage, gb
+from rlhf.memory.predict import STAGES, Predictor, needed, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.observe import console

@@ -16,12 +16,8 @@ from types import TracebackType
 from typing import Any, cast
 
 from rlhf import recipe as recipes
-from rlhf.memory import COMPONENTS, DECODING_STEP, DEPTHS, gpu, ranks
-from rlhf.memory import ON_HOST as ON_HOST
-from rlhf.memory import Phase as Phase
-from rlhf.memory import PredictionError as PredictionError
-from rlhf.memory import Stage as Stage
-from rlhf.memory import StepOperations as StepOperations
+from rlhf.memory import gpu, ranks
+from rlhf.memory.phases import COMPONENTS, DECODING_STEP, DEPTHS, ON_HOST, Phase, PredictionError, Stage, StepOperations
 from rlhf.process import distributed
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe

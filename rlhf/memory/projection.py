@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from rlhf.data.worlds.lengths import lengths_of_hh
-from rlhf.memory import STEPS
-from rlhf.memory.predict import TRAINING, Phase, Stage
+from rlhf.memory.phases import STEPS, Phase, Stage
+from rlhf.memory.predict import TRAINING
 from rlhf.recipe import ONLINE, Recipe
 
 

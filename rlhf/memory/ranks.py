@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.memory import Phase, PredictionError, Stage
+from rlhf.memory.phases import Phase, PredictionError, Stage
 from rlhf.recipe import PinnedRecipe, Recipe
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.

@@ -25,12 +25,13 @@ from unittest import mock
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event, gpu
+from rlhf.memory import gpu
 from rlhf.memory.depth import deepen
+from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
 from rlhf.memory.replay import Reserved, replay
 from rlhf.recipe import Architecture, PinnedRecipe, Recipe
 from rlhf.run.directory import Run
-from rlhf.stages import module_of
+from rlhf.stages.runner import module_of
 
 if TYPE_CHECKING:
     from rlhf.memory.device import StandIn

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from rlhf import recipe as recipes
 from rlhf.memory import projection
-from rlhf.memory.predict import Stage, needed
+from rlhf.memory.phases import Stage
+from rlhf.memory.predict import needed
 from rlhf.recipe import PinnedRecipe
 
 STAGES = ("sft", "rm", *recipes.ONLINE, "dpo")

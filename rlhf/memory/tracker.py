@@ -23,8 +23,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf.memory import COMPONENTS, Event
 from rlhf.memory.operations import Counts, tensors_in
+from rlhf.memory.phases import COMPONENTS, Event
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)

@@ -38,7 +38,6 @@ from rlhf.models.weights import (
     reward_weights,
     set_adapter_state,
 )
-from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
 from rlhf.objectives.logprobs import Entropy, linear_token_logprobs
 from rlhf.process import distributed
 

@@ -315,3 +315,7 @@ class Recipe(Section):
             "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
             + self.evaluate.response_length,
         }
+
+    def longest(self) -> int:
+        """Return the length in tokens of the longest sequence that any stage admits."""
+        return max(self.lengths().values())

@@ -32,8 +32,8 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import GROUPS, PolicyName, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
-from rlhf.stages import Result
 from rlhf.stages.online.reward_sum import ByName, RewardSum
+from rlhf.stages.result import Result
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
 CONTRADICTED = 10  # pairs that are listed

@@ -41,12 +41,12 @@ from rlhf.rollout.engine import joined
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
 from rlhf.run.records import Number
-from rlhf.stages import Result
 from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session, prompt_order
 from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
+from rlhf.stages.result import Result
 
 ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
 

@@ -36,11 +36,11 @@ from rlhf.rollout.responses import ValueFn
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
 from rlhf.run.records import Number
-from rlhf.stages import Result
 from rlhf.stages.online import scoring
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
+from rlhf.stages.result import Result
 
 # Near 0 the sigmoid of a raw score s is about (s + 2) / 4, which is (s - mean) / sd with these numbers: a critic of
 # squashed scores starts from there. Recipes refuse `sigmoid_scores` together with `normalize_scores`.

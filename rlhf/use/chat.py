@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from rlhf.data.rows import Message
 from rlhf.errors import ParentMissing, UserError
-from rlhf.observe.console import harmless
 from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.run.directory import Run
+from rlhf.terminal import harmless
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")

@@ -21,9 +21,11 @@ from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
 from rlhf.memory import gpu
+from rlhf.memory import pinned as pins
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
-from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
+from rlhf.memory.phases import PredictionError
+from rlhf.memory.predict import STAGES, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
 from rlhf.recipe import PinnedRecipe
@@ -709,7 +711,7 @@ def test_a_rehearsal_that_fails_leaves_no_answer_behind(predict):
 
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
     needed = {"ppo": {"update": 1000}}
-    budgets.pin(tmp_path, PEAKS, STEP, None, needed)
+    pins.pin(tmp_path, PEAKS, STEP, None, needed)
     assert budgets.pinned_needs(tmp_path) == needed
     assert budgets.pinned(tmp_path) == PEAKS
     assert budgets.pinned_step(tmp_path) == STEP

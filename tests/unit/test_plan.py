@@ -18,7 +18,8 @@ from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
-from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, Stage, needed, reserved
+from rlhf.memory.phases import Phase, PredictionError, Stage
+from rlhf.memory.predict import CONTEXT, STAGES, Predictor, needed, reserved
 from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides

@@ -12,10 +12,10 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.recipe import published
+from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure, Spent, compare
-from rlhf.recipe.strict import read_yaml
 from rlhf.run.records import Comparison
-from rlhf.stages import module_of
+from rlhf.stages.runner import module_of
 from rlhf.use import reproduce
 from tests.conftest import summary_of
 
