@@ -9,8 +9,9 @@ from bench.gpu.record import Verdict
 from bench.memory.measure import beside, measuring, pinned_peaks
 from rlhf.memory import pinned as pins
 from rlhf.observe.console import quiet_libraries
+from rlhf.recipe import StageName
 
-STAGES = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
 CLOSE = 0.05  # share of the measured peak by which a prediction may miss it
 
 

@@ -13,10 +13,16 @@ from rlhf.memory import pinned as pins
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.observe import console
 from rlhf.process import cuda
+from rlhf.recipe import StageName
 from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
-TRAINED = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU, evaluate only samples as the others do
+TRAINED: tuple[StageName, ...] = (
+    "sft",
+    "rm",
+    "ppo",
+    "dpo",
+)  # evaluate samples as PPO does; merge needs no GPU
 
 
 @click.group()
@@ -86,7 +92,7 @@ def model_sizes() -> None:
 def measure(
     hw: str,
     directory: Path | None,
-    stages: tuple[str, ...],
+    stages: tuple[StageName, ...],
     changes: tuple[str, ...],
     no_predict: bool,
     save: Path | None,

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory.predict import Predictor, needed
+from rlhf.recipe import StageName
 
 FILE = Path(__file__).with_suffix(".json")
 BASED_ON = "4090-llama2-7b/v2"
-STAGES = ("sft", "rm", "ppo", "dpo")
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 ROWS, AT_ONCE, DECODED = 16, 2, 8  # rows of an optimizer step, in a micro-batch, decoded together
 GB = 1e9
 
@@ -87,7 +88,7 @@ def predict(root: Path, said: Callable[[str], None]) -> dict[str, Any]:
     return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": found}
 
 
-def largest(needs: Mapping[str, Mapping[str, int]], stage: str, mebibytes: int) -> Size | None:
+def largest(needs: Mapping[str, Mapping[str, int]], stage: StageName, mebibytes: int) -> Size | None:
     """Return the largest model with which a stage needs no more than a card has."""
     return next((s for s in reversed(SIZES) if needs[s.name][stage] <= mebibytes * 2**20), None)
 

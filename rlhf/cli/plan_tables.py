@@ -13,7 +13,7 @@ from rlhf.memory.phases import gb
 from rlhf.memory.plan import claims
 from rlhf.memory.predict import needed
 from rlhf.observe import console
-from rlhf.recipe import PinnedRecipe, as_yaml
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe import published as figures
 from rlhf.recipe.published import Verdict
 
@@ -163,7 +163,7 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     )
 
 
-def show_ablation(loaded: PinnedRecipe, effects: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+def show_ablation(loaded: PinnedRecipe, effects: Mapping[StageName, Mapping[str, Any]], as_json: bool) -> None:
     """Print the effect of each strategy on each stage, beside what is published."""
     if as_json:
         click.echo(json.dumps(effects, indent=2))

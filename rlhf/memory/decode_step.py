@@ -26,13 +26,13 @@ from rlhf.memory.rehearse import PHASES, settings
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import PinnedRecipe, Ppo
+from rlhf.recipe import PinnedRecipe, Ppo, Role
 from rlhf.rollout import engine as rollout
 from rlhf.run.directory import Run
 from rlhf.stages.online.session import sampling
 
 LAYERS = 2  # all decoder layers are alike
-ROLES = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
+ROLES: tuple[Role, ...] = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
 
 HOST_READ = "reads a value on the host"
 OTHER_DEVICE = "copies between devices"
@@ -98,7 +98,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
             return {role: step(recorder, shared, role, codec, changed.recipe.ppo) for role in ROLES}
 
 
-def step(recorder: "_Recorder", shared: SharedBase, role: str, codec: Codec, options: Ppo) -> DecodingStep:
+def step(recorder: "_Recorder", shared: SharedBase, role: Role, codec: Codec, options: Ppo) -> DecodingStep:
     """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
     sampling_settings = sampling(options)
     lengths = [sampling_settings.max_prompt_length] * sampling_settings.batch_size

@@ -1,13 +1,15 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlhf.errors import UserError
+from rlhf.recipe import StageName
 
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
-DECODING_STEP = "decoding step"  # in place of a stage's name
-ON_HOST = ("merge",)  # stages that leave the card alone
+DECODING_STEP: Literal["decoding step"] = "decoding step"
+Rehearsed = StageName | Literal["decoding step"]
+ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
 
 COMPONENTS = (
     "base",  # the model's own weights and buffers

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory.phases import Phase, PredictionError, Stage
-from rlhf.recipe import PinnedRecipe, Recipe
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
@@ -33,7 +33,7 @@ LLAMA_LAYERS = (
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
-def of_one(loaded: PinnedRecipe, stage: str) -> PinnedRecipe:
+def of_one(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     """Return the recipe by which one process alone does what each rank does in a stage: its share of the rows, all
     steps.
     """
@@ -58,7 +58,7 @@ def of_one(loaded: PinnedRecipe, stage: str) -> PinnedRecipe:
     return recipes.load(loaded.directory, loaded.overrides | changes, recipe.seed)
 
 
-def divide(recipe: Recipe, stage: str, predicted: Stage) -> Stage:
+def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
     """Return what a rank needs where ranks divide the base, from what it needs with all of it."""
     if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
         return predicted
@@ -143,7 +143,7 @@ class Traffic(NamedTuple):
     weights: int  # fetched layers: (n − 1) / n of them each time
 
 
-def traffic(recipe: Recipe, stage: str) -> Traffic:
+def traffic(recipe: Recipe, stage: StageName) -> Traffic:
     """Of one optimizer step, or one step of PPO. The numbers of a batch that PPO's ranks share are left out: bytes for
     each token, where adapters and layers have millions."""
     count = recipe.processes(stage)

@@ -51,7 +51,7 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
     """
     folder = root / "evaluate"
     if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: evaluate)")
     verified(root, "evaluate")
     rows = read_lines(folder / "samples.jsonl", SampleLine)
     if not rows:

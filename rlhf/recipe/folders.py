@@ -1,5 +1,6 @@
 """Where recipes are: the folder of recipes, the versions in it, and the default of a kind of hardware."""
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -47,10 +48,12 @@ def resolve(hardware: str, root: Path) -> Path:
     if not by_status:
         if not names:
             raise UserError(no_recipes(root))
-        raise UserError(f"--hw {hardware}: no default recipe in {root} (hardware there: {', '.join(sorted(names))})")
+        nearest = difflib.get_close_matches(hardware, names, 3, 0.4)
+        hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
+        raise UserError(f"--hw {hardware}: no default recipe in {root}; {hint}")
     return by_status.get("released") or by_status["draft"]
 
 
 def no_recipes(root: Path) -> str:
     """Return the message for a folder without recipes."""
-    return f"{root}: no recipes there; --recipes or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
+    return f"{root}: no recipes there; --recipe-root or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"

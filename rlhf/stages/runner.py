@@ -92,7 +92,7 @@ def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {hint}"
 
 
-def module_of(stage: str) -> str:
+def module_of(stage: StageName) -> str:
     """Return the module with the `run_stage` of a stage: RLOO and GRPO share one."""
     return f"rlhf.stages.{'groups' if stage in GROUPS else stage}"
 

@@ -98,7 +98,7 @@ def finished_stage(run: Run, stage: StageName, command: str) -> Path:
         ) from None
 
 
-def greeting(loaded: PinnedRecipe, stage: str, temperature: float) -> str:
+def greeting(loaded: PinnedRecipe, stage: ChatStage, temperature: float) -> str:
     """Return the line before a conversation: the stage and recipe that answer, the temperature, the commands."""
     return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
 
