@@ -27,7 +27,7 @@ TRAINED: tuple[StageName, ...] = (
 
 @click.group()
 def cli() -> None:
-    """Predicted memory against what is pinned, and against what real tensors take."""
+    """Compare predicted memory with pinned predictions, or with what real tensors take."""
 
 
 @cli.command()
@@ -39,7 +39,7 @@ def pinned(write: bool, only: Path | None) -> None:
     Exit code 1 where a phase grew, or needs more of the card, or a decoding step has more operations or one that a
     graph cannot hold.
     """
-    found, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
+    failed, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
     with Predictor() as predict:
         for directory in directories:
             loaded = recipe.load(directory)
@@ -53,11 +53,11 @@ def pinned(write: bool, only: Path | None) -> None:
                 problems += budgets.more_needed(budgets.pinned_needs(directory), needed)
                 problems += budgets.more_operations(budgets.pinned_step(directory), step)
             for line in problems:
-                found = True
+                failed = True
                 print(f"{directory.relative_to(ROOT)}: {line}")
-    if not found:
+    if not failed:
         print(f"{len(list(directories))} recipes {'pinned' if write else 'need no more than what is pinned'}")
-    sys.exit(found)
+    sys.exit(failed)
 
 
 @cli.command()

@@ -204,15 +204,15 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
                 stage,
                 gb(phases[""].peak_bytes),
                 gb(needs[stage]),
-                "DOES NOT FIT" if stage in settings.lacking else "fits",
+                "DOES NOT FIT" if stage in settings.too_large else "fits",
             )
             for stage, phases in settings.stages.items()
         ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {gb(limit)} GB"
         console.rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
-    if settings.lacking:
+    if settings.too_large:
         raise UserError(
-            f"{', '.join(settings.lacking)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
+            f"{', '.join(settings.too_large)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
             "max_prompt_length, response_length"
         )
     if not as_json:

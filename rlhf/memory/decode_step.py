@@ -138,7 +138,7 @@ class _Recorder(StandIn):
 
     @contextmanager
     def recording(self, decoder: nn.Module) -> Iterator[list[Operation]]:
-        """The operations inside the block, each with the decoder layer that asked for it."""
+        """Record the operations inside the block, each with the decoder layer that launched it."""
         operations: list[Operation] = []
         hooks = []
         for index, layer in enumerate(decoder.layers):  # type: ignore[arg-type]
@@ -166,11 +166,11 @@ class _Recorder(StandIn):
         self._layer = layer
 
 
-def _launches(func: Any, before: set[int], made: list[Tensor]) -> bool:
+def _launches(func: Any, before: set[int], outputs: list[Tensor]) -> bool:
     """Return whether an operation works on the device: it writes into a tensor there, or makes a new one."""
-    if not any(x.device == META for x in made) or func._schema.name.removeprefix("aten::") in ALLOCATIONS:
+    if not any(x.device == META for x in outputs) or func._schema.name.removeprefix("aten::") in ALLOCATIONS:
         return False
-    return func._schema.is_mutable or any(id(x.untyped_storage()) not in before for x in made)
+    return func._schema.is_mutable or any(id(x.untyped_storage()) not in before for x in outputs)
 
 
 def _unsafe(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> str | None:
@@ -192,5 +192,5 @@ def _indexing(func: Any) -> bool:
 
 
 def _picks_by_mask(func: Any, args: Any) -> bool:
-    """Indexing with a mask: how many elements it picks must be read before the kernel is launched."""
+    """Return whether an index is a mask: the device must then count its elements before the kernel is launched."""
     return _indexing(func) and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])

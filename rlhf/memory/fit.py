@@ -18,7 +18,7 @@ class Fit(NamedTuple):
 
     changes: dict[str, Any]
     stages: dict[StageName, Stage]  # as predicted with them
-    lacking: tuple[StageName, ...]  # the stages that still need more than the limit
+    too_large: tuple[StageName, ...]  # the stages that still need more than the limit
 
 
 class Choice(NamedTuple):
@@ -45,7 +45,7 @@ def fit(
     loaded: PinnedRecipe,
     stages: Sequence[StageName],
     limit: int,
-    say: Callable[[str], None] = lambda what: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """Return the fastest settings with which each of `stages` needs at most `limit` bytes of the card.
 
@@ -54,7 +54,7 @@ def fit(
     tried, which change the result. `say` gets a line for each candidate.
     """
     result = _Search(predict, loaded, stages, limit, say)()
-    if result.lacking and loaded.recipe.model.quantization == "none":
+    if result.too_large and loaded.recipe.model.quantization == "none":
         compressed = {"model.quantization": "nf4"}
         compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
         again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
@@ -82,10 +82,10 @@ class _Search:
         for axis in self.axes:
             self.chosen |= _fastest(axis, partial(self._share, axis)).changes
         predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
-        lacking = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
+        too_large = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
         before = self.loaded.recipe.model_dump()
         changes = {key: value for key, value in self.chosen.items() if _value(before, key) != value}
-        return Fit(changes, predictions, lacking)
+        return Fit(changes, predictions, too_large)
 
     def _share(self, axis: Axis, choice: Choice) -> float:
         """Return the smallest share in the places of an axis; those after one that does not fit are not looked at."""
@@ -203,7 +203,7 @@ def _value(recipe: dict[str, Any], key: str) -> Any:
 
 
 def _row_seconds(recipe: Recipe, stage: StageName, checkpointing: bool, micro: int) -> float:
-    """Time of a row and weight that ranks settings: operations and weight traffic at the card's nominal rates.
+    """Return the seconds of a row, which rank settings: operations and weight traffic at the card's nominal rates.
 
     Each pass multiplies every weight by the row's tokens, and reads it once for a whole micro-batch; NF4 is read,
     unpacked and read again. Backward is one pass (the base has no weight gradients), recomputation another.

@@ -198,7 +198,10 @@ def _whole(components: dict[str, int], total: int) -> dict[str, int]:
 
 
 def _with_inner(stage: Stage) -> Stage:
-    """A phase peaks at least as high as those inside it, also where another operation makes the peak at depth."""
+    """Raise each phase's peak to at least those of the phases inside it.
+
+    At depth another operation may make the peak.
+    """
     phases = {}
     for name, phase in stage.items():
         inner = [p for n, p in stage.items() if n.startswith(f"{name}/" if name else "")]

@@ -82,7 +82,7 @@ def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
 
 
 def _with_base(phase: Phase, more: int) -> Phase:
-    """A phase with that many more bytes of weights; of 4-bit ones the part that is not weights goes with them.
+    """Return a phase with `more` additional bytes of weights; scales of 4-bit weights grow in proportion.
 
     What the allocator reserves changes by as much: how it would place the parts was not replayed.
     """
@@ -144,8 +144,11 @@ class Traffic(NamedTuple):
 
 
 def traffic(recipe: Recipe, stage: StageName) -> Traffic:
-    """Of one optimizer step, or one step of PPO. The numbers of a batch that PPO's ranks share are left out: bytes for
-    each token, where adapters and layers have millions."""
+    """Return the bytes that cards exchange in one optimizer step, or in one step of PPO.
+
+    The numbers of a batch that PPO's ranks share are left out: bytes for each token, where adapters and layers have
+    millions.
+    """
     count = recipe.processes(stage)
     options = getattr(recipe, stage)
     trained = 4 * adapter_parameters(recipe)
@@ -161,11 +164,12 @@ def traffic(recipe: Recipe, stage: StageName) -> Traffic:
     return Traffic(round(2 * received * reductions * trunks * trained), round(fetched))
 
 
-def scaling(computed: float, told: float) -> tuple[float, float]:
-    """Return the projected share of n cards' speed that n cards reach, from seconds of computing and of messages in a
-    step: from nothing of the messages hidden behind computing to all that can be.
+def scaling(computing: float, messages: float) -> tuple[float, float]:
+    """Return the projected share of n cards' speed that n cards reach, as a lower and an upper bound.
+
+    Arguments are seconds in a step. The lower bound hides no messages behind computing, the upper one all that it can.
     """
-    return computed / (computed + told), computed / max(computed, told)
+    return computing / (computing + messages), computing / max(computing, messages)
 
 
 def _architecture(recipe: Recipe) -> recipes.Architecture:

@@ -285,10 +285,10 @@ def shortened() -> Iterator[None]:
 
 def _made_once(make_tokenizer: Callable[[int], Any]) -> Callable[[int], Any]:
     """Return a function that makes one stand-in tokenizer per vocabulary size and returns that one again later."""
-    made = functools.cache(make_tokenizer)
+    cached = functools.cache(make_tokenizer)
 
     def words(vocab_size: int) -> Any:
-        tokenizer = made(vocab_size)
+        tokenizer = cached(vocab_size)
         tokenizer.chat_template = None  # merging writes one
         return tokenizer
 
@@ -357,14 +357,14 @@ def main() -> None:
     with quiet_libraries(), shortened():
         rehearse = Rehearser()
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             answer: dict[str, Any]
             try:
-                loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
-                if asked["stage"] == DECODING_STEP:
+                loaded = recipes.load(Path(request["recipe"]), request["overrides"])
+                if request["stage"] == DECODING_STEP:
                     answer = {"result": {"roles": _operations(loaded)}}
                 else:
-                    answer = {"result": rehearse(loaded, asked["stage"], asked["expandable"])}
+                    answer = {"result": rehearse(loaded, request["stage"], request["expandable"])}
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, UserError)  # a sentence for people, complete by itself

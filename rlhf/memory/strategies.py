@@ -142,5 +142,5 @@ def _halved(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
 
 
 def divisors(n: int) -> list[int]:
-    """Of n, the smallest first."""
+    """Return the divisors of n, the smallest first."""
     return [d for d in range(1, n + 1) if n % d == 0]

@@ -297,11 +297,11 @@ def search(
     four_bit = four_bit_changes(stages)
     if 2 * parameters < limit:
         fitted = fit(predict, loaded, stages, limit, say)  # tries 4 bits by itself
-        if not fitted.lacking:
+        if not fitted.too_large:
             return fitted
     elif parameters / 2 < limit:
         fitted = fit(predict, with_changes(loaded, four_bit), stages, limit, say)
-        if not fitted.lacking:
+        if not fitted.too_large:
             return fitted._replace(changes=four_bit | fitted.changes)
     on_4bit = with_changes(loaded, four_bit)
     least = with_changes(on_4bit, {"evaluate.batch_size": 1} | least_memory(on_4bit, stages, probe=True))
