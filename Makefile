@@ -13,8 +13,8 @@ RECIPE ?=
 DATA ?=
 ## OUT        root of the run directories [runs, or a folder in it where WEIGHTS, DATA or SEED is set]
 OUT ?= $(OUT_DEFAULT)
-## PARENTS    another root of run directories; runs in OUT build on its finished stages: runs
-PARENTS ?=
+## REUSE      another root of run directories; runs in OUT build on its finished stages: runs
+REUSE ?=
 ## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
 WEIGHTS ?=
 ## PRICE      dollars per hour of one card; adds the cost to plan, bench, report, reproduce and after a stage
@@ -88,7 +88,7 @@ ONLY ?=
 ## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
 TEST_ARGS ?=
 
-STAGES  := pretrain sft rm ppo rloo grpo dpo eval merge
+STAGES  := pretrain sft rm ppo rloo grpo dpo evaluate merge
 TARGETS := help help-all setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint docs lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
@@ -101,12 +101,14 @@ SHELL := bash
 comma := ,
 space := $(subst ,, )
 
-# A misspelt variable would be ignored by make; here it is refused, with the nearest name that there is.
+# A misspelt variable would be ignored by make; here it is refused, with the nearest names that there are.
 known    := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 given    := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
-nearest   = $(shell $(PYTHON) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1, 0.4))' '$1' $(known) 2>/dev/null)
-no_such   = there is no variable '$1'$(addprefix ; the nearest name is ,$(nearest)). `make help-all` lists them
-$(foreach v,$(filter-out $(known),$(given)),$(error $(call no_such,$v)))
+quoted    = '$(subst ','\'',$1)'
+near_to   = $(shell $(PYTHON) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 3, 0.4))' $(call quoted,$1) $2 2>/dev/null)
+nearest   = $(if $(near_to),; nearest: $(subst $(space),$(comma)$(space),$(strip $(near_to))))
+upper     = $(shell printf %s $(call quoted,$1) | tr a-z A-Z)
+$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'$(call nearest,$(call upper,$v),$(known)). `make help-all` lists them))
 
 # The recipe's device decides whether a container and CUDA's packages are needed: name=device of each recipe.
 recipe_files := $(if $(RECIPE),$(wildcard $(RECIPE:/=)/recipe.yaml),$(wildcard $(or $(RLHF_RECIPES),recipes)/*/v*/recipe.yaml))
@@ -114,8 +116,9 @@ hardware     := $(sort $(shell awk 'function value(key) {return match($$0, key "
                   FNR == 1 {name = device = ""} /^[^ \#]/ {inside = /^hardware:/} \
                   inside && value("name") {name = value("name")} inside && value("device") {device = value("device")} \
                   inside && name && device {gsub(/[" ]/, "", name); gsub(/[" ]/, "", device); print name "=" device; inside = 0}' /dev/null $(recipe_files)))
+names        := $(sort $(foreach h,$(hardware),$(firstword $(subst =, ,$h))))
 $(if $(RECIPE),$(if $(recipe_files),,$(error RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as recipes/cpu-tiny/v1)))
-$(if $(filter $(if $(RECIPE),%,$(HW)=%),$(hardware)),,$(error HW=$(HW): no recipe for such hardware; there are recipes for: $(sort $(foreach h,$(hardware),$(firstword $(subst =, ,$h))))))
+$(if $(filter $(if $(RECIPE),%,$(HW)=%),$(hardware)),,$(error HW=$(HW): no recipe for such hardware$(call nearest,$(HW),$(names)). `make recipes` lists them))
 device   := $(lastword $(subst =, ,$(filter $(if $(RECIPE),%,$(HW)=%),$(hardware))) $(patsubst hardware.device=%,%,$(filter hardware.device=%,$(SET))))
 on_cpu   := $(filter cpu,$(device))
 local  = $(filter local,$(RUNTIME))
@@ -124,10 +127,10 @@ $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, w
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
 # A mistyped target gets a clear answer, also where a folder has that name (make would call it up to date).
-$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make help-all` lists them))
+$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'$(call nearest,$t,$(TARGETS)). `make help-all` lists them))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
-MAIN           := help-all setup recipes plan sft rm ppo rloo grpo dpo eval merge report chat serve
+MAIN           := help-all setup recipes plan sft rm ppo rloo grpo dpo evaluate merge report chat serve
 MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
                   /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-14s %s\n", group, $$1, $$2; group = ""}' Makefile
@@ -163,7 +166,7 @@ ppo: $(ready)       ## train PPO: the policy against the reward model
 rloo: $(ready)      ## train RLOO: several answers to a prompt and no critic, for recipes with that section
 grpo: $(ready)      ## train GRPO: advantages relative to the group, for recipes with that section
 dpo: $(ready)       ## train DPO: the policy on the pairs themselves
-eval: $(ready)      ## compare the trained policies on held-out prompts
+evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 report: setup       ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
@@ -177,17 +180,17 @@ score: $(ready)     ## score answers with the trained reward model: PROMPT= RESP
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## serve the merged model at an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
-all: $(ready) ppo dpo eval merge ## run every stage of the recipe
+all: $(ready) ppo dpo evaluate merge ## run every stage of the recipe
 reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 $(STAGES):
-	@$(rlhf) run $(@:eval=evaluate) --with-parents $(strip $(recipe) $(options) $(parents) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
+	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
 scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" $(if $(RESPONSE),--response "$$RESPONSE",$(error score: PROMPT needs RESPONSE))))
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
-parents   = $(if $(PARENTS),--parents '$(PARENTS)')
+reuse     = $(if $(REUSE),--reuse '$(REUSE)')
 sets      = $(foreach s,$(SET),--set '$(s)')
 fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit '$(FIT)'))
 seed      = $(if $(SEED),--seed $(SEED))
@@ -205,7 +208,7 @@ engine_name = $(if $(local),docker,$(RUNTIME))
 rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
 python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(IMAGE))
 container = bin/in-container --engine $(engine_name)$(if $(on_cpu),, --gpu)$(if $(filter serve,$(MAKECMDGOALS)), --port $(PORT))$(foreach d,$(read_only), --read '$(d)')$(foreach d,$(written), --write '$(d)')
-read_only = $(abspath $(DATA_FILES) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(PARENTS) $(RLHF_RECIPES))
+read_only = $(abspath $(DATA_FILES) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
 written   = $(abspath $(OUT) results)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(if $(shell git status --porcelain -- rlhf bench recipes requirements Dockerfile 2>/dev/null),-dirty)

@@ -17,9 +17,10 @@ from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
 from rlhf.files import read_json, write_json
 from rlhf.memory import projection
-from rlhf.memory.predict import Predictor, Stage
+from rlhf.memory.phases import Stage
+from rlhf.memory.predict import Predictor
 from rlhf.observe import console
-from rlhf.recipe import PinnedRecipe, published
+from rlhf.recipe import PinnedRecipe, StageName, published
 from rlhf.recipe.published import Figure, Spent, Verdict
 from rlhf.run.provenance import code_version
 from rlhf.run.reader import reading
@@ -40,7 +41,7 @@ from rlhf.run.reader import reading
 def main(
     hw: str,
     directory: Path | None,
-    stages: tuple[str, ...],
+    stages: tuple[StageName, ...],
     changes: tuple[str, ...],
     count: int,
     shape: str,
@@ -97,7 +98,7 @@ NOTE = (
 )
 
 
-def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: str) -> dict[str, Any]:
+def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, shape: str) -> dict[str, Any]:
     """Run a benchmark. Return its record: provenance, limits of the device, time and memory of each stage."""
     with console.quiet_libraries():
         import torch
@@ -137,7 +138,12 @@ def measure(loaded: PinnedRecipe, stages: tuple[str, ...], count: int, shape: st
 
 
 def derived_figures(
-    loaded: PinnedRecipe, stage: str, row: Mapping[str, Any], predicted: Stage, best: Mapping[str, float], shape: str
+    loaded: PinnedRecipe,
+    stage: StageName,
+    row: Mapping[str, Any],
+    predicted: Stage,
+    best: Mapping[str, float],
+    shape: str,
 ) -> dict[str, Any]:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
     shares: dict[str, Any] = dict.fromkeys(("mfu", "hfu", "mbu", "hours"))

@@ -16,11 +16,11 @@ from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import one_by_one, with_changes
 from rlhf.observe import console
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.published import GB
 from rlhf.run.provenance import code_version
 
-STAGE = "sft"
+STAGE: StageName = "sft"
 # The strategy "flash_attention" is torch's own kernel; the flash-attn package stands beside it in a row of its own.
 PACKAGE = "flash_attn package"
 

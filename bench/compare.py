@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlhf.recipe import StageName
+
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
 
 
@@ -36,7 +38,7 @@ def machine(record: Mapping[str, Any]) -> str:
     return device["name"] + (f": {device['model']}" if "model" in device else "")
 
 
-def _memory(stage: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _memory(stage: StageName, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     key = "peak_vram_bytes" if new["peak_vram_bytes"] is not None else "peak_rss_bytes"
     phases = {
         f"{stage}/{p}": (o, (new.get("phase_peak_bytes") or {}).get(p))

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-CHAIN = ("sft", "rm", "ppo")
+from rlhf.recipe import StageName
+from rlhf.recipe.published import CHAIN
 
 
 class Goal(NamedTuple):
     name: str
-    stages: tuple[str, ...]  # several: their sum
+    stages: tuple[StageName, ...]  # several: their sum
     key: str  # of a stage's row in the record
     value: float
     at_most: bool

@@ -12,15 +12,15 @@ from rlhf.errors import UserError
 from rlhf.files import read_json, read_lines
 from rlhf.memory.rehearse import few_steps
 from rlhf.process.distributed import child_environment
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 
-STAGES = ("sft", "rm", "ppo", "dpo")
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
 def measure(
-    loaded: PinnedRecipe, stages: Sequence[str], out: Path, *, steps: int, shape: str, preflight: bool = True
-) -> dict[str, dict[str, Any]]:
+    loaded: PinnedRecipe, stages: Sequence[StageName], out: Path, *, steps: int, shape: str, preflight: bool = True
+) -> dict[StageName, dict[str, Any]]:
     """Run the stages one after another below `out`. Return `summarise` of each stage, or {"out_of_memory": True}.
 
     Parents that are not among `stages` are run for their adapters only. `shape` chooses the lengths of rows
@@ -30,7 +30,7 @@ def measure(
     order = (*STAGES, *recipes.GROUPS)
     parents = {name for stage in stages for name in recipes.parents(loaded.recipe, recipes.stage_name(stage))}
     needed = [stage for stage in order if stage in stages or stage in parents]
-    by_stage: dict[str, dict[str, Any]] = {}
+    by_stage: dict[StageName, dict[str, Any]] = {}
     for stage in needed:
         outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)
         folder = out / loaded.name / loaded.version / stage
@@ -76,7 +76,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
-def _run(loaded: PinnedRecipe, stage: str, out: Path, changes: Mapping[str, Any], preflight: bool) -> str:
+def _run(loaded: PinnedRecipe, stage: StageName, out: Path, changes: Mapping[str, Any], preflight: bool) -> str:
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
     command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]

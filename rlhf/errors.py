@@ -22,6 +22,6 @@ class ParentMissing(UserError):
         state = "did not finish" if begun else "has not been run"
         default = Path("runs", *path.parts[-3:])
         is_there = default != path and (default / "summary.json").exists()
-        hint = "; there is one in runs: --parents runs, make: PARENTS=runs" if is_there else ""
+        hint = "; there is one in runs: --reuse runs, make: REUSE=runs" if is_there else ""
         super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
         self.stage, self.parent, self.begun = stage, parent, begun

@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from rlhf import cli, recipe, stages
+from rlhf import cli, recipe
 from rlhf.files import read_json
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.finished import result_files, result_hash
 from rlhf.run.records import Manifest, Summary
+from rlhf.stages import runner
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -151,7 +152,7 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
     """Run the named stages; returns the last one's summary."""
     summary: dict[str, Any] = {}
     for name in names:
-        record, _, _ = stages.execute(recipe.stage_name(name), loaded, out, **options)
+        record, _, _ = runner.execute(recipe.stage_name(name), loaded, out, **options)
         summary = record.plain()
     return summary
 

@@ -6,18 +6,19 @@ import torch
 
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
-from bench.memory import budgets
 from bench.memory.measure import beside, measuring, pinned_peaks
+from rlhf.memory import pinned as pins
 from rlhf.observe.console import quiet_libraries
+from rlhf.recipe import StageName
 
-STAGES = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
 CLOSE = 0.05  # share of the measured peak by which a prediction may miss it
 
 
 def measure(context: Context) -> Verdict:
     """Run two steps of each stage on the longest rows. A stage that does not fit is a result; the others still run."""
     loaded = context.recipe
-    pinned = (loaded.directory / budgets.FILE).exists() and not loaded.modified
+    pinned = (loaded.directory / pins.FILE).exists() and not loaded.modified
     measured: dict[str, Any] = context.measured
     measured |= {"phases": [], "out_of_memory": []}
     with quiet_libraries(), measuring(loaded) as measure_stage:

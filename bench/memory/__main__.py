@@ -9,18 +9,25 @@ from bench.memory import budgets, sizes
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
+from rlhf.memory import pinned as pins
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.observe import console
 from rlhf.process import cuda
+from rlhf.recipe import StageName
 from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
-TRAINED = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU, evaluate only samples as the others do
+TRAINED: tuple[StageName, ...] = (
+    "sft",
+    "rm",
+    "ppo",
+    "dpo",
+)  # evaluate samples as PPO does; merge needs no GPU
 
 
 @click.group()
 def cli() -> None:
-    """Predicted memory against what is pinned, and against what real tensors take."""
+    """Compare predicted memory with pinned predictions, or with what real tensors take."""
 
 
 @cli.command()
@@ -32,25 +39,25 @@ def pinned(write: bool, only: Path | None) -> None:
     Exit code 1 where a phase grew, or needs more of the card, or a decoding step has more operations or one that a
     graph cannot hold.
     """
-    found, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
+    failed, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
     with Predictor() as predict:
         for directory in directories:
             loaded = recipe.load(directory)
-            peaks = budgets.predict(predict, loaded)
-            step, problems = budgets.decoding_step(predict, loaded)
-            needed = budgets.needs(predict, loaded)
+            peaks = pins.predict(predict, loaded)
+            step, problems = pins.decoding_step(predict, loaded)
+            needed = pins.needs(predict, loaded)
             if write:
-                budgets.pin(directory, peaks, step, budgets.strategies(predict, loaded), needed)
+                pins.pin(directory, peaks, step, budgets.strategies(predict, loaded), needed)
             else:
                 problems += budgets.growth(budgets.pinned(directory), peaks)
                 problems += budgets.more_needed(budgets.pinned_needs(directory), needed)
                 problems += budgets.more_operations(budgets.pinned_step(directory), step)
             for line in problems:
-                found = True
+                failed = True
                 print(f"{directory.relative_to(ROOT)}: {line}")
-    if not found:
+    if not failed:
         print(f"{len(list(directories))} recipes {'pinned' if write else 'need no more than what is pinned'}")
-    sys.exit(found)
+    sys.exit(failed)
 
 
 @cli.command()
@@ -85,7 +92,7 @@ def model_sizes() -> None:
 def measure(
     hw: str,
     directory: Path | None,
-    stages: tuple[str, ...],
+    stages: tuple[StageName, ...],
     changes: tuple[str, ...],
     no_predict: bool,
     save: Path | None,
@@ -105,8 +112,8 @@ def measure(
     device = device_of(loaded.recipe)
     chosen = list(stages or (STAGES if device.type == "cpu" else TRAINED))
     if no_predict:
-        if loaded.modified or not (loaded.directory / budgets.FILE).exists():
-            raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {budgets.FILE}")
+        if loaded.modified or not (loaded.directory / pins.FILE).exists():
+            raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
         predicted = {stage: pinned_peaks(loaded.directory, stage) for stage in chosen}
     with console.quiet_libraries():
         measured = measure_stages(loaded, chosen)

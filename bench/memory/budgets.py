@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import recipe as recipes
-from rlhf.memory.pinned import FILE as FILE
-from rlhf.memory.pinned import Needs, Peaks, Step
-from rlhf.memory.pinned import decoding_step as decoding_step
-from rlhf.memory.pinned import needs as needs
-from rlhf.memory.pinned import pin as pin
-from rlhf.memory.pinned import predict as predict
-from rlhf.memory.plan import ON_HOST, ablation, claims
+from rlhf.memory.phases import ON_HOST
+from rlhf.memory.pinned import FILE, Needs, Peaks, Step
+from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import STAGES, Predictor
 from rlhf.recipe import GROUPS, PinnedRecipe
 

@@ -1,6 +1,6 @@
 """Peaks of the same phases that are predicted, measured on real tensors."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rlhf.memory.rehearse import PHASES, Rehearsals, shortened
 from rlhf.memory.tracker import Tracker
 from rlhf.models.loading import set_up_torch
 from rlhf.observe.telemetry import take_peak, watch_peaks
-from rlhf.recipe import PinnedRecipe, Recipe
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.stages.supervised import free_memory
 
 CUDA = torch.device("cuda")
@@ -91,7 +91,7 @@ class AllocatorPeaks(TorchDispatchMode):
 
 
 @contextmanager
-def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[str], Peaks]]:
+def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[StageName], Peaks]]:
     """Yield a function that runs a stage and returns the peaks of its phases.
 
     A stage takes two steps with the recipe's settings, random weights and the longest rows. Stages that it builds on
@@ -104,12 +104,12 @@ def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[str], Peaks]]:
         yield lambda stage: rehearse(loaded, stage)
 
 
-def pinned_peaks(directory: Path, stage: str) -> dict[str, int]:
+def pinned_peaks(directory: Path, stage: StageName) -> dict[str, int]:
     """Return the bytes at the peak of each phase of a stage, as the recipe's predicted.json has them."""
     return {phase: sum(parts.values()) for phase, parts in budgets.pinned(directory)[stage].items()}
 
 
-def beside(stage: str, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[dict[str, Any]]:
+def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return one row for each phase that has both peaks, in bytes; `error` is predicted / measured - 1."""
     return [
         {
@@ -124,7 +124,7 @@ def beside(stage: str, predicted: Mapping[str, int], measured: Mapping[str, int]
     ]
 
 
-def measure(loaded: PinnedRecipe, stages: list[str]) -> dict[str, dict[str, int]]:
+def measure(loaded: PinnedRecipe, stages: Sequence[StageName]) -> dict[str, dict[str, int]]:
     """Return the bytes at the peak of each phase of each of the stages, as `measuring` has them."""
     with measuring(loaded) as measure_stage:
         return {s: {phase: peak["bytes"] for phase, peak in measure_stage(s).items()} for s in stages}

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory.predict import Predictor, needed
+from rlhf.recipe import StageName
 
 FILE = Path(__file__).with_suffix(".json")
 BASED_ON = "4090-llama2-7b/v2"
-STAGES = ("sft", "rm", "ppo", "dpo")
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 ROWS, AT_ONCE, DECODED = 16, 2, 8  # rows of an optimizer step, in a micro-batch, decoded together
 GB = 1e9
 
@@ -49,7 +50,7 @@ LARGE = 20.0  # billions of parameters from which the card is an H100 and not a 
 
 def changes(size: Size) -> dict[str, Any]:
     """Return the keys that make the recipe one for this model."""
-    found: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         f"model.architecture.{key}": value
         for key, value in {
             "vocab_size": size.vocabulary,
@@ -62,9 +63,9 @@ def changes(size: Size) -> dict[str, Any]:
         }.items()
     }
     for stage in ("sft", "rm", "dpo"):
-        found[f"{stage}.per_device_train_batch_size"] = AT_ONCE
-        found[f"{stage}.gradient_accumulation_steps"] = ROWS // AT_ONCE
-    found |= {
+        overrides[f"{stage}.per_device_train_batch_size"] = AT_ONCE
+        overrides[f"{stage}.gradient_accumulation_steps"] = ROWS // AT_ONCE
+    overrides |= {
         "hardware.name": "h100" if size.billions > LARGE else "4090",
         "ppo.batch_size": ROWS,
         "ppo.num_mini_batches": 1,
@@ -73,21 +74,21 @@ def changes(size: Size) -> dict[str, Any]:
         "ppo.rollout_batch_size": DECODED,
         "evaluate.batch_size": DECODED,
     }
-    return found
+    return overrides
 
 
-def predict(root: Path, said: Callable[[str], None]) -> dict[str, Any]:
+def predict(root: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Return the bytes of the card that each stage is predicted to need, by model."""
-    found: dict[str, Any] = {}
+    needs: dict[str, Any] = {}
     with Predictor() as predictor:
         for size in SIZES:
             loaded = recipes.load(root / BASED_ON, changes(size))
-            found[size.name] = {stage: needed(predictor(loaded, stage)[""]) for stage in STAGES}
-            said(f"{size.name}: " + ", ".join(f"{stage} {n / GB:.1f}" for stage, n in found[size.name].items()))
-    return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": found}
+            needs[size.name] = {stage: needed(predictor(loaded, stage)[""]) for stage in STAGES}
+            say(f"{size.name}: " + ", ".join(f"{stage} {n / GB:.1f}" for stage, n in needs[size.name].items()))
+    return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": needs}
 
 
-def largest(needs: Mapping[str, Mapping[str, int]], stage: str, mebibytes: int) -> Size | None:
+def largest(needs: Mapping[str, Mapping[str, int]], stage: StageName, mebibytes: int) -> Size | None:
     """Return the largest model with which a stage needs no more than a card has."""
     return next((s for s in reversed(SIZES) if needs[s.name][stage] <= mebibytes * 2**20), None)
 
@@ -101,8 +102,8 @@ def table(content: Mapping[str, Any]) -> str:
         lines.append(f"| {size.name} | {size.billions:.1f} | {cells} |")
     lines += ["", "| card | largest model whose PPO fits | needs, GB | of |", "| --- | --- | ---: | ---: |"]
     for card, mebibytes in CARDS.items():
-        found = largest(needs, "ppo", mebibytes)
-        name, need = (found.name, f"{needs[found.name]['ppo'] / GB:.1f}") if found else ("none of these", "")
+        best = largest(needs, "ppo", mebibytes)
+        name, need = (best.name, f"{needs[best.name]['ppo'] / GB:.1f}") if best else ("none of these", "")
         lines.append(f"| {card} | {name} | {need} | {mebibytes * 2**20 / GB:.1f} |")
     return "\n".join(lines)
 

@@ -39,9 +39,9 @@ def main(only: str, jobs: int, save: bool) -> None:
     rows = []
     for row in compare.predict_all(chosen, jobs):
         rows.append(row)
-        said = row.get("failed") or f"{row['error']['reserved_max']:+.2%}"
+        outcome = row.get("failed") or f"{row['error']['reserved_max']:+.2%}"
         click.echo(
-            f"{len(rows):3} of {len(chosen)}  {time.monotonic() - began:4.0f} s  {row['name']}: {said}", err=True
+            f"{len(rows):3} of {len(chosen)}  {time.monotonic() - began:4.0f} s  {row['name']}: {outcome}", err=True
         )
     table = [page.cells(row) for row in rows if "error" in row]
     console.rows_table("maximum and average reserved, allocated after a step; MiB", page.COLUMNS, table)
@@ -80,7 +80,7 @@ def write(rows: list[compare.Row], packed: list[compare.Row]) -> None:
 
 
 def _about(file: Path) -> dict[str, Any]:
-    """Where measured figures come from."""
+    """Return where the measured figures come from."""
     return {key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "runs"}
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from bench.outside import lengths
 from bench.outside.collect import DATA
 from bench.outside.collect_fms import DATA as PACKED_DATA
-from rlhf.memory import DEPTHS
 from rlhf.memory.depth import deepen
+from rlhf.memory.phases import DEPTHS
 
 RECORDED = (301, 301, 311, 353, 421, 501, 609, 641)  # tokens; the first steps differ from the others
 WEIGHTS = 3_212_749_824 * 2  # bytes of the checkpoint
@@ -37,12 +37,12 @@ Row = dict[str, Any]
 
 def runs(only: str = "") -> list[Row]:
     """Return the measured runs whose name contains `only`."""
-    found = json.loads(DATA.read_text(encoding="utf-8"))["runs"]
-    return [run for run in found if only in name(run)]
+    measured = json.loads(DATA.read_text(encoding="utf-8"))["runs"]
+    return [run for run in measured if only in name(run)]
 
 
 def name(run: Row) -> str:
-    """Of a method and its settings: `lora--rank32`."""
+    """Return a run's method and settings as one name: `lora--rank32`."""
     file: str = run["file"]
     return file.removeprefix("results/").removesuffix(".json").replace("llama-3.2-3B-", "")
 
@@ -102,8 +102,8 @@ def _work_of_a_step(work: np.ndarray) -> dict[str, float]:
     """Return the mean work of a step over the run: each count is a polynomial of second degree in a batch's length."""
     every = lengths.windows().ravel()
     means = np.array([np.mean(every**power) for power in (2.0, 1.0, 0.0)])
-    found = np.polyfit(RECORDED[1:], work[1:], 2).T @ means  # the first step makes the optimizer's states
-    return dict(zip(WORK, found.tolist(), strict=True))
+    mean_counts = np.polyfit(RECORDED[1:], work[1:], 2).T @ means  # the first step makes the optimizer's states
+    return dict(zip(WORK, mean_counts.tolist(), strict=True))
 
 
 def _windows() -> tuple[np.ndarray, list[int]]:
@@ -166,6 +166,6 @@ class _limited:
 
 
 def summary(rows: Sequence[Row], size: str) -> dict[str, float]:
-    """Median, mean and largest error of a size over the rows that were predicted, the calibrated one left out."""
+    """Return median, mean and largest error of a size over the predicted rows, without the calibrated one."""
     errors = [abs(row["error"][size]) for row in rows if "error" in row and row.get("file") != lengths.CALIBRATED_ON]
     return {"runs": len(errors), "median": median(errors), "mean": mean(errors), "worst": max(errors)}

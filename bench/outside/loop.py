@@ -17,9 +17,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rlhf.memory import Event
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.gpu import Gpu
+from rlhf.memory.phases import Event
 
 L40S = Gpu((8, 9), 142)  # compute capability; NVIDIA's L40S data sheet: 142 multiprocessors
 LAYERS, VOCABULARY, ROWS, STEPS, WARMUP = 28, 128256, 4, 5000, 500
@@ -67,13 +67,13 @@ class Recorder(StandIn):
 
     def requests(self) -> list[Event]:
         """Return the events, with the bytes that were asked for."""
-        found = []
+        requested = []
         for event in self.events():
             if event.storage is not None:
                 size = self._requested[event.storage]
                 event = event._replace(bytes=size if event.bytes > 0 else -size)
-            found.append(event)
-        return found
+            requested.append(event)
+        return requested
 
 
 class Rehearsed(NamedTuple):
@@ -167,8 +167,10 @@ def _optimizer(model: Any, training: dict[str, Any]) -> tuple[torch.optim.Optimi
 
 
 def _train(recorder: Recorder, model: Any, optimizer: Any, schedule: Any, lengths: Sequence[int]) -> None:
-    """The steps. Names keep what they hold until they get something new, so that a step's logits live on into the next
-    one's forward pass, as in run.py."""
+    """Run the steps of PEFT's run.py.
+
+    A name keeps its tensor until it gets a new one, as in run.py: a step's logits live on into the next forward pass.
+    """
     adaptive = getattr(model, "peft_config", None) and type(model.active_peft_config).__name__ == "AdaLoraConfig"
     for step, longest in enumerate(lengths, 1):
         recorder.mark(STEP)

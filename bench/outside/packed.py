@@ -15,10 +15,10 @@ import transformers
 from torch import Tensor
 
 from rlhf import recipe as recipes
-from rlhf.memory import DEPTHS, Event
 from rlhf.memory.depth import deepen
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.gpu import SMALL_WORKSPACE, Gpu
+from rlhf.memory.phases import DEPTHS, Event
 from rlhf.memory.replay import replay
 from rlhf.models.nf4 import nf4_config
 from rlhf.models.random_base import random_base
@@ -52,7 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def name(run: dict[str, Any]) -> str:
-    """Of a run in tables: model, base, method, rows."""
+    """Return a run's name in tables: model, base, method, rows."""
     return f"{run['model'].split('/')[1]}, {run['base']}, {run['method']}, {run['rows']} rows"
 
 
@@ -123,7 +123,7 @@ def _model(run: dict[str, Any], layers: int) -> Any:
 
 
 def _step(run: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """One optimizer step."""
+    """Run one optimizer step."""
     ids = torch.ones((run["rows"], LENGTH), dtype=torch.int64).to(META)
     with _precision(run):
         loss = _loss(model, ids)

@@ -117,13 +117,13 @@ what the allocator did is not known.
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Of one row in the table, MiB."""
-    found = [row["name"]]
+    """Return the cells of one run in the table, in MiB."""
+    row_cells = [row["name"]]
     for size in SIZES:
         digits = 0 if size != "allocated_average" else 1
-        found += [f"{row[side][size] / MIB:,.{digits}f}" for side in ("measured", "predicted")]
-        found.append(f"{row['error'][size]:+.2%}")
-    return tuple(found)
+        row_cells += [f"{row[side][size] / MIB:,.{digits}f}" for side in ("measured", "predicted")]
+        row_cells.append(f"{row['error'][size]:+.2%}")
+    return tuple(row_cells)
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
@@ -142,12 +142,12 @@ def _spread(rows: Sequence[Row], size: str) -> str:
 
 
 def packed_cells(row: Row) -> tuple[str, ...]:
-    """Of one packed run in its table, GB."""
-    found = [row["name"]]
+    """Return the cells of one packed run in its table, in GB."""
+    row_cells = [row["name"]]
     for size in PACKED_SIZES:
-        found += [f"{row[side][size] / 1e9:.3f}" for side in ("measured", "predicted")]
-        found.append(f"{row['error'][size]:+.2%}")
-    return tuple(found)
+        row_cells += [f"{row[side][size] / 1e9:.3f}" for side in ("measured", "predicted")]
+        row_cells.append(f"{row['error'][size]:+.2%}")
+    return tuple(row_cells)
 
 
 def _packed(record: Mapping[str, Any]) -> str:

@@ -7,9 +7,9 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from bench.outside.loop import STEP
-from rlhf.memory import Event
 from rlhf.memory.allocator import Allocator, Block
 from rlhf.memory.gpu import SMALL_WORKSPACE
+from rlhf.memory.phases import Event
 from rlhf.memory.replay import PRODUCT
 
 HISTORY = 3  # steps back to which a step may release something
@@ -44,7 +44,7 @@ def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, firs
     starts = [at for at, event in enumerate(events) if event.storage is None and event.name == STEP]
     if len(starts) != len(lengths) + 1:
         raise ValueError(f"{len(starts) - 1} steps were recorded, not {len(lengths)}")
-    made: dict[int, tuple[int, int]] = {}  # storage -> step, place
+    allocations: dict[int, tuple[int, int]] = {}  # storage -> step, place
     actions: list[list[tuple[int, int]]] = []
     sizes: list[list[int]] = []
     for number, (start, end) in enumerate(pairwise(starts)):
@@ -54,11 +54,11 @@ def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, firs
             if event.storage is None:
                 continue
             if event.bytes > 0:
-                made[event.storage] = number, len(sizes[-1])
+                allocations[event.storage] = number, len(sizes[-1])
                 actions[-1].append((0, len(sizes[-1])))
                 sizes[-1].append(event.bytes)
-            elif event.storage in made:
-                since, place = made[event.storage]
+            elif event.storage in allocations:
+                since, place = allocations[event.storage]
                 actions[-1].append((number - since + 1, place))
             else:
                 actions[-1].append((HISTORY + 1, 0))
@@ -67,7 +67,7 @@ def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, firs
     places, exact = _fit(np.array(sizes[first:]), np.array(lengths[first:]) + virtual)
     step = Step(actions[first], places, exact)
     freed = {event.storage for event in events[: starts[first]] if event.bytes < 0}
-    alive = {(first - since, at): s for s, (since, at) in made.items() if 0 < since < first and s not in freed}
+    alive = {(first - since, at): s for s, (since, at) in allocations.items() if 0 < since < first and s not in freed}
     return Recorded(list(events[: starts[first]]), step, alive)
 
 
@@ -87,7 +87,7 @@ def _fit(sizes: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, bool]:
     the last.
     """
     terms = _terms(lengths)
-    found = np.zeros((sizes.shape[1], len(terms)))
+    coefficients = np.zeros((sizes.shape[1], len(terms)))
     left = np.ones(sizes.shape[1], dtype=bool)
     for form in FORMS:
         x = terms[list(form)].T
@@ -95,9 +95,9 @@ def _fit(sizes: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, bool]:
         factors, *_ = np.linalg.lstsq(x / scale, sizes, rcond=None)
         good = (np.abs((x / scale) @ factors - sizes).max(0) < 0.5) & left
         take = left if form == FORMS[-1] else good
-        found[np.ix_(take, np.array(form))] = (factors / scale[:, None]).T[take]
+        coefficients[np.ix_(take, np.array(form))] = (factors / scale[:, None]).T[take]
         left &= ~good
-    return found, not left.any()
+    return coefficients, not left.any()
 
 
 class Usage(NamedTuple):
@@ -131,21 +131,21 @@ def simulate(run: Recorded, windows: np.ndarray, loaded: int, virtual: int) -> U
     for (back, place), storage in run.alive.items():
         history[back - 1][place] = blocks[storage]
     sizes = {length: run.step.sizes(length + virtual) for length in {*windows.ravel().tolist()}}
-    found = np.zeros((3, *windows.shape))
+    usage = np.zeros((3, *windows.shape))
     for window, lengths in enumerate(windows.tolist()):
         for step, length in enumerate(lengths):
             history = [[None] * len(run.step.bytes), *history[:-1]]
             allocator.reset_peaks()
             _run(allocator, run.step.actions, sizes[length], history)
-            found[:, window, step] = allocator.allocated, allocator.reserved, allocator.peak_reserved
+            usage[:, window, step] = allocator.allocated, allocator.reserved, allocator.peak_reserved
         allocator.empty_cache()
-    return Usage(*found)
+    return Usage(*usage)
 
 
 def _run(
     allocator: Allocator, actions: list[tuple[int, int]], sizes: list[int], history: list[list[Block | None]]
 ) -> None:
-    """One step; a block of the recording's start that lives on is left alone."""
+    """Replay one step. Blocks from before the recording that are never freed stay as they are."""
     for back, place in actions:
         if not back:
             history[0][place] = allocator.malloc(sizes[place])

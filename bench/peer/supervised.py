@@ -25,11 +25,11 @@ from rlhf.files import write_json
 from rlhf.memory.rehearse import few_steps
 from rlhf.observe import console
 from rlhf.process.distributed import child_environment
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("sft", "rm", "dpo")
+STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
 KEPT = {"gradient_checkpointing": False}
 # Pairs have no one length: TRL's two other trainers cannot put similar ones together.
@@ -52,7 +52,7 @@ def main(
     hw: str,
     directory: Path | None,
     changes: tuple[str, ...],
-    only: tuple[str, ...],
+    only: tuple[StageName, ...],
     count: int,
     repeats: int,
     save: Path | None,
@@ -81,7 +81,7 @@ def main(
         write_json(save, record | {"repeats": repeats, "stages_beside": figures})
 
 
-def compare(loaded: PinnedRecipe, stage: str, count: int, repeats: int) -> dict[str, dict[str, Any]]:
+def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Return the medians over all repeats of both sides, and the ratios of ours to TRL's."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], **{name: [] for name in PEERS}}
     for _ in range(repeats):
@@ -116,7 +116,7 @@ def _peak(part: dict[str, Any]) -> int | None:
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: PinnedRecipe, stage: str, out: Path, count: int, settings: dict[str, Any]) -> dict[str, Any]:
+def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: dict[str, Any]) -> dict[str, Any]:
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
     asked = {
         "recipe": str(loaded.directory),
@@ -133,7 +133,7 @@ def _trl(loaded: PinnedRecipe, stage: str, out: Path, count: int, settings: dict
     return cast(dict[str, Any], json.loads(done.stdout.splitlines()[-1]))
 
 
-def _row(stage: str, name: str, row: dict[str, Any]) -> tuple[str, ...]:
+def _row(stage: StageName, name: str, row: dict[str, Any]) -> tuple[str, ...]:
     ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("times_faster", "times_faster_tuned", "memory_ratio")]
     peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak

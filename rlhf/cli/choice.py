@@ -16,7 +16,7 @@ from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.terminal import say
 
-KEY = "rlhf.recipes"  # key of a command's --recipes in click's context
+KEY = "rlhf.recipes"  # key of a command's --recipe-root in click's context
 RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
 NAMES_RECIPE = ("hw", "directory", "changes")  # parameters of a command
 
@@ -73,7 +73,7 @@ class Choice:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, folder: Path | None) -> None:
-    """Remember --recipes for `recipes_root`."""
+    """Remember --recipe-root for `recipes_root`."""
     if folder is not None:
         context.meta[KEY] = folder
 
@@ -85,15 +85,15 @@ def _hardware_names(context: click.Context, parameter: click.Parameter, typed: s
 
 
 RECIPES = click.option(
-    "--recipes",
+    "--recipe-root",
     metavar="DIR",
     type=click.Path(path_type=Path),
     callback=_keep,
     expose_value=False,
     help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
 )
-PARENTS = click.option(
-    "--parents",
+REUSE = click.option(
+    "--reuse",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="ROOT",
     help="Another root of runs; its finished stages are used if --out has none.",
@@ -204,15 +204,15 @@ def typed_options(leave_out: Collection[str] = (), only: Collection[str] | None 
 
 
 def recipes_root() -> Path:
-    """Return the folder in which --hw looks: --recipes, or the default."""
+    """Return the folder in which --hw looks: --recipe-root, or the default."""
     context = click.get_current_context(silent=True)
     return (context.meta.get(KEY) if context else None) or recipe.default_root()
 
 
 def recipes_given() -> list[str]:
-    """Return --recipes as it was given, as words of a command line."""
+    """Return --recipe-root as it was given, as words of a command line."""
     context = click.get_current_context(silent=True)
-    return ["--recipes", str(context.meta[KEY])] if context and KEY in context.meta else []
+    return ["--recipe-root", str(context.meta[KEY])] if context and KEY in context.meta else []
 
 
 def announce_version(hw: str, directory: Path) -> None:

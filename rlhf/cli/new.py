@@ -32,7 +32,7 @@ from rlhf.use import new as new_recipe
 @click.option("--max-length", type=click.IntRange(min=8), metavar="N", help="Longest prompt and response, in tokens.")
 @click.option("--name", help="Name of the recipe. [default: <card>-<model>]")
 @click.option(
-    "--recipes",
+    "--recipe-root",
     "root",
     type=click.Path(path_type=Path),
     metavar="DIR",

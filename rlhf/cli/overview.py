@@ -22,7 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "fetch": ("rlhf fetch --hw 4090",),
     "run": (
         "rlhf run ppo --hw cpu --with-parents",
-        "rlhf run ppo --hw cpu --set ppo.kl_coef=0.1 --out runs/kl --parents runs",
+        "rlhf run ppo --hw cpu --set ppo.kl_coef=0.1 --out runs/kl --reuse runs",
     ),
     "reproduce": ('rlhf reproduce --hw cpu --seeds "0 1 2" --out runs/seeds',),
     "results": ("rlhf results runs/seeds/cpu-tiny-v2.json",),

@@ -12,11 +12,12 @@ from rlhf.cli.options import PRICE
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
+from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.observe import console
-from rlhf.recipe import PinnedRecipe, shape
+from rlhf.recipe import PinnedRecipe, StageName, shape
 
 
 @click.command()
@@ -30,7 +31,7 @@ from rlhf.recipe import PinnedRecipe, shape
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     choice: Choice,
-    stage: str | None,
+    stage: StageName | None,
     price: float | None,
     fit: str | None,
     fastest: bool,
@@ -66,9 +67,9 @@ def plan(
         _show_plan(loaded, planned, price, as_json)
 
 
-def _show_fits(loaded: PinnedRecipe, stages: Sequence[str], limit: int, as_json: bool) -> None:
+def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as_json: bool) -> None:
     """Search for the fastest settings with which the stages need at most `limit` bytes, and print them."""
-    on_card = [stage for stage in stages if stage not in planning.ON_HOST]
+    on_card = [stage for stage in stages if stage not in ON_HOST]
     if not on_card:
         raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
     with Predictor() as predict, console.working("looking for settings that fit") as say:
@@ -76,7 +77,7 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[str], limit: int, as_json:
     tables.show_fits(loaded, fits, limit, as_json)
 
 
-def _show_strategies(loaded: PinnedRecipe, stages: Sequence[str], as_json: bool) -> None:
+def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json: bool) -> None:
     """Print the effect of each way to save memory on the stages that train."""
     learning = [stage for stage in stages if stage in LEARNING]
     if not learning:
@@ -86,7 +87,7 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[str], as_json: bool)
     tables.show_ablation(loaded, ablation, as_json)
 
 
-def _show_published(loaded: PinnedRecipe, stage: str | None, price: float | None, as_json: bool) -> None:
+def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float | None, as_json: bool) -> None:
     """Print the published figures of a stage, or of all, beside their predictions."""
     with Predictor() as predict, console.working("rehearsing the stages") as say:
         prediction = planning.make(predict, loaded, predicted_stages(loaded.recipe), price, say)
@@ -95,7 +96,7 @@ def _show_published(loaded: PinnedRecipe, stage: str | None, price: float | None
     tables.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
 
 
-def _show_plan(loaded: PinnedRecipe, stages: Sequence[str], price: float | None, as_json: bool) -> None:
+def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:
     """Print the plan. Raises UserError if a stage does not fit the card."""
     with Predictor() as predict, console.working("rehearsing the stages") as say:
         prediction = planning.make(predict, loaded, stages, price, say)

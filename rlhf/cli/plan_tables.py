@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from rlhf.errors import UserError
-from rlhf.memory import gb
 from rlhf.memory.fit import Fit
+from rlhf.memory.phases import gb
 from rlhf.memory.plan import claims
 from rlhf.memory.predict import needed
 from rlhf.observe import console
-from rlhf.recipe import PinnedRecipe, as_yaml
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe import published as figures
 from rlhf.recipe.published import Verdict
 
@@ -163,7 +163,7 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     )
 
 
-def show_ablation(loaded: PinnedRecipe, effects: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+def show_ablation(loaded: PinnedRecipe, effects: Mapping[StageName, Mapping[str, Any]], as_json: bool) -> None:
     """Print the effect of each strategy on each stage, beside what is published."""
     if as_json:
         click.echo(json.dumps(effects, indent=2))
@@ -204,15 +204,15 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
                 stage,
                 gb(phases[""].peak_bytes),
                 gb(needs[stage]),
-                "DOES NOT FIT" if stage in settings.lacking else "fits",
+                "DOES NOT FIT" if stage in settings.too_large else "fits",
             )
             for stage, phases in settings.stages.items()
         ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {gb(limit)} GB"
         console.rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
-    if settings.lacking:
+    if settings.too_large:
         raise UserError(
-            f"{', '.join(settings.lacking)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
+            f"{', '.join(settings.too_large)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
             "max_prompt_length, response_length"
         )
     if not as_json:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from rlhf import recipe, stages, terminal
+from rlhf import recipe, terminal
 from rlhf.cli.choice import (
     CHANGES,
     NAMES_RECIPE,
-    PARENTS,
     RECIPES,
+    REUSE,
     TRAINING_HELP,
     Choice,
     chooses_recipe,
@@ -25,9 +25,10 @@ from rlhf.memory import plan as planning
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console, tracking, watch
 from rlhf.process import distributed, endings
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
+from rlhf.stages import runner
 from rlhf.use import fetch as fetching
 from rlhf.use import reproduce as reproducing
 
@@ -42,7 +43,7 @@ TRIAL_NOTE = (
 @click.argument("stage", type=click.Choice(recipe.STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
-@PARENTS
+@REUSE
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option(
     "--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send the metrics to this tracker."
@@ -63,7 +64,7 @@ def run(
     stage: recipe.StageName,
     more_data: tuple[str, ...],
     out: Path,
-    parents: Path | None,
+    reuse: Path | None,
     resume: bool,
     report_to: tuple[str, ...],
     with_parents: bool,
@@ -86,16 +87,16 @@ def run(
         return
 
     if with_parents:
-        _run_parents(loaded, stage, out, parents, more_data)
-    this_run = Run(out, loaded, stage, parents)
+        _run_parents(loaded, stage, out, reuse, more_data)
+    this_run = Run(out, loaded, stage, reuse)
     if if_needed and _report_done(this_run):
         return
     if distributed.needs_launch(loaded.recipe, stage) and this_run.done() is None:
-        with endings.reporting_progress(lambda: stages.progress(this_run)):
+        with endings.reporting_progress(lambda: runner.progress(this_run)):
             distributed.launch(loaded, stage)
         return
     try:
-        summary, result, path = stages.execute(
+        summary, result, path = runner.execute(
             stage,
             loaded,
             out,
@@ -103,10 +104,12 @@ def run(
             report_to=report_to,
             preflight=lambda: _predict_peak(loaded, stage) if preflight else None,
             stop_on=stop_on,
-            parents_root=parents,
+            parents_root=reuse,
         )
     except ParentMissing as error:
-        command_line = shlex.join(["rlhf", *_command(error.parent, more_data, "" if error.begun else "resume")])
+        command_line = shlex.join(
+            ["rlhf", *_command(recipe.stage_name(error.parent), more_data, "" if error.begun else "resume")]
+        )
         raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
     if distributed.rank():
         return
@@ -125,7 +128,7 @@ def _check_names(stop_on: Sequence[str]) -> None:
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
 
 
-def _command(stage: str, more_data: Sequence[str], *leave_out: str) -> list[str]:
+def _command(stage: StageName, more_data: Sequence[str], *leave_out: str) -> list[str]:
     """Return the command that runs another stage with the options that were typed, but for `leave_out`."""
     files = [word for file in more_data for word in ("--data", file)]
     return ["run", stage, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
@@ -140,11 +143,11 @@ def _report_done(run: Run) -> bool:
 
 
 def _run_parents(
-    loaded: PinnedRecipe, stage: recipe.StageName, out: Path, parents: Path | None, more_data: Sequence[str]
+    loaded: PinnedRecipe, stage: recipe.StageName, out: Path, reuse: Path | None, more_data: Sequence[str]
 ) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
     for parent in recipe.stages_before(loaded.recipe, stage):
-        if _report_done(Run(out, loaded, parent, parents)):
+        if _report_done(Run(out, loaded, parent, reuse)):
             continue
         options = _command(parent, more_data, "hw", "directory")  # what these chose is already announced
         code = endings.run_child([sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(loaded.directory)])
@@ -152,7 +155,7 @@ def _run_parents(
             sys.exit(code)
 
 
-def _predict_peak(loaded: PinnedRecipe, stage: str) -> int | None:
+def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
     """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
     with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
         return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))

@@ -123,7 +123,14 @@ def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, 
     help="File of scores from `rlhf score`; give it twice, for A and then for B.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def compare_runs(a: Path, b: Path, stage: str, stage_b: str | None, scored: tuple[Path, ...], as_json: bool) -> None:
+def compare_runs(
+    a: Path,
+    b: Path,
+    stage: comparison.PolicyLabel,
+    stage_b: comparison.PolicyLabel | None,
+    scored: tuple[Path, ...],
+    as_json: bool,
+) -> None:
     """Compare two runs on the same held-out prompts.
 
     A and B are run directories, <out>/<recipe>/<version>, with a finished evaluation.

@@ -1,5 +1,6 @@
 """Advice on numbers of preference pairs that are small by the published H100 guide."""
 
+from rlhf.recipe import StageName
 from rlhf.terminal import say
 
 MARGINAL, WORTH_IT, MEANINGFUL = 50, 100, 1000  # pairs; the guide's answers on small data and its aim for training
@@ -16,7 +17,7 @@ def advice(pairs: int) -> str:
     return ""
 
 
-def note(stage: str, pairs: int) -> None:
+def note(stage: StageName, pairs: int) -> None:
     """Print the advice for a stage that is about to train on `pairs`, if there is any."""
     if advice(pairs):
         say(f"{stage}: {pairs:,} training pairs are {advice(pairs)}")

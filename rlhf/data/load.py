@@ -18,6 +18,7 @@ from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.observe.console import working
 from rlhf.process import distributed
+from rlhf.recipe import StageName
 from rlhf.run.directory import Run
 from rlhf.run.reader import read
 from rlhf.run.records import Generated, Manifest
@@ -67,7 +68,7 @@ class Split(Generic[T]):
         validation = None if self._validation is None else [row for row in self._validation if keep(row)]
         return Split(train, heldout, validation)
 
-    def required(self, stage: str, rows_needed: str) -> "Split[T]":
+    def required(self, stage: StageName, rows_needed: str) -> "Split[T]":
         """Return this split if it has rows to train on and held-out rows. Raises UserError otherwise."""
         if self.train and self.heldout:
             return self
@@ -124,11 +125,11 @@ class Corpus:
 
         return self._rows_with_answers(_map_parts(chosen_answers, self.pairs), "sft", rows_needed)
 
-    def preferences(self, stage: str) -> Split[PreferencePair]:
+    def preferences(self, stage: StageName) -> Split[PreferencePair]:
         """Return the preference pairs for `stage`. Raises UserError where there are none."""
         return self._rows_with_answers(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
 
-    def _rows_with_answers(self, rows: Split[T], stage: str, rows_needed: str) -> Split[T]:
+    def _rows_with_answers(self, rows: Split[T], stage: StageName, rows_needed: str) -> Split[T]:
         """Return the rows from which a stage learns answers.
 
         Raises UserError where there are none, or only prompts.
@@ -244,7 +245,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     # Each combination of settings and generator code has a folder of its own.
     if data.source == "lengths":
         assert data.lengths
-        options = {"seed": recipe.seed, "longest": recipes.longest(recipe), **data.lengths.model_dump()}
+        options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}
         target = _generated_folder(folder, "lengths", options, lengths)
         files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
         return formats.read(files, on_bad_row="skip")

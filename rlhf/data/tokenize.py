@@ -60,14 +60,13 @@ class Codec:
         if pad_token is not None:
             _check_pad_token(tokenizer, pad_token)
             tokenizer.pad_token = pad_token
-        elif tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-            # With pad = EOS the reward model would read its score one token too early.
-            if tokenizer.unk_token is None or tokenizer.unk_token_id == tokenizer.eos_token_id:
-                raise UserError(
-                    "the tokenizer has neither a padding token of its own nor an unknown token to pad with: set "
-                    f"tokenizer.pad_token to one that texts never hold{_candidates(tokenizer)}"
-                )
-            tokenizer.pad_token = tokenizer.unk_token
+        elif (own := own_pad_token(tokenizer)) is None:
+            raise UserError(
+                "the tokenizer has neither a padding token of its own nor an unknown token to pad with: set "
+                f"tokenizer.pad_token to one that texts never hold{_candidates(tokenizer)}"
+            )
+        else:
+            tokenizer.pad_token = own
         if template == "chat" and not tokenizer.chat_template:
             raise UserError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
         self.tokenizer, self.template = tokenizer, template
@@ -246,11 +245,20 @@ def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
     return f", such as {', '.join(special[:3])}" if special else ""
 
 
+def own_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the padding token, or else the unknown token; None where a tokenizer has neither, or only as its EOS.
+
+    With pad = EOS the reward model would read its score one token too early.
+    """
+    for token in (tokenizer.pad_token, tokenizer.unk_token):
+        if token is not None and token != tokenizer.eos_token:
+            return str(token)
+    return None
+
+
 def needed_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return the value of tokenizer.pad_token that a tokenizer needs; None if it has a token of its own to pad with."""
-    eos = tokenizer.eos_token_id
-    has_own = tokenizer.pad_token_id not in (None, eos) or tokenizer.unk_token_id not in (None, eos)
-    candidates = [] if has_own else pad_candidates(tokenizer)
+    candidates = [] if own_pad_token(tokenizer) else pad_candidates(tokenizer)
     return candidates[0] if candidates else None
 
 

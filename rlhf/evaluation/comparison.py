@@ -21,8 +21,10 @@ from rlhf.observe import console
 from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
 from rlhf.run.outcomes import Answer, Details
 from rlhf.run.reader import check, read
+from rlhf.terminal import harmless
 
-STAGES = (*recipe.POLICIES, "sft", "base")
+PolicyLabel = recipe.PolicyName | Literal["sft", "base"]
+STAGES: tuple[PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # different settings that are printed
 
 
@@ -70,7 +72,7 @@ class PolicyComparison(NamedTuple):
 # ---- reading ----
 
 
-def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation:
+def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
     """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
     `scored`: a file of `rlhf score <root>/evaluate/samples.jsonl --to FILE`, whose scores replace the run's own.
@@ -78,7 +80,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
     """
     folder = root / "evaluate"
     if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: evaluate)")
     summary, manifest = verified(root, "evaluate"), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
     rm_summary = read_summary(stage_folder(root, "rm"))
@@ -91,7 +93,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
         reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
         if reward_model is None:
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
-    policy = stage_folder(root, stage)
+    policy = root / stage if stage == "base" else stage_folder(root, stage)
     policy_settings = read_manifest(policy).settings.plain() if (policy / "manifest.json").is_file() else {}
     details = read(folder / "details.json", Details)
     bins = details.reward_model.calibration if details and details.reward_model else []
@@ -110,7 +112,7 @@ def load(root: Path, stage: str, scored: Path | None = None) -> PolicyEvaluation
     )
 
 
-def _answers(file: Path, stage: str) -> dict[str, list[Answer]]:
+def _answers(file: Path, stage: PolicyLabel) -> dict[str, list[Answer]]:
     rows = read_lines(file)
     if not rows:
         raise UserError(f"{file}: no samples there")
@@ -230,7 +232,7 @@ def show(comparison: PolicyComparison) -> None:
         difference = f"{row.difference:+.4g}" if row.difference is not None else ""
         rows.append((row.name, console.number(row.a), console.number(row.b), difference, interval))
     title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
-    console.rows_table(console.harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
+    console.rows_table(harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
     keys = comparison.settings_that_differ
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
     message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"

@@ -16,7 +16,7 @@ from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import working
 from rlhf.process import distributed
-from rlhf.recipe import Evaluate, PolicyName, Role
+from rlhf.recipe import AdapterName, Evaluate
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
@@ -75,7 +75,7 @@ def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
 @torch.no_grad()
 def measure(
     shared: SharedBase,
-    role: Role | PolicyName,
+    role: AdapterName,
     codec: Codec,
     prompts: Sequence[Prompt],
     sampling: Sampling,
@@ -130,7 +130,7 @@ def measure(
 
 
 @torch.no_grad()
-def exact_kl(shared: SharedBase, role: Role | PolicyName, rollout: Rollout, temperature: float) -> float:
+def exact_kl(shared: SharedBase, role: AdapterName, rollout: Rollout, temperature: float) -> float:
     """Return Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
     mask = rollout.mask
     with shared.role(role):

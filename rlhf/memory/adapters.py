@@ -9,10 +9,11 @@ from rlhf.memory.device import META
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import ADAPTER_FILE, SCORE_WEIGHT
+from rlhf.recipe import StageName
 from rlhf.run.directory import Run
 
 
-def write_adapters(run: Run, stages: Iterable[str]) -> None:
+def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
     """Write a new adapter of the recipe's shape as the result of each stage, beside the run; `rm` also has its head.
 
     Call it where the stand-in device is on (rlhf/memory/device.py).

@@ -133,12 +133,12 @@ class Allocator:
                         self.reserved -= block.size
 
     def release(self, private: object) -> None:
-        """The graph that owned a private pool is gone (notifyCaptureDestroy): empty_cache may return its memory."""
+        """Note that a private pool's graph is gone (notifyCaptureDestroy): empty_cache may return its memory."""
         if private in self._pools:
             self._freeable.add(private)
 
     def reset_peaks(self) -> None:
-        """As torch.cuda.reset_peak_memory_stats."""
+        """Reset the peaks, as torch.cuda.reset_peak_memory_stats does."""
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
     def releasable(self) -> int:
@@ -159,14 +159,16 @@ class Allocator:
     # -- details ---------------------------------------------------------------------------------------------------
 
     def _pool(self, private: object) -> tuple[Pool, Pool]:
-        """get_pool: one pair of pools for all, one more for each private pool."""
+        """Return the pool of a request, as get_pool does: a pair for all, one more pair for each private pool."""
         if private not in self._pools:
             self._pools[private] = (Pool(small=True), Pool(small=False))
         return self._pools[private]
 
     def _find_free(self, pool: Pool, size: int) -> Block | None:
-        """get_free_block: the smallest that is large enough. A block that could grow counts with all it could grow to,
-        so that others are preferred."""
+        """Return the smallest free block that is large enough, as get_free_block does.
+
+        A block that could grow counts with the size that it could grow to, so that others are preferred.
+        """
         blocks = pool.blocks
         at = bisect_left(blocks, (size,))
         if at == len(blocks):
@@ -178,7 +180,7 @@ class Allocator:
         return blocks.pop(at)[2]
 
     def _new(self, pool: Pool, size: int) -> Block | None:
-        """alloc_block: memory that the allocator did not have; None where the card has no more."""
+        """Return a block of new memory, as alloc_block does; None if the card has no more."""
         if self.expandable:
             return self._expand(pool, size)
         segment = segment_size(size)
@@ -203,7 +205,9 @@ class Allocator:
         return block.size if block.previous is None and block.next is None else 0
 
     def _split(self, block: Block, size: int) -> None:
-        """should_split, alloc_found_block: the rest of a block stays free, unless a large segment's rest is small."""
+        """Keep the rest of a block free, as should_split and alloc_found_block do, unless a large segment's rest is
+        small.
+        """
         rest = block.size - size
         if rest >= MIN_BLOCK if block.pool.small or self.expandable else rest > SMALL:
             remaining = Block(block.address + size, rest, block.pool)
@@ -212,7 +216,7 @@ class Allocator:
             block.pool.add(remaining)
 
     def _merge(self, block: Block) -> None:
-        """try_merge_blocks: take in both neighbours that are in the same state; they leave their pool."""
+        """Merge a block with both neighbours in the same state, as try_merge_blocks does; they leave their pool."""
         before, after = block.previous, block.next
         if before is not None and not before.allocated and before.mapped == block.mapped:
             block.pool.remove(before)
@@ -230,8 +234,7 @@ class Allocator:
     # -- expandable segments (Note [Expandable Segments]) ----------------------------------------------------------
 
     def _expand(self, pool: Pool, size: int) -> Block | None:
-        """try_allocate_expandable_block: put memory behind the lowest addresses that have room; None where the card
-        has no more."""
+        """Map memory at the lowest addresses with room, as try_allocate_expandable_block does; None on a full card."""
         block = self._room(pool, size)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
@@ -245,7 +248,7 @@ class Allocator:
         return block
 
     def _room(self, pool: Pool, size: int) -> Block:
-        """find_expandable_block: the first of the blocks in a row, free or unmapped, that have room together."""
+        """Return the first of adjacent free or unmapped blocks with enough room, as find_expandable_block does."""
         for _, block in pool.unmapped:
             first = block.previous if block.previous is not None and not block.previous.allocated else block
             room, following = first.size, first.next
@@ -260,7 +263,7 @@ class Allocator:
         return segment
 
     def _map(self, block: Block, size: int) -> bool:
-        """map_block: put whole pages behind the start of an unmapped block, and join it to its free neighbours."""
+        """Map whole pages at the start of an unmapped block, as map_block does, and join it to its free neighbours."""
         size = -(-size // block.pool.page) * block.pool.page
         if not self._reserve(size):
             return False
@@ -276,7 +279,7 @@ class Allocator:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """unmap_block: return the whole pages inside a free block that has some."""
+        """Return the whole pages inside a free block to the card, as unmap_block does."""
         start, end = _pages(block)
         block.pool.remove(block)
         if end < block.address + block.size:

@@ -26,13 +26,13 @@ from rlhf.memory.rehearse import PHASES, settings
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import PinnedRecipe, Ppo
+from rlhf.recipe import PinnedRecipe, Ppo, Role
 from rlhf.rollout import engine as rollout
 from rlhf.run.directory import Run
 from rlhf.stages.online.session import sampling
 
 LAYERS = 2  # all decoder layers are alike
-ROLES = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
+ROLES: tuple[Role, ...] = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
 
 HOST_READ = "reads a value on the host"
 OTHER_DEVICE = "copies between devices"
@@ -98,7 +98,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
             return {role: step(recorder, shared, role, codec, changed.recipe.ppo) for role in ROLES}
 
 
-def step(recorder: "_Recorder", shared: SharedBase, role: str, codec: Codec, options: Ppo) -> DecodingStep:
+def step(recorder: "_Recorder", shared: SharedBase, role: Role, codec: Codec, options: Ppo) -> DecodingStep:
     """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
     sampling_settings = sampling(options)
     lengths = [sampling_settings.max_prompt_length] * sampling_settings.batch_size
@@ -138,7 +138,7 @@ class _Recorder(StandIn):
 
     @contextmanager
     def recording(self, decoder: nn.Module) -> Iterator[list[Operation]]:
-        """The operations inside the block, each with the decoder layer that asked for it."""
+        """Record the operations inside the block, each with the decoder layer that launched it."""
         operations: list[Operation] = []
         hooks = []
         for index, layer in enumerate(decoder.layers):  # type: ignore[arg-type]
@@ -166,11 +166,11 @@ class _Recorder(StandIn):
         self._layer = layer
 
 
-def _launches(func: Any, before: set[int], made: list[Tensor]) -> bool:
+def _launches(func: Any, before: set[int], outputs: list[Tensor]) -> bool:
     """Return whether an operation works on the device: it writes into a tensor there, or makes a new one."""
-    if not any(x.device == META for x in made) or func._schema.name.removeprefix("aten::") in ALLOCATIONS:
+    if not any(x.device == META for x in outputs) or func._schema.name.removeprefix("aten::") in ALLOCATIONS:
         return False
-    return func._schema.is_mutable or any(id(x.untyped_storage()) not in before for x in made)
+    return func._schema.is_mutable or any(id(x.untyped_storage()) not in before for x in outputs)
 
 
 def _unsafe(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> str | None:
@@ -192,5 +192,5 @@ def _indexing(func: Any) -> bool:
 
 
 def _picks_by_mask(func: Any, args: Any) -> bool:
-    """Indexing with a mask: how many elements it picks must be read before the kernel is launched."""
+    """Return whether an index is a mask: the device must then count its elements before the kernel is launched."""
     return _indexing(func) and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf.memory import DEPTHS, Event
+from rlhf.memory.phases import DEPTHS, Event
 
 GAP = 3  # cost of an insertion in the alignment
 OTHER_SIZE = 20  # cost of a pair of allocations by one operation, of different sizes: something as wide as all layers
@@ -46,7 +46,7 @@ class _Builder:
     def __init__(self, few: Sequence[Event], more: Sequence[Event], repeats: int):
         self.few, self.more, self.repeats = few, more, repeats
         self.few_releases, self.more_releases = _releases(few), _releases(more)
-        self.made_few, self.made_more = _makers(few), _makers(more)
+        self.names_few, self.names_more = _makers(few), _makers(more)
         self.events: list[Event] = []
         self.alive: dict[str, list[int]] = defaultdict(list)  # storages by the name of what made them, oldest first
         self.bytes: list[int] = []  # of each storage that was made
@@ -59,7 +59,7 @@ class _Builder:
 
     def _keys(self, events: Sequence[Event], start: int, end: int) -> list[tuple[str, int]]:
         """Return what alignment compares: the operation, and the bytes, negative where they are released."""
-        makers = self.made_few if events is self.few else self.made_more
+        makers = self.names_few if events is self.few else self.names_more
         return [(makers[at], events[at].bytes) for at in range(start, end)]
 
     def _write(self, start: tuple[int, int], end: tuple[int, int], pairs: list[int]) -> None:
@@ -87,19 +87,19 @@ class _Builder:
             start, keys = start + size, keys[size:]
 
     def _disciplines(self, start: tuple[int, int], pairs: list[int]) -> dict[str, bool]:
-        """Of each kind of storage, whether the newest goes first: its place from there is the same at both depths."""
+        """Return for each kind of storage whether counting from the newest gives the same place at both depths."""
         votes: Counter[str] = Counter()
         for at, pair in enumerate(pairs):
             a, b = self.few_releases.get(start[0] + at), self.more_releases.get(start[1] + pair)
             if a is not None and b is not None:
-                votes[self.made_more[start[1] + pair]] += (a.newest == b.newest) - (a.oldest == b.oldest)
+                votes[self.names_more[start[1] + pair]] += (a.newest == b.newest) - (a.oldest == b.oldest)
         return {name: count >= 0 for name, count in votes.items()}
 
     def _repeat(self, loop: range, by_newest: dict[str, bool]) -> None:
         """Write a loop over layers `repeats` times. Most of a deep model's events are written here."""
         steps = []
         for index in loop:
-            event, name = self.more[index], self.made_more[index]
+            event, name = self.more[index], self.names_more[index]
             place = 0
             if event.bytes < 0:
                 release = self.more_releases[index]
@@ -113,7 +113,7 @@ class _Builder:
                 self._release(event, alive, place)
 
     def _linear(self, at: int, pair: int) -> None:
-        """An event that is there at both depths; sizes and places that differ go on in a straight line."""
+        """Return an event of both depths at a third depth: sizes and places continue in a straight line."""
         a, b = self.few[at], self.more[pair]
         if b.bytes > 0:
             size = b.bytes if a.bytes < 0 else max(1, a.bytes + (b.bytes - a.bytes) * self.repeats)
@@ -126,7 +126,7 @@ class _Builder:
                 place = -1 - after.oldest
             else:
                 place = before.newest + (after.newest - before.newest) * self.repeats
-            self._release(b, self.alive[self.made_more[pair]], place)
+            self._release(b, self.alive[self.names_more[pair]], place)
         else:
             self.events.append(b)
 
@@ -160,7 +160,7 @@ def _between_marks(few: Sequence[Event], more: Sequence[Event]) -> Iterator[tupl
 
 
 def _makers(events: Sequence[Event]) -> list[str]:
-    """Of each event the name of the operation that made its storage."""
+    """Return for each event the name of the operation that allocated its storage."""
     makers: dict[int, str] = {}
     names = []
     for event in events:
@@ -171,7 +171,7 @@ def _makers(events: Sequence[Event]) -> list[str]:
 
 
 def _releases(events: Sequence[Event]) -> dict[int, _Release]:
-    """Of each release its place among the storages alive whose name is the same."""
+    """Return for each release the place of its storage among those alive with the same name."""
     alive: dict[str, list[int]] = defaultdict(list)
     names: dict[int, str] = {}
     releases = {}
@@ -210,7 +210,7 @@ def align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> li
 
 
 def _align(few: Sequence[tuple[str, int]], more: Sequence[tuple[str, int]]) -> list[int]:
-    """`align` of what is left when both have lost the start and the end that are the same."""
+    """Align what is left after removing the common start and the common end."""
     if not few:
         return []
     width = len(more) - len(few) + 1

@@ -70,18 +70,18 @@ class StandIn(Tracker):
             if not hasattr(x, "_known"):
                 return self._shapes(func, args, kwargs)
         out = self._shapes(func, args, kwargs) if on_device else func(*args, **kwargs)
-        made = tensors_in(out)
+        outputs = tensors_in(out)
         name = func._schema.name.removeprefix("aten::")
         if (
-            any(x.is_meta for x in made)
-            and all(x.numel() <= KNOWN for x in made)
-            and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
+            any(x.is_meta for x in outputs)
+            and all(x.numel() <= KNOWN for x in outputs)
+            and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(outputs))
             and name not in RANDOM
         ):
             args, kwargs = tuple(map(_value, args)), {key: _value(value) for key, value in kwargs.items()}
             if kwargs.get("device") == META:
                 kwargs["device"] = torch.device("cpu")
-            for tensor, value in zip(made, tensors_in(func(*args, **kwargs)), strict=True):
+            for tensor, value in zip(outputs, tensors_in(func(*args, **kwargs)), strict=True):
                 if tensor.is_meta:
                     _remember(tensor, value)
         return out
@@ -91,7 +91,7 @@ class StandIn(Tracker):
 
 
 def _is_known(x: Tensor) -> bool:
-    """Numbers from the host are known if they are integers, or a mask: what else is floating may be a weight."""
+    """Return whether a tensor's numbers are known: integers and masks from the host are, floats may be weights."""
     if x.is_meta:
         return hasattr(x, "_known")
     return not x.is_floating_point() or not x.dim() or _is_mask(x)
@@ -129,7 +129,7 @@ def _on_device(values: Tensor) -> Tensor:
 
 
 def _read(x: Tensor) -> Any:
-    """`.item()`: 1 of whatever type it is, if it is not known."""
+    """Return `.item()`; 1 in the tensor's type if the number is not known."""
     if hasattr(x, "_known"):
         return x._known.item()
     return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
@@ -160,7 +160,7 @@ def _nonzero(x: Tensor) -> Tensor:
 
 
 def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    """A mask picks as many as are true; `meta` cannot count them."""
+    """Index with masks whose numbers are known; all elements of others count as true, as `meta` cannot count them."""
     out: Tensor = aten.index.Tensor(x, _places(indices))
     if out.numel() <= KNOWN and all(_is_known(i) for i in (x, *indices) if i is not None):
         _remember(out, aten.index.Tensor(_value(x), [_value(i) for i in indices]))
@@ -197,7 +197,7 @@ _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live fo
 
 
 def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:
-    """torch.tensor, which would forget the numbers if it made them on `meta`."""
+    """Build torch.tensor on the host first: on `meta` it would forget its numbers."""
     return _real(data, **options).to(device) if device is not None else _real(data, **options)
 
 
@@ -259,7 +259,7 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
 
 
 def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[Any]:
-    """Paged states lie in unified memory, which torch's allocator does not count; on a CPU they are plain tensors."""
+    """Yield patches for paged optimizer states: unified memory, not torch's allocator; plain tensors on a CPU."""
     try:
         import bitsandbytes.optim.optimizer as bnb
     except ImportError:
@@ -322,7 +322,7 @@ def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
 
 
 def _captured(stand_in: StandIn) -> Callable[..., None]:
-    """A decoding step; the last one of two stands for a captured one, as most are of a response that is long enough."""
+    """Return a decoding step that marks the second of two as captured, as most steps of a long response are."""
     original = rollout._Decoding.advance
     steps: weakref.WeakKeyDictionary[rollout._Decoding, int] = weakref.WeakKeyDictionary()
 
@@ -375,7 +375,7 @@ def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..
 
 
 def _marked(stand_in: StandIn, backward: Callable[..., None]) -> Callable[..., None]:
-    """A backward pass with a mark before and after it: deepen aligns events between marks, in quadratic time."""
+    """Return a backward pass between two marks: `deepen` aligns the events between marks, in quadratic time."""
 
     def call(*args: Any, **kwargs: Any) -> None:
         stand_in.mark(BACKWARD)

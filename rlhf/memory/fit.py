@@ -6,18 +6,19 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from rlhf.memory.predict import Phase, Stage, needed
+from rlhf.memory.phases import Phase, Stage
+from rlhf.memory.predict import needed
 from rlhf.memory.projection import CARDS, row_tokens
 from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
-from rlhf.recipe import ONLINE, PinnedRecipe, Recipe, as_yaml
+from rlhf.recipe import ONLINE, PinnedRecipe, Recipe, StageName, as_yaml
 
 
 class Fit(NamedTuple):
     """One set of changes for the whole chain: stages that build on each other must agree in what they share."""
 
     changes: dict[str, Any]
-    stages: dict[str, Stage]  # as predicted with them
-    lacking: tuple[str, ...]  # the stages that still need more than the limit
+    stages: dict[StageName, Stage]  # as predicted with them
+    too_large: tuple[StageName, ...]  # the stages that still need more than the limit
 
 
 class Choice(NamedTuple):
@@ -29,7 +30,7 @@ class Choice(NamedTuple):
 class Axis(NamedTuple):
     """Settings that are chosen together, apart from all others."""
 
-    places: tuple[tuple[str, str], ...]  # (stage, phase) whose memory they decide
+    places: tuple[tuple[StageName, str], ...]  # (stage, phase) whose memory they decide
     ladders: list[list[Choice]]  # each from the choice that needs least to the one that needs most
     others: dict[str, Any]  # settings of other axes that decide the same places, at their smallest
 
@@ -40,11 +41,11 @@ GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kerne
 
 
 def fit(
-    predict: Callable[[PinnedRecipe, str], Stage],
+    predict: Callable[[PinnedRecipe, StageName], Stage],
     loaded: PinnedRecipe,
-    stages: Sequence[str],
+    stages: Sequence[StageName],
     limit: int,
-    say: Callable[[str], None] = lambda what: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """Return the fastest settings with which each of `stages` needs at most `limit` bytes of the card.
 
@@ -53,7 +54,7 @@ def fit(
     tried, which change the result. `say` gets a line for each candidate.
     """
     result = _Search(predict, loaded, stages, limit, say)()
-    if result.lacking and loaded.recipe.model.quantization == "none":
+    if result.too_large and loaded.recipe.model.quantization == "none":
         compressed = {"model.quantization": "nf4"}
         compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
         again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
@@ -66,9 +67,9 @@ class _Search:
 
     def __init__(
         self,
-        predict: Callable[[PinnedRecipe, str], Stage],
+        predict: Callable[[PinnedRecipe, StageName], Stage],
         loaded: PinnedRecipe,
-        stages: Sequence[str],
+        stages: Sequence[StageName],
         limit: int,
         say: Callable[[str], None],
     ):
@@ -81,10 +82,10 @@ class _Search:
         for axis in self.axes:
             self.chosen |= _fastest(axis, partial(self._share, axis)).changes
         predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
-        lacking = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
+        too_large = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
         before = self.loaded.recipe.model_dump()
         changes = {key: value for key, value in self.chosen.items() if _value(before, key) != value}
-        return Fit(changes, predictions, lacking)
+        return Fit(changes, predictions, too_large)
 
     def _share(self, axis: Axis, choice: Choice) -> float:
         """Return the smallest share in the places of an axis; those after one that does not fit are not looked at."""
@@ -95,7 +96,7 @@ class _Search:
                 break
         return least
 
-    def _share_in_place(self, axis: Axis, choice: Choice, stage: str, phase: str) -> float:
+    def _share_in_place(self, axis: Axis, choice: Choice, stage: StageName, phase: str) -> float:
         """Return the share in one phase, with the settings about which the stage's other axes ask first.
 
         So one rehearsal answers for all axes of the stage. Only where the phase does not fit with them, they are taken
@@ -107,7 +108,7 @@ class _Search:
             share = max(share, self._share_with(self.chosen | axis.others | choice.changes, stage, phase))
         return share
 
-    def _share_with(self, changes: dict[str, Any], stage: str, phase: str) -> float:
+    def _share_with(self, changes: dict[str, Any], stage: StageName, phase: str) -> float:
         settings = {key.removeprefix(f"{stage}."): value for key, value in changes.items()}
         words = ", ".join(f"{key} {as_yaml(value)}" for key, value in settings.items() if "." not in key)
         self.say(f"looking for settings that fit: {stage} with {words}" if words else f"rehearsing {stage}")
@@ -160,7 +161,7 @@ def _largest_that_fits(choices: Sequence[Choice], share: Share, hopeful: bool) -
     return choices[fits] if fits >= 0 else None
 
 
-def _axes(loaded: PinnedRecipe, stages: Sequence[str]) -> list[Axis]:
+def _axes(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[Axis]:
     recipe = loaded.recipe
     axes = []
     sampling = [stage for stage in stages if stage in ("sft", "dpo", "evaluate")]  # with the settings of evaluate
@@ -201,8 +202,8 @@ def _value(recipe: dict[str, Any], key: str) -> Any:
     return recipe[section][name]
 
 
-def _row_seconds(recipe: Recipe, stage: str, checkpointing: bool, micro: int) -> float:
-    """Time of a row and weight that ranks settings: operations and weight traffic at the card's nominal rates.
+def _row_seconds(recipe: Recipe, stage: StageName, checkpointing: bool, micro: int) -> float:
+    """Return the seconds of a row, which rank settings: operations and weight traffic at the card's nominal rates.
 
     Each pass multiplies every weight by the row's tokens, and reads it once for a whole micro-batch; NF4 is read,
     unpacked and read again. Backward is one pass (the base has no weight gradients), recomputation another.

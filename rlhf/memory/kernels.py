@@ -68,7 +68,7 @@ def unpacks_4bit(gpu: Gpu, dtype: torch.dtype, rows: int, out: int, inner: int, 
 
 @functools.cache
 def _bitsandbytes_cuda() -> ModuleType | None:
-    """bitsandbytes' CUDA backend; None where it cannot be used.
+    """Return bitsandbytes' CUDA backend; None where it cannot be used.
 
     Its import looks up a function that a torch without CUDA lacks, without calling it.
     """
@@ -84,7 +84,7 @@ def _bitsandbytes_cuda() -> ModuleType | None:
 
 
 def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
-    """Of the product."""
+    """Return the operations of the product."""
     count: int = 2 * args[0].numel() * args[2][0]
     return count
 
@@ -93,7 +93,10 @@ def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
 
 
 def _flash_backward(args: Any, kwargs: Any) -> int:
-    """csrc/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum in float32, dk and dv of every query head."""
+    """Return the bytes of float32 softmax_d and dq_accum, and of dk and dv of every query head.
+
+    Source: csrc/flash_attn/flash_api.cpp, mha_bwd.
+    """
     q: Tensor = args[1]
     k: Tensor = args[2]
     batch, heads, length, size = q.shape
@@ -126,7 +129,7 @@ def _blocks(gpu: Gpu, size: int) -> _Blocks:
 
 
 def _efficient_backward(gpu: Gpu, args: Any, kwargs: Any) -> int:
-    """Sums in float32 and one number per query, of the memory-efficient kernel.
+    """Return the bytes of the memory-efficient kernel's float32 sums, and of one number per query.
 
     kernel_backward.h, Params::workspace_size, and attention_backward.cu: `delta`; for each block of queries a tile of
     sums with a lock of 16 bytes; where keys' and values' gradients do not stay in registers, a tile of each for every

@@ -6,12 +6,12 @@ from typing import Any
 
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 
 FILE = "predicted.json"
 
-Peaks = dict[str, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
-Needs = dict[str, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
+Peaks = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
+Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
 Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
 
 

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rlhf.errors import UserError
-from rlhf.memory import gb, projection, ranks
-from rlhf.memory.predict import ON_HOST as ON_HOST
-from rlhf.memory.predict import STAGES, PredictionError, Predictor, Stage, needed, reserved
+from rlhf.memory import projection, ranks
+from rlhf.memory.phases import ON_HOST, PredictionError, Stage, gb
+from rlhf.memory.predict import STAGES, Predictor, needed, reserved
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.observe import console
-from rlhf.recipe import PinnedRecipe, Recipe, as_yaml
+from rlhf.recipe import PinnedRecipe, Recipe, StageName, as_yaml
 from rlhf.recipe import published as figures
 from rlhf.recipe.published import GB, Verdict, compare
 from rlhf.terminal import say
@@ -22,7 +22,7 @@ PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "co
 def make(
     predict: Predictor,
     loaded: PinnedRecipe,
-    stages: Sequence[str] = STAGES,
+    stages: Sequence[StageName] = STAGES,
     price: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def make(
     }
 
 
-def _stage(loaded: PinnedRecipe, stage: str, predicted: Stage, price: float | None) -> dict[str, Any]:
+def _stage(loaded: PinnedRecipe, stage: StageName, predicted: Stage, price: float | None) -> dict[str, Any]:
     recipe = loaded.recipe
     place = "host" if stage in ON_HOST else recipe.hardware.device
     need = needed(predicted[""])
@@ -82,7 +82,7 @@ def _stage(loaded: PinnedRecipe, stage: str, predicted: Stage, price: float | No
     return summary
 
 
-def _between(recipe: Recipe, stage: str, hours: float, link: float) -> dict[str, Any]:
+def _between(recipe: Recipe, stage: StageName, hours: float, link: float) -> dict[str, Any]:
     """Return the bytes that each rank receives in a step, the seconds at the link's nominal rate, and the scaling."""
     traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage)
     assert steps  # stages with projected hours have optimizer steps
@@ -96,7 +96,7 @@ def _between(recipe: Recipe, stage: str, hours: float, link: float) -> dict[str,
     }
 
 
-def _budget(loaded: PinnedRecipe, stage: str) -> list[int | None] | None:
+def _budget(loaded: PinnedRecipe, stage: StageName) -> list[int | None] | None:
     """Return the published range of a stage's peak in bytes, from the lowest to the highest figure that is given."""
     ranges = [t.printed for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
     if not ranges:
@@ -105,14 +105,14 @@ def _budget(loaded: PinnedRecipe, stage: str) -> list[int | None] | None:
     return [round(min(lows) * GB) if lows else None, round(max(highs) * GB) if highs else None]
 
 
-def _peak_verdict(loaded: PinnedRecipe, stage: str, peak: int) -> str | None:
+def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
     """Return the most favourable verdict on a predicted peak by the figures of its stage; None where there are none."""
     budgets = [t for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
     return figures.best(compare(figure, peak / GB).word for figure in budgets)
 
 
 def ablation(
-    predict: Predictor, loaded: PinnedRecipe, stage: str, say: Callable[[str], None] = lambda text: None
+    predict: Predictor, loaded: PinnedRecipe, stage: StageName, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Return the effect of each strategy alone on the stage without any, and of all together.
 
@@ -162,7 +162,7 @@ def card_bytes(loaded: PinnedRecipe) -> int:
 
 
 def preflight(
-    predict: Callable[[PinnedRecipe, str], Stage], loaded: PinnedRecipe, stage: str, given: str = ""
+    predict: Callable[[PinnedRecipe, StageName], Stage], loaded: PinnedRecipe, stage: StageName, given: str = ""
 ) -> int | None:
     """Return the bytes at the stage's predicted peak; None where nothing can be predicted.
 
@@ -241,7 +241,9 @@ def _unpredicted(figure: figures.Figure, plan: Mapping[str, Any], effects_of: Ma
     return Verdict(figures.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")
 
 
-def predicted(plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: str, metric: str) -> float | None:
+def predicted(
+    plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: StageName | Literal["all"], metric: str
+) -> float | None:
     """Return what is predicted or projected for a published figure's `metric`; None where only a run can tell.
 
     `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`);

@@ -16,25 +16,31 @@ from types import TracebackType
 from typing import Any, cast
 
 from rlhf import recipe as recipes
-from rlhf.memory import COMPONENTS, DECODING_STEP, DEPTHS, gpu, ranks
-from rlhf.memory import ON_HOST as ON_HOST
-from rlhf.memory import Phase as Phase
-from rlhf.memory import PredictionError as PredictionError
-from rlhf.memory import Stage as Stage
-from rlhf.memory import StepOperations as StepOperations
+from rlhf.memory import gpu, ranks
+from rlhf.memory.phases import (
+    COMPONENTS,
+    DECODING_STEP,
+    DEPTHS,
+    ON_HOST,
+    Phase,
+    PredictionError,
+    Rehearsed,
+    Stage,
+    StepOperations,
+)
 from rlhf.process import distributed
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
-from rlhf.recipe import PinnedRecipe, Recipe
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
-STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
-TRAINING = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+TRAINING: tuple[StageName, ...] = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code: a guess, not measured on a GPU yet
 FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have 0.02 to 0.12
 
 
-def stages(recipe: Recipe) -> list[str]:
+def stages(recipe: Recipe) -> list[StageName]:
     """Return the stages of a recipe whose memory is predicted: STAGES, and RLOO and GRPO where the recipe has them."""
     known = {*STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
     return [stage for stage in recipes.STAGES if stage in known]
@@ -61,7 +67,7 @@ class Predictor:
             worker.kill()
             worker.wait()
 
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> Stage:
         """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
         rehearsal fails."""
         layers = _layers(loaded)
@@ -96,7 +102,7 @@ class Predictor:
             for role, n in roles.items()
         }
 
-    def _rehearsed(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
+    def _rehearsed(self, loaded: PinnedRecipe, stage: Rehearsed) -> dict[str, Any]:
         """Return what the rehearsal finds, from the cache if it was rehearsed before."""
         file = _cache_file(loaded, stage)
         answer = _read_cache(file)
@@ -105,7 +111,7 @@ class Predictor:
             _write_cache(file, answer)
         return answer
 
-    def _rehearse(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
+    def _rehearse(self, loaded: PinnedRecipe, stage: Rehearsed) -> dict[str, Any]:
         if self._worker is None:
             self._worker = _start()
         assert self._worker.stdin and self._worker.stdout
@@ -128,7 +134,7 @@ def _layers(loaded: PinnedRecipe) -> int:
     return architecture.num_hidden_layers
 
 
-def workspaces(recipe: Recipe, stage: str, phase: str) -> int:
+def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
     """Return the bytes of cuBLAS's workspaces on the recipe's card in a phase of a stage.
 
     The program's own thread has one and autograd's thread another. A phase that decodes has a third, of the stream on
@@ -192,7 +198,10 @@ def _whole(components: dict[str, int], total: int) -> dict[str, int]:
 
 
 def _with_inner(stage: Stage) -> Stage:
-    """A phase peaks at least as high as those inside it, also where another operation makes the peak at depth."""
+    """Raise each phase's peak to at least those of the phases inside it.
+
+    At depth another operation may make the peak.
+    """
     phases = {}
     for name, phase in stage.items():
         inner = [p for n, p in stage.items() if n.startswith(f"{name}/" if name else "")]
@@ -222,7 +231,7 @@ def _beside(held: int, phase: Phase) -> int:
 # -- what was predicted before ---------------------------------------------------------------------------------------
 
 
-def _cache_file(loaded: PinnedRecipe, stage: str) -> Path:
+def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
     beside = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}.get(
         stage, set()
     )  # what else a stage takes sizes from

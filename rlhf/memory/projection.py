@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from rlhf.data.worlds.lengths import lengths_of_hh
-from rlhf.memory import STEPS
-from rlhf.memory.predict import TRAINING, Phase, Stage
-from rlhf.recipe import ONLINE, Recipe
+from rlhf.memory.phases import STEPS, Phase, Stage
+from rlhf.memory.predict import TRAINING
+from rlhf.recipe import ONLINE, Recipe, StageName
 
 
 class Rates(NamedTuple):
@@ -103,7 +103,7 @@ def step_seconds(flops: float, moved: float, launched: float, card: Card, rates:
     return flops / card.flops * rates.products + moved / card.bandwidth * rates.memory + launched * rates.launch
 
 
-def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = False) -> dict[str, float]:
+def step_flops(recipe: Recipe, stage: StageName, predicted: Stage, of_model: bool = False) -> dict[str, float]:
     """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
@@ -115,7 +115,7 @@ def step_flops(recipe: Recipe, stage: str, predicted: Stage, of_model: bool = Fa
     }
 
 
-def _times_a_step(recipe: Recipe, stage: str) -> dict[str, float]:
+def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
     """Return how much of what was rehearsed one step does, by phase."""
     if stage in ONLINE:
         options = getattr(recipe, stage)
@@ -134,7 +134,7 @@ def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
     return _weights(predicted["rollout"]) + predicted["rollout"].components.get("kv_cache", 0)
 
 
-def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
+def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
     """Return the steps of the whole stage; None where the recipe does not say how many rows there are."""
     options = getattr(recipe, stage)
     if stage in ONLINE:
@@ -147,7 +147,7 @@ def optimizer_steps(recipe: Recipe, stage: str) -> int | None:
     return min(steps, most) if most else steps
 
 
-def work(recipe: Recipe, stage: str, predicted: Stage) -> Work | None:
+def work(recipe: Recipe, stage: StageName, predicted: Stage) -> Work | None:
     """Return the work of a stage whose number of rows the recipe gives; None where it does not, or there are none."""
     if stage not in TRAINING:
         return None
@@ -187,14 +187,14 @@ def basis() -> dict[str, Any]:
     }
 
 
-def longest_row(recipe: Recipe, stage: str) -> int:
+def longest_row(recipe: Recipe, stage: StageName) -> int:
     """Return the tokens of the longest row that a training stage admits."""
     options = getattr(recipe, stage)
     longest: int = options.max_prompt_length + options.response_length if stage in ONLINE else options.max_length
     return longest
 
 
-def row_tokens(recipe: Recipe, stage: str, micro: int) -> float:
+def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
     """Return the mean tokens of a row, with the padding of micro-batches; PPO's responses use their whole budget."""
     options = getattr(recipe, stage)
     if stage in ONLINE:

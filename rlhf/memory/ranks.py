@@ -4,8 +4,8 @@ import math
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.memory import Phase, PredictionError, Stage
-from rlhf.recipe import PinnedRecipe, Recipe
+from rlhf.memory.phases import Phase, PredictionError, Stage
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
@@ -33,7 +33,7 @@ LLAMA_LAYERS = (
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
-def of_one(loaded: PinnedRecipe, stage: str) -> PinnedRecipe:
+def of_one(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     """Return the recipe by which one process alone does what each rank does in a stage: its share of the rows, all
     steps.
     """
@@ -58,7 +58,7 @@ def of_one(loaded: PinnedRecipe, stage: str) -> PinnedRecipe:
     return recipes.load(loaded.directory, loaded.overrides | changes, recipe.seed)
 
 
-def divide(recipe: Recipe, stage: str, predicted: Stage) -> Stage:
+def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
     """Return what a rank needs where ranks divide the base, from what it needs with all of it."""
     if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
         return predicted
@@ -82,7 +82,7 @@ def divide(recipe: Recipe, stage: str, predicted: Stage) -> Stage:
 
 
 def _with_base(phase: Phase, more: int) -> Phase:
-    """A phase with that many more bytes of weights; of 4-bit ones the part that is not weights goes with them.
+    """Return a phase with `more` additional bytes of weights; scales of 4-bit weights grow in proportion.
 
     What the allocator reserves changes by as much: how it would place the parts was not replayed.
     """
@@ -143,9 +143,12 @@ class Traffic(NamedTuple):
     weights: int  # fetched layers: (n − 1) / n of them each time
 
 
-def traffic(recipe: Recipe, stage: str) -> Traffic:
-    """Of one optimizer step, or one step of PPO. The numbers of a batch that PPO's ranks share are left out: bytes for
-    each token, where adapters and layers have millions."""
+def traffic(recipe: Recipe, stage: StageName) -> Traffic:
+    """Return the bytes that cards exchange in one optimizer step, or in one step of PPO.
+
+    The numbers of a batch that PPO's ranks share are left out: bytes for each token, where adapters and layers have
+    millions.
+    """
     count = recipe.processes(stage)
     options = getattr(recipe, stage)
     trained = 4 * adapter_parameters(recipe)
@@ -161,11 +164,12 @@ def traffic(recipe: Recipe, stage: str) -> Traffic:
     return Traffic(round(2 * received * reductions * trunks * trained), round(fetched))
 
 
-def scaling(computed: float, told: float) -> tuple[float, float]:
-    """Return the projected share of n cards' speed that n cards reach, from seconds of computing and of messages in a
-    step: from nothing of the messages hidden behind computing to all that can be.
+def scaling(computing: float, messages: float) -> tuple[float, float]:
+    """Return the projected share of n cards' speed that n cards reach, as a lower and an upper bound.
+
+    Arguments are seconds in a step. The lower bound hides no messages behind computing, the upper one all that it can.
     """
-    return computed / (computed + told), computed / max(computed, told)
+    return computing / (computing + messages), computing / max(computing, messages)
 
 
 def _architecture(recipe: Recipe) -> recipes.Architecture:

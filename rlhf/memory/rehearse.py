@@ -25,12 +25,13 @@ from unittest import mock
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event, gpu
+from rlhf.memory import gpu
 from rlhf.memory.depth import deepen
+from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
 from rlhf.memory.replay import Reserved, replay
-from rlhf.recipe import Architecture, PinnedRecipe, Recipe
+from rlhf.recipe import Architecture, PinnedRecipe, Recipe, StageName
 from rlhf.run.directory import Run
-from rlhf.stages import module_of
+from rlhf.stages.runner import module_of
 
 if TYPE_CHECKING:
     from rlhf.memory.device import StandIn
@@ -161,7 +162,7 @@ class Rehearsals:
         self.finished: set[tuple[str, str]] = set()  # (stage, hash of model and adapter) whose adapters are there
         self.events: list[Event] = []
 
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
+    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
         """Return the peaks of every phase of a stage."""
         changes = loaded.overrides | settings(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
@@ -173,18 +174,18 @@ class Rehearsals:
         missing = [name for name in needed if (name, shape) not in self.finished]
         if self.watch is None and missing:
             with self._device(changed.recipe):
-                _write_adapters(_Rehearsal(folder, changed, recipes.stage_name(stage)), missing)
+                _write_adapters(_Rehearsal(folder, changed, stage), missing)
         elif self.watch is not None:
             for name in missing:
                 self._rehearse(changed, name, folder)
         self.finished |= {(name, shape) for name in (*missing, stage)}
         return self._rehearse(changed, stage, folder)
 
-    def _rehearse(self, changed: PinnedRecipe, stage: str, folder: Path) -> dict[str, Any]:
-        run = _Rehearsal(folder, changed, recipes.stage_name(stage))
+    def _rehearse(self, changed: PinnedRecipe, stage: StageName, folder: Path) -> dict[str, Any]:
+        run = _Rehearsal(folder, changed, stage)
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
-        stage_module = importlib.import_module(module_of(stage))
+        stage_module = importlib.import_module(module_of(run.stage))
         gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
         peaks = (self.watch or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
@@ -206,7 +207,7 @@ class Rehearsals:
         return StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name))
 
 
-def _write_adapters(run: Run, stages: Sequence[str]) -> None:
+def _write_adapters(run: Run, stages: Sequence[StageName]) -> None:
     from rlhf.memory.adapters import write_adapters  # imports torch
 
     write_adapters(run, stages)
@@ -218,7 +219,7 @@ class Rehearser:
     def __init__(self) -> None:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
-    def __call__(self, loaded: PinnedRecipe, stage: str, expandable: bool) -> dict[str, Any]:
+    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> dict[str, Any]:
         """Return the peaks at each depth, and bytes as in `replay.Reserved` of each phase: empty where no card is used,
         None where the events at both depths cannot be aligned.
         """
@@ -284,10 +285,10 @@ def shortened() -> Iterator[None]:
 
 def _made_once(make_tokenizer: Callable[[int], Any]) -> Callable[[int], Any]:
     """Return a function that makes one stand-in tokenizer per vocabulary size and returns that one again later."""
-    made = functools.cache(make_tokenizer)
+    cached = functools.cache(make_tokenizer)
 
     def words(vocab_size: int) -> Any:
-        tokenizer = made(vocab_size)
+        tokenizer = cached(vocab_size)
         tokenizer.chat_template = None  # merging writes one
         return tokenizer
 
@@ -356,14 +357,14 @@ def main() -> None:
     with quiet_libraries(), shortened():
         rehearse = Rehearser()
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             answer: dict[str, Any]
             try:
-                loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
-                if asked["stage"] == DECODING_STEP:
+                loaded = recipes.load(Path(request["recipe"]), request["overrides"])
+                if request["stage"] == DECODING_STEP:
                     answer = {"result": {"roles": _operations(loaded)}}
                 else:
-                    answer = {"result": rehearse(loaded, asked["stage"], asked["expandable"])}
+                    answer = {"result": rehearse(loaded, request["stage"], request["expandable"])}
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, UserError)  # a sentence for people, complete by itself

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf.memory import Event
 from rlhf.memory.allocator import Allocator, Block
+from rlhf.memory.phases import Event
 
 # Marks among the events.
 BEGIN = "begin"  # of a phase

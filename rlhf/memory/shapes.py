@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf.memory.operations import PLAIN
 
 Key = tuple[Any, ...]
-Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor
+OutputShape = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor
 FIRST = "first"  # in place of results: the operation returns its first argument
 NOT_REMEMBERED = "not remembered"
 
@@ -72,10 +72,10 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     several = isinstance(out, list | tuple)
     results = list(out) if several else [out]
     taken = {id(x.untyped_storage()) for x in _tensors((args, tuple(kwargs.values())))}
-    made: list[Made | None] = []
+    outputs: list[OutputShape | None] = []
     for result in results:
         if result is None:
-            made.append(None)
+            outputs.append(None)
             continue
         if not isinstance(result, Tensor) or type(result) is not Tensor or not result.is_meta:
             return NOT_REMEMBERED
@@ -83,8 +83,8 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         if id(storage) in taken or result.storage_offset() or storage.nbytes() != _bytes(result):
             return NOT_REMEMBERED
         taken.add(id(storage))
-        made.append((result.shape, result.stride(), result.dtype))
-    return (type(out) if several else Tensor), made
+        outputs.append((result.shape, result.stride(), result.dtype))
+    return (type(out) if several else Tensor), outputs
 
 
 def _bytes(x: Tensor) -> int:

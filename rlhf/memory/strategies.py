@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, cast
 
 from rlhf import recipe as recipes
 from rlhf.memory import projection
-from rlhf.memory.predict import Stage, needed
-from rlhf.recipe import PinnedRecipe
+from rlhf.memory.phases import Stage
+from rlhf.memory.predict import needed
+from rlhf.recipe import PinnedRecipe, StageName
 
-STAGES = ("sft", "rm", *recipes.ONLINE, "dpo")
+STAGES: tuple[StageName, ...] = ("sft", "rm", *recipes.ONLINE, "dpo")
 STEP: dict[str, str] = {
     "sft": "train",
     "rm": "train",
@@ -37,7 +38,7 @@ STRATEGIES = (
 )
 
 
-def switched_on(loaded: PinnedRecipe, stage: str, name: str) -> dict[str, Any] | None:
+def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> dict[str, Any] | None:
     """Return the keys that switch a strategy on for a stage; None where it is on, or there is nothing to halve."""
     recipe = loaded.recipe
     options = getattr(recipe, stage)
@@ -55,7 +56,7 @@ def switched_on(loaded: PinnedRecipe, stage: str, name: str) -> dict[str, Any] |
     return None  # one process sees one card
 
 
-def switched_off(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
+def switched_off(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
     """Return the recipe with no strategy: the base as it is published, eager attention, one whole batch."""
     return {
         "model.quantization": "none",
@@ -65,7 +66,7 @@ def switched_off(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
     }
 
 
-def one_by_one(loaded: PinnedRecipe, stage: str) -> dict[str, PinnedRecipe]:
+def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe]:
     """Return the recipe without any strategy ("none"), with each alone, and with all that apply to one card
     ("combined").
     """
@@ -90,7 +91,9 @@ class Effect(NamedTuple):
     flops: float | None  # after / before
 
 
-def effects(predict: Callable[[PinnedRecipe, str], Stage], loaded: PinnedRecipe, stage: str) -> list[Effect]:
+def effects(
+    predict: Callable[[PinnedRecipe, StageName], Stage], loaded: PinnedRecipe, stage: StageName
+) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
     need = needed(before[""])
@@ -107,13 +110,13 @@ def effects(predict: Callable[[PinnedRecipe, str], Stage], loaded: PinnedRecipe,
     return sorted(rows, key=lambda e: e.after if e.after is not None else 2**62)
 
 
-def operations(loaded: PinnedRecipe, stage: str, predicted: Stage) -> float:
+def operations(loaded: PinnedRecipe, stage: StageName, predicted: Stage) -> float:
     """Return the floating-point operations of one step of a stage, decoding left out."""
     per_phase = projection.step_flops(loaded.recipe, stage, predicted)
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
 
 
-def global_batch(loaded: PinnedRecipe, stage: str) -> int:
+def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
     """Return the rows of one optimizer step."""
     options = getattr(loaded.recipe, stage)
     if stage in recipes.ONLINE:
@@ -121,7 +124,7 @@ def global_batch(loaded: PinnedRecipe, stage: str) -> int:
     return cast(int, options.per_device_train_batch_size * options.gradient_accumulation_steps)
 
 
-def micro_batch(loaded: PinnedRecipe, stage: str, micro: int) -> dict[str, Any]:
+def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> dict[str, Any]:
     """Return the keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
     if stage in recipes.ONLINE:
         return {f"{stage}.per_device_train_batch_size": micro}
@@ -131,7 +134,7 @@ def micro_batch(loaded: PinnedRecipe, stage: str, micro: int) -> dict[str, Any]:
     }
 
 
-def _halved(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
+def _halved(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
     options = getattr(loaded.recipe, stage)
     lengths = {"ppo": "response_length"} | dict.fromkeys(recipes.GROUPS, "max_completion_length")
     keys = ("max_prompt_length", lengths.get(stage, "max_length"))
@@ -139,5 +142,5 @@ def _halved(loaded: PinnedRecipe, stage: str) -> dict[str, Any]:
 
 
 def divisors(n: int) -> list[int]:
-    """Of n, the smallest first."""
+    """Return the divisors of n, the smallest first."""
     return [d for d in range(1, n + 1) if n % d == 0]

@@ -23,8 +23,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf.memory import COMPONENTS, Event
 from rlhf.memory.operations import Counts, tensors_in
+from rlhf.memory.phases import COMPONENTS, Event
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
@@ -58,13 +58,13 @@ class Peak:
 class _Storage:
     bytes: int
     phase: tuple[str, ...]
-    in_backward: bool  # made there
+    in_backward: bool  # allocated in a backward pass
     component: str | None = None
     freed_in: tuple[str, ...] | None = None
     freed_in_backward: bool = False
 
-    def what(self) -> str:
-        """Its component: as it was labelled, or by where it was made and freed."""
+    def resolved_component(self) -> str:
+        """Return the label, or the component that follows from where the storage was allocated and freed."""
         if self.component:
             return self.component
         if self.freed_in_backward and not self.in_backward:
@@ -133,9 +133,9 @@ class Tracker(TorchDispatchMode):
             self._leave_block()
             return func(*args, **kwargs)
         out = self.run(func, args, kwargs)
-        made = False
+        allocated = False
         for tensor in (out,) if type(out) is Tensor else tensors_in(out):
-            made |= self._see(tensor, func)
+            allocated |= self._see(tensor, func)
         if func is ADD and _in_backward() and _called_by_engine():
             self._note_sum(out, args[0])
         counts = self._counts.get(id(func))  # torch's operations live for ever, and take long to hash
@@ -143,14 +143,14 @@ class Tracker(TorchDispatchMode):
             counts = self._counts[id(func)] = Counts.of(func, self.kernels.get(func))
         if counts.flops is not None:
             self.count_flops(counts.flops(args, kwargs, out), recomputed=self.recomputing > 0)
-        if made or counts.writes:
+        if allocated or counts.writes:
             self._count_traffic(counts, args, kwargs, out)
         if counts.inside is not None:
             self._inside(counts.inside(args, kwargs), f"{func} (inside)")
         return out
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Execute one operation; a device without memory of its own overrides this."""
+        """Execute one operation. A device without memory of its own overrides this."""
         return func(*args, **kwargs)
 
     def count_flops(self, flops: int, recomputed: bool = False) -> None:
@@ -186,7 +186,7 @@ class Tracker(TorchDispatchMode):
         self._events.append(Event(None, 0, self._phase, name))
 
     def label(self, tensor: Tensor | None, component: str) -> None:
-        """Say what a tensor's storage holds, at any time while it lives; the first label wins."""
+        """Label a tensor's storage with a component, at any time while it lives; the first label wins."""
         if tensor is None or not self._is_here(tensor):
             return
         key = id(tensor.untyped_storage())
@@ -198,7 +198,7 @@ class Tracker(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is made in here is not tracked."""
+        """Track nothing inside the block."""
         self._paused = True
         try:
             yield
@@ -232,33 +232,33 @@ class Tracker(TorchDispatchMode):
 
     def events(self) -> list[Event]:
         """Return what torch's allocator was asked for, and the marks, in order; unified memory is left out."""
-        what = self._components()
-        return [event for event in self._events if event.storage is None or what[event.storage] != OUTSIDE]
+        component_of = self._components()
+        return [event for event in self._events if event.storage is None or component_of[event.storage] != OUTSIDE]
 
     def peaks(self) -> dict[str, Peak]:
         """Return the peak of each phase by its name, in the order in which they began; "" stands for all that was
         tracked.
         """
-        what = self._components()
+        component_of = self._components()
         most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
         total = 0
         for at, (index, size, phase, operation) in enumerate(self._events):
-            if index is not None and what[index] != OUTSIDE:
+            if index is not None and component_of[index] != OUTSIDE:
                 total += size
             if (size > 0 or operation == BEGIN) and total > most.get((phase, operation), (0, 0))[0]:
                 most[phase, operation] = total, at
-        wanted = {at: where for where, (_, at) in most.items()}
+        peak_events = {at: where for where, (_, at) in most.items()}
         live: Counter[str] = Counter()
         peaks: dict[str, Peak] = {"": Peak()}
         for at, (index, size, phase, _) in enumerate(self._events):
             if index is not None:
-                live[what[index]] += size
+                live[component_of[index]] += size
             else:
                 _around(peaks, phase)  # phases in the order in which they begin
-            if at not in wanted:
+            if at not in peak_events:
                 continue
             components = {name: live[name] for name in COMPONENTS if live[name]}
-            operation = wanted[at][1]
+            operation = peak_events[at][1]
             for peak in _around(peaks, phase):
                 peak.paged = max(peak.paged, live[OUTSIDE])
                 if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
@@ -270,7 +270,7 @@ class Tracker(TorchDispatchMode):
 
     def _components(self) -> list[str]:
         """Return the component of each storage, by its number."""
-        return [storage.what() for storage in self._storages]
+        return [storage.resolved_component() for storage in self._storages]
 
     def _add_work(self, peaks: dict[str, Peak]) -> None:
         """Add what each phase computed, moved and launched to the peaks of the phases around it."""
@@ -365,7 +365,7 @@ class Tracker(TorchDispatchMode):
         self._storages[summand].component = self._storages[summand].component or component
 
     def _all_modules(self) -> list[nn.Module]:
-        """Those that were made, and copies inside them, of which no constructor tells."""
+        """Return the modules that were constructed, and copies inside them, whose constructors did not run."""
         modules: dict[int, nn.Module] = {}
         waiting = list(self._modules)
         while waiting:

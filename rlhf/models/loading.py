@@ -145,9 +145,9 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
             base = _read_base(settings, name, device, kind, nf4, options)
             _check_loaded(base, settings, name, whole=head == "lm")
     check_experts(base, settings, name)
-    check_lengths(base.config, recipes.longest(recipe), name)
+    check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
-        Trunk(base).check_length(recipes.longest(recipe))
+        Trunk(base).check_length(recipe.longest())
     return _plain(base, recipe)
 
 

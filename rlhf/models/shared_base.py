@@ -13,7 +13,7 @@ recomputation uses whatever adapter is active then. A backward pass under anothe
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -35,9 +35,9 @@ from rlhf.models.weights import (
     reward_weights,
     set_adapter_state,
 )
-from rlhf.models.weights import SCORE_WEIGHT as SCORE_WEIGHT
 from rlhf.objectives.logprobs import Entropy
 from rlhf.process import distributed
+from rlhf.recipe import AdapterName, Role
 
 
 class SharedBase:
@@ -58,7 +58,7 @@ class SharedBase:
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
         self.sharded = False
-        self._active: str | None = None
+        self._active: AdapterName | None = None
         self._layers: list[LoraLayer] = []
         (first, path), *rest = adapters.items()
         self.peft = attach_adapter(base, path, first, first in self.trainable)
@@ -76,7 +76,7 @@ class SharedBase:
         self._add("reward", rm_dir, weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
-    def add_value(self, kind: str, rm_dir: Path, mean: float, sd: float) -> None:
+    def add_value(self, kind: Literal["head", "adapter"], rm_dir: Path, mean: float, sd: float) -> None:
         """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
         hidden = self.base.config.hidden_size
         self.value_head = nn.Linear(hidden, 1)
@@ -97,7 +97,7 @@ class SharedBase:
         return None if self.trunk is None or self._active is None else RoleTrunk(self.trunk, self._active)
 
     @property
-    def value_role(self) -> str:
+    def value_role(self) -> Role:
         """Return the role whose hidden states the value head reads."""
         return "value" if "value" in self.trainable else "policy"
 
@@ -121,11 +121,11 @@ class SharedBase:
         if self.sharded:
             distributed.gather(self.base, whole=False)
 
-    def parameters(self, role: str) -> list[nn.Parameter]:
+    def parameters(self, role: AdapterName) -> list[nn.Parameter]:
         """Return the adapter weights of one role, in a fixed order."""
         return [p for name, p in self.peft.named_parameters() if f".{role}." in name]
 
-    def activate(self, role: str) -> None:
+    def activate(self, role: AdapterName) -> None:
         """Make a role's adapter the active one; the role `base` switches all adapters off.
 
         This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
@@ -136,7 +136,7 @@ class SharedBase:
             return
         if role != "base" and role not in self.peft.peft_config:
             raise ValueError(f"no role {role}; there are {', '.join(self.peft.peft_config)} and base")
-        active = [role]
+        active: list[str] = [role]
         for layer in self._layers:
             layer._disable_adapters = role == "base"
             if role != "base":
@@ -147,7 +147,7 @@ class SharedBase:
         self._active = role
 
     @contextmanager
-    def role(self, name: str) -> Iterator[None]:
+    def role(self, name: AdapterName) -> Iterator[None]:
         """Make a role the active one inside a block; the role that was active before is restored after it.
 
         A backward pass must run in the same block as its forward pass, and the role's weights must not change in the
@@ -237,7 +237,7 @@ class SharedBase:
         assert self.trunk is not None and self._active is not None
         return self.trunk.hidden(self._active, ids, positions, lower)
 
-    def _add(self, role: str, rm_dir: Path, weights: dict[str, Tensor]) -> None:
+    def _add(self, role: AdapterName, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""
         config = adapter_config(rm_dir / "adapter")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
@@ -260,7 +260,7 @@ class SharedBase:
         self._active = None
         self._no_dropout()
 
-    def _backward_check(self, role: str | None) -> Callable[[Tensor], None]:
+    def _backward_check(self, role: AdapterName | None) -> Callable[[Tensor], None]:
         """Return a hook for a role's hidden states, which runs before any layer of its trunk is recomputed."""
 
         def check(gradient: Tensor) -> None:

@@ -18,7 +18,7 @@ from rlhf.run.records import FindingLine, MetricsLine
 from rlhf.stats import sigmoid
 from rlhf.terminal import say
 
-SUPERVISED = ("pretrain", "sft", "rm", "dpo")
+SUPERVISED: tuple[StageName, ...] = ("pretrain", "sft", "rm", "dpo")
 FEW = 5  # logged rows that a mean is taken over, and that a check waits for
 MANY = 20  # rows before a trend is judged
 KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
@@ -85,7 +85,7 @@ class Check(NamedTuple):
     """A check: its name, the stages it applies to, what it sees, the usual cause and remedies."""
 
     name: str
-    stages: tuple[str, ...]
+    stages: tuple[StageName, ...]
     seen: Callable[[History], str | None]
     cause: str
     remedies: Callable[[History], dict[str, Any]]

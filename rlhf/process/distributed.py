@@ -119,7 +119,7 @@ def _leave() -> None:
     PartialState().destroy_process_group()
 
 
-def check_world(recipe: recipes.Recipe, stage: str) -> None:
+def check_world(recipe: recipes.Recipe, stage: StageName) -> None:
     """Raise UserError unless the number of ranks is the number that the recipe has for a stage."""
     expected = recipe.processes(stage)
     if world() == expected:
@@ -133,7 +133,7 @@ def check_world(recipe: recipes.Recipe, stage: str) -> None:
     )
 
 
-def _check_engine(recipe: recipes.Recipe, stage: str) -> None:
+def _check_engine(recipe: recipes.Recipe, stage: StageName) -> None:
     """Raise UserError if a stage cannot run under the recipe's engine, or was not started for it."""
     engine = recipe.hardware.engine
     if recipe.processes(stage) == 1 or engine == "ddp":
@@ -274,12 +274,12 @@ def gather(model: "nn.Module", whole: bool) -> None:
 # -- start -----------------------------------------------------------------------------------------------------------
 
 
-def needs_launch(recipe: recipes.Recipe, stage: str) -> bool:
+def needs_launch(recipe: recipes.Recipe, stage: StageName) -> bool:
     """Return whether a stage needs several processes that no launcher has started yet."""
     return recipe.processes(stage) > 1 and not launched()
 
 
-def launch(loaded: PinnedRecipe, stage: str) -> None:
+def launch(loaded: PinnedRecipe, stage: StageName) -> None:
     """Run this command line again in as many processes as the recipe has, with accelerate's launcher.
 
     If one ends with an error, the launcher ends the others. Raises UserError that names the rank that failed first and
@@ -326,7 +326,7 @@ def _engine_flags(loaded: PinnedRecipe) -> list[str]:
     return ["--config_file", str(file)]
 
 
-def _failure_message(failures: Mapping[int, Any], stage: str) -> str:
+def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
     """Return one line about the rank whose end ended the others."""
     ended_by_launcher = (LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # not the cause
     reasons = [f for f in failures.values() if f.exitcode not in ended_by_launcher] or list(failures.values())

@@ -15,7 +15,7 @@ import httpx2
 import openai
 
 from rlhf.errors import UserError
-from rlhf.observe.console import harmless
+from rlhf.terminal import harmless
 
 TIMEOUT = 300.0  # seconds for one answer
 RETRIES = 10  # about 45 seconds of waiting, as limits on requests are for a minute

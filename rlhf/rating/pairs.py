@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
-from rlhf.observe.console import harmless
 from rlhf.recipe import POLICIES
 from rlhf.run.finished import verified
 from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
+from rlhf.terminal import harmless
 
 LONGEST = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
@@ -51,7 +51,7 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
     """
     folder = root / "evaluate"
     if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: eval)")
+        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: evaluate)")
     verified(root, "evaluate")
     rows = read_lines(folder / "samples.jsonl", SampleLine)
     if not rows:

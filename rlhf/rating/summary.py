@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from rlhf import stats
 from rlhf.observe import console
-from rlhf.observe.console import harmless
 from rlhf.rating.pairs import Comparison, Pair
 from rlhf.rating.store import JUDGE, WORTH, Rating, current_ratings
+from rlhf.terminal import harmless
 
 Vote = tuple[Rating, Pair]
 

@@ -16,7 +16,7 @@ from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 
 GB = 1e9  # bytes
-CHAIN = ("sft", "rm", "ppo")  # the stages whose hours and cost a published total adds up
+CHAIN: tuple[StageName, ...] = ("sft", "rm", "ppo")  # the stages whose hours and cost a published total adds up
 
 REPRODUCES, BETTER, WORSE, DIFFERS = "reproduces", "better", "worse", "differs"  # of published figures
 MET, MISSED = "met", "missed"  # of targets of our own

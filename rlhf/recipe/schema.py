@@ -285,12 +285,12 @@ class Recipe(Section):
         }
         return sections[stage]
 
-    def online(self) -> "dict[str, OnlineOptions]":
+    def online(self) -> "dict[StageName, OnlineOptions]":
         """Return the sections of the stages that learn from their own samples and that the recipe has."""
-        sections = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
+        sections: dict[StageName, OnlineOptions | None] = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
         return {stage: options for stage, options in sections.items() if options is not None}
 
-    def processes(self, stage: str) -> int:
+    def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""
         return self.hardware.count if stage in SHARED else 1
 
@@ -310,3 +310,7 @@ class Recipe(Section):
             "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
             + self.evaluate.response_length,
         }
+
+    def longest(self) -> int:
+        """Return the length in tokens of the longest sequence that any stage admits."""
+        return max(self.lengths().values())

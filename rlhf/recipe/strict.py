@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from rlhf.errors import UserError
 from rlhf.recipe.plain_yaml import parse
-from rlhf.recipe.plain_yaml import read_yaml as read_yaml
 from rlhf.terminal import shortened
 
 

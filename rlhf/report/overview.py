@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.observe import console
-from rlhf.recipe import ONLINE, POLICIES, STAGES, published
+from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.report.parts import Charts, Section
 from rlhf.report.runs import RunRecords
@@ -84,7 +84,7 @@ def gains(summaries: Summaries) -> str:
     return " ".join(sentence for stage in POLICIES if (sentence := _gain(stage, summaries.get(stage))))
 
 
-def _gain(stage: str, summary: Summary | None) -> str:
+def _gain(stage: StageName, summary: Summary | None) -> str:
     """Return a policy's gain over SFT and its KL, as a sentence; "" if it was not measured."""
     metrics = summary.metrics if summary else {}
     names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", "score of the reward model"))
@@ -184,7 +184,7 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     return f"M{x1 + BOX_WIDTH // 2 + shift} {y1 + BOX_HEIGHT}L{x2 + BOX_WIDTH // 2 - shift} {y2 - 3}"
 
 
-def _box(stage: str, x: int, y: int, summary: Summary | None) -> Box:
+def _box(stage: StageName, x: int, y: int, summary: Summary | None) -> Box:
     """Return a stage's box: its name, its wall time and how many of its figures it reached."""
     if summary is None:
         return Box(x, y, "open", NAMES[stage], "not finished")

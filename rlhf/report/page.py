@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.observe.console import harmless
 from rlhf.report.data import data
 from rlhf.report.evaluation import policies, ratings, reward_model, samples
 from rlhf.report.overview import overview
@@ -18,6 +17,7 @@ from rlhf.report.runs import RunRecords, load
 from rlhf.report.tables import findings, provenance, verdicts
 from rlhf.report.training import curves, frontier, memory, time
 from rlhf.run.finished import data_file
+from rlhf.terminal import harmless
 
 LONGEST = 2000  # characters of a text that is shown
 

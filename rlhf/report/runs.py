@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from rlhf.errors import UserError
 from rlhf.observe import console
-from rlhf.recipe import STAGES
+from rlhf.recipe import STAGES, StageName
 from rlhf.run import reader
 from rlhf.run.outcomes import Details
 from rlhf.run.records import Manifest, MetricsLine, Record, Summary
@@ -54,7 +54,7 @@ def _of_stages(root: Path, name: str, kind: type[RecordT], problems: list[str]) 
     return by_stage
 
 
-def metrics(run: RunRecords, stage: str) -> list[MetricsLine]:
+def metrics(run: RunRecords, stage: StageName) -> list[MetricsLine]:
     """Return the lines of a stage's metrics.jsonl."""
     return reader.read_lines(run.path / stage / "metrics.jsonl", MetricsLine)
 

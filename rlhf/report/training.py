@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.recipe import GROUPS, ONLINE, default_root
+from rlhf.recipe import GROUPS, ONLINE, StageName, default_root
 from rlhf.report.overview import NAMES
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
 from rlhf.run.outcomes import Prediction
 
-CURVES: dict[str, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
+CURVES: dict[StageName, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
     "pretrain": (("loss", "loss"),),
     "sft": (("loss", "loss"),),
     "rm": (("loss", "loss"), ("accuracy", "accuracy"), ("margin", "margin")),
@@ -64,7 +64,7 @@ def curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     return sections
 
 
-def _timeline(run: RunRecords, stage: str, key: str, last: float) -> list[dict[str, Any]]:
+def _timeline(run: RunRecords, stage: StageName, key: str, last: float) -> list[dict[str, Any]]:
     """Return the published course of a curve as a band, from its first range to its last; [] without ranges."""
     targets = run.summaries[stage].targets if stage in run.summaries else []
     ranges = {target.metric: target.published for target in targets}
@@ -77,7 +77,7 @@ def _timeline(run: RunRecords, stage: str, key: str, last: float) -> list[dict[s
     return [ends | style | {"name": "published", "fillcolor": "rgba(154,103,0,.15)", "showlegend": True}]
 
 
-def _memory_over_time(runs: Sequence[RunRecords], stage: str, charts: Charts) -> list[Chart]:
+def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Charts) -> list[Chart]:
     """Draw the measured memory of each logged step."""
     lines = []
     for number, run in enumerate(runs):

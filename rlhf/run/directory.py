@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
@@ -286,7 +286,7 @@ class Run:
         write_json(self.path / "summary.json", summary)
         return record
 
-    def _figures(self, stage: str) -> list[recipes.Figure]:
+    def _figures(self, stage: StageName | Literal["all"]) -> list[recipes.Figure]:
         """Return the figures of a stage. Random weights are compared only with figures of cost."""
         figures = [figure for figure in self.loaded.targets if figure.stage == stage]
         return [f for f in figures if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
@@ -424,7 +424,7 @@ class Run:
             way_out = (
                 "choose another --out (make: OUT=…), or move that directory away"
                 if path == self.root / stage
-                else f"run {stage} below {self.root} too, or choose other --parents (make: PARENTS=…)"
+                else f"run {stage} below {self.root} too, or choose other --reuse (make: REUSE=…)"
             )
             raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
         return manifest

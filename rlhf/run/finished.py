@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.recipe import STAGES, published
+from rlhf.recipe import STAGES, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run import reader, records
 
@@ -37,10 +37,10 @@ def read_manifest(path: Path) -> records.Manifest:
         return manifest
 
 
-def stage_folder(root: Path, stage: str) -> Path:
+def stage_folder(root: Path, stage: StageName) -> Path:
     """Return the directory of a stage below `root`, or the one elsewhere that the run was made from.
 
-    A run whose parents lie below another root (`rlhf run --parents`) names their places in its manifests, relative to
+    A run whose parents lie below another root (`rlhf run --reuse`) names their places in its manifests, relative to
     itself. Raises UserError for a damaged manifest.
     """
     below_root = root / stage
@@ -54,7 +54,7 @@ def stage_folder(root: Path, stage: str) -> Path:
     return below_root
 
 
-def verified(root: Path, stage: str) -> records.Summary:
+def verified(root: Path, stage: StageName) -> records.Summary:
     """Return the summary of a finished stage below `<out>/<recipe>/<version>`, after checking its files and parents.
 
     Every file of the result must have the hash that the summary names. Each parent that still exists must be the one
@@ -111,7 +111,7 @@ def result_hash(file: Path) -> str:
     return hashlib.sha256(_json_text({**config, BASE: None}).encode()).hexdigest()
 
 
-def follow_base(root: Path, stage: str) -> None:
+def follow_base(root: Path, stage: StageName) -> None:
     """Write the base's path into the adapter of a run that was moved or copied.
 
     peft's AutoPeftModelForCausalLM then finds the run's own base. Nothing changes if the run has no base of its own, if

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from rlhf.recipe import StageName
 from rlhf.recipe.published import GB, Figure, Spent, Verdict, compare, figure_of_record
 
 SCHEMA = 1
@@ -130,7 +131,7 @@ class TokenizerSettings(Record):
 class MergeSettings(Record):
     """The keys of a recipe's merge that are read from a manifest."""
 
-    stage: str = "ppo"
+    stage: StageName = "ppo"
 
 
 class Settings(Record):
@@ -153,9 +154,9 @@ class Manifest(Record):
     overrides: dict[str, Any]
     seed: Count
     settings: Settings
-    parents: dict[Name, Hash]
+    parents: dict[StageName, Hash]
     started: str | None = None  # UTC, ISO 8601
-    parents_from: dict[Name, str] = {}  # places of parents below another root, relative to this run's root
+    parents_from: dict[StageName, str] = {}  # places of parents below another root, relative to this run's root
     code: Code
     packages: dict[str, str]
     device: Device
@@ -197,7 +198,7 @@ class Summary(Record):
     recipe: str
     version: str
     modified: bool
-    stage: str
+    stage: StageName
     status: Literal["done"]
     seed: Count
     wall_seconds: Amount

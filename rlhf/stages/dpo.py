@@ -24,7 +24,7 @@ from rlhf.process import distributed
 from rlhf.rollout.engine import collate
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
-from rlhf.stages import Result
+from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train, with_exact_weights
 
 

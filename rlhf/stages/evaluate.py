@@ -29,11 +29,11 @@ from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import GROUPS, PolicyName, Role, StageName
+from rlhf.recipe import GROUPS, AdapterName, PolicyName, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
-from rlhf.stages import Result
 from rlhf.stages.online.reward_sum import ByName, RewardSum
+from rlhf.stages.result import Result
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
 CONTRADICTED = 10  # pairs that are listed
@@ -83,7 +83,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("evaluate"):
         policies: tuple[Literal["base", "sft"] | PolicyName, ...] = ("base", "sft", *trained)
         for label in policies:
-            role: Role | PolicyName = "reference" if label == "sft" else label
+            role: AdapterName = "reference" if label == "sft" else label
             truth = recipe.data.source == "toy"
             samples[label] = measure(
                 shared,

@@ -36,17 +36,17 @@ from rlhf.objectives.logprobs import Entropy
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
-from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo
+from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo, StageName
 from rlhf.rollout.engine import joined
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
 from rlhf.run.records import Number
-from rlhf.stages import Result
 from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session, prompt_order
 from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
+from rlhf.stages.result import Result
 
 ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
 
@@ -214,13 +214,13 @@ class Saved(SavedState):
 class Learner:
     """The policy, its loss, and the state of its training."""
 
-    def __init__(self, stage: str, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
+    def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
         self.shared, self.options, self.norm = shared, options, norm
         self.policy_parameters = shared.parameters("policy")
         self.state = TrainState(stage, shared, options, {"policy": self.policy_parameters}, {"norm": tuple(norm)})
 
     @classmethod
-    def load(cls, stage: str, shared: SharedBase, options: GroupOptions, folder: Path) -> "Learner":
+    def load(cls, stage: StageName, shared: SharedBase, options: GroupOptions, folder: Path) -> "Learner":
         """Continue from a checkpoint. Raises UserError when it is damaged, or of another version or other settings."""
         saved = saved_state(folder, Saved)
         learner = cls(stage, shared, options, ScoreNorm(*saved["norm"]))

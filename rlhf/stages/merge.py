@@ -17,7 +17,7 @@ from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
 from rlhf.run.directory import Run
-from rlhf.stages import Result
+from rlhf.stages.result import Result
 from rlhf.terminal import say
 
 ROWS, TOKENS = 4, 128  # held-out texts, and tokens of each, for comparing the models

@@ -31,16 +31,16 @@ from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.observe.console import Bar
-from rlhf.recipe import Ppo
+from rlhf.recipe import Ppo, Role
 from rlhf.rollout.responses import ValueFn
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
 from rlhf.run.records import Number
-from rlhf.stages import Result
 from rlhf.stages.online import scoring
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
+from rlhf.stages.online.train_state import Backward, SavedState, TrainState, saved_state
+from rlhf.stages.result import Result
 
 # Near 0 the sigmoid of a raw score s is about (s + 2) / 4, which is (s - mean) / sd with these numbers: a critic of
 # squashed scores starts from there. Recipes refuse `sigmoid_scores` together with `normalize_scores`.
@@ -216,7 +216,7 @@ class Learner:
         `TrainState.update` has the loops over epochs, minibatches and micro-batches. For each minibatch it adds up the
         gradients below, clips them, and takes a step of the optimizer; `max_update_kl` ends it early.
         """
-        backward = {"policy": partial(self._backward_policy, batch)}
+        backward: dict[Role, Backward] = {"policy": partial(self._backward_policy, batch)}
         if not self.critic_shares_trunk:
             backward["value"] = partial(self._backward_value, batch)
         return self.state.update(batch.rollout, self.options.num_ppo_epochs, backward)

@@ -14,7 +14,7 @@ from rlhf.models.loading import new_base
 from rlhf.observe.console import working
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import Run
-from rlhf.stages import Result
+from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, rows_to_dataset, train
 
 

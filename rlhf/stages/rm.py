@@ -25,7 +25,7 @@ from rlhf.observe.console import working
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Rm
 from rlhf.run.directory import Run
-from rlhf.stages import Result
+from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
 
 SAMPLES = 8  # held-out pairs whose scores are kept

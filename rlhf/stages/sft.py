@@ -20,7 +20,7 @@ from rlhf.recipe import Sft
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
-from rlhf.stages import Result
+from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
 from rlhf.stages.training_forward import IGNORED
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from rlhf.data.rows import Message
 from rlhf.errors import ParentMissing, UserError
-from rlhf.observe.console import harmless
 from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.run.directory import Run
+from rlhf.terminal import harmless
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
@@ -98,7 +98,7 @@ def finished_stage(run: Run, stage: StageName, command: str) -> Path:
         ) from None
 
 
-def greeting(loaded: PinnedRecipe, stage: str, temperature: float) -> str:
+def greeting(loaded: PinnedRecipe, stage: ChatStage, temperature: float) -> str:
     """Return the line before a conversation: the stage and recipe that answer, the temperature, the commands."""
     return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
 

@@ -25,7 +25,7 @@ from rlhf.memory.plan import size
 from rlhf.memory.predict import Predictor, needed
 from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import micro_batch, with_changes
-from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe
+from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
 from rlhf.use.new_model import ModelFacts, Source, describe, read_model
 
@@ -91,7 +91,7 @@ class NewOptions(NamedTuple):
 
     model: str
     card: Card
-    stages: tuple[str, ...] = ("ppo", "dpo")
+    stages: tuple[StageName, ...] = ("ppo", "dpo")
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
     template: str | None = None
@@ -111,13 +111,13 @@ def card_of(text: str) -> Card:
     return Card(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
 
 
-def stages_of(text: str) -> tuple[str, ...]:
+def stages_of(text: str) -> tuple[PolicyName, ...]:
     """Return the stages that --stages names: `ppo,dpo`. Raises UserError."""
-    stages = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    unknown = [stage for stage in stages if stage not in POLICIES]
+    names = dict.fromkeys(part.strip() for part in text.split(","))
+    unknown = [name for name in names if name not in POLICIES]
     if unknown:
         raise UserError(f"--stages {text}: {unknown[0] or 'an empty name'} is none of {', '.join(POLICIES)}")
-    return stages
+    return tuple(name for name in names if name in POLICIES)
 
 
 def target_of(root: Path, options: NewOptions) -> Path:
@@ -264,12 +264,12 @@ def with_changed_keys(content: dict[str, Any], changes: Mapping[str, Any]) -> di
 # -- settings that fit -----------------------------------------------------------------------------------------------
 
 
-def four_bit_changes(stages: Sequence[str]) -> dict[str, Any]:
+def four_bit_changes(stages: Sequence[StageName]) -> dict[str, Any]:
     """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
     return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in LEARNING}
 
 
-def least_memory(loaded: PinnedRecipe, stages: Sequence[str], probe: bool = False) -> dict[str, Any]:
+def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, Any]:
     """Return the changes with which stages need the least memory: one row at a time, recomputed.
 
     With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
@@ -287,7 +287,7 @@ def least_memory(loaded: PinnedRecipe, stages: Sequence[str], probe: bool = Fals
 
 
 def search(
-    predict: Predictor, loaded: PinnedRecipe, parameters: int, stages: Sequence[str], limit: int, say: Say
+    predict: Predictor, loaded: PinnedRecipe, parameters: int, stages: Sequence[StageName], limit: int, say: Say
 ) -> Fit:
     """Return the fastest settings with which each of `stages` needs at most `limit` bytes.
 
@@ -297,11 +297,11 @@ def search(
     four_bit = four_bit_changes(stages)
     if 2 * parameters < limit:
         fitted = fit(predict, loaded, stages, limit, say)  # tries 4 bits by itself
-        if not fitted.lacking:
+        if not fitted.too_large:
             return fitted
     elif parameters / 2 < limit:
         fitted = fit(predict, with_changes(loaded, four_bit), stages, limit, say)
-        if not fitted.lacking:
+        if not fitted.too_large:
             return fitted._replace(changes=four_bit | fitted.changes)
     on_4bit = with_changes(loaded, four_bit)
     least = with_changes(on_4bit, {"evaluate.batch_size": 1} | least_memory(on_4bit, stages, probe=True))
@@ -312,7 +312,7 @@ def search(
     raise UserError(_too_large(needs, limit))
 
 
-def _too_large(needs: Mapping[str, int], limit: int) -> str:
+def _too_large(needs: Mapping[StageName, int], limit: int) -> str:
     stage = max(needs, key=needs.__getitem__)
     least = needs[stage] / GB
     card = next((size for size in SIZES_GB if USED * size >= least), None)
@@ -331,7 +331,7 @@ class NewRecipe(NamedTuple):
 
     folder: Path
     loaded: PinnedRecipe
-    stages: tuple[str, ...]
+    stages: tuple[StageName, ...]
     fit: Fit
 
 
@@ -346,15 +346,14 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
     source = read_model(options.model, options.revision)
     facts = describe(source, options.template)
     content = settings(options, source, facts)
-    stages = ("sft", "rm", *(stage for stage in POLICIES if stage in options.stages), "evaluate")
+    stages: tuple[StageName, ...] = ("sft", "rm", *(stage for stage in POLICIES if stage in options.stages), "evaluate")
     with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
         loaded = _write_recipe(draft, content)
         fitted = search(predict, loaded, facts.parameters, stages, options.card.limit, say)
-        untrained = [
-            stage for stage in ("ppo", "dpo") if stage not in stages
-        ]  # every recipe has them: as small as can be
+        required: tuple[StageName, ...] = ("ppo", "dpo")  # sections of every recipe; untrained ones are kept small
+        untrained = [stage for stage in required if stage not in stages]
         untrained_changes = least_memory(loaded, untrained)
         if fitted.changes.get("model.quantization") == "nf4":
             untrained_changes |= four_bit_changes(untrained)

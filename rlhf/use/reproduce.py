@@ -6,6 +6,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -33,7 +34,7 @@ def final_stages(loaded: PinnedRecipe) -> list[StageName]:
     return stages
 
 
-def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
+def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
     """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed."""
     for seed in seeds:
         for stage in stages:
@@ -47,7 +48,7 @@ def run_seeds(stages: Sequence[str], seeds: Sequence[int], out: Path, options: S
 
 
 def record(
-    loaded: PinnedRecipe, stages: Sequence[str], seeds: Sequence[int], out: Path, price: float | None = None
+    loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path, price: float | None = None
 ) -> Reproduction:
     """Return every seed's summaries with the code and device they come from, and write them below `out`.
 
@@ -151,7 +152,9 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
     return table
 
 
-def _row(stage: str, figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+def _row(
+    stage: StageName | Literal["all"], figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]
+) -> tuple[str, ...]:
     """Return the row of one figure."""
     range_text, verdict = figure_verdict(figure, values, verdicts)
     return (stage, figure.title, range_text, *map(console.number, values), mean_sd(values), verdict)

@@ -20,6 +20,7 @@ from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
+from rlhf.terminal import harmless
 from rlhf.use.chat import finished_stage
 
 PAIR = ("chosen", "rejected")
@@ -255,5 +256,5 @@ def _line(row: ScoredItem, reward_model: str) -> dict[str, Any]:
 def _excerpt(text: str) -> str:
     """Return one line: the beginning of an answer, or of the last message of a prompt."""
     messages = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
-    line = " ".join(console.harmless(messages[-1].content if messages else text).split())
+    line = " ".join(harmless(messages[-1].content if messages else text).split())
     return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"

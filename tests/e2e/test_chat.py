@@ -9,11 +9,11 @@ import torch
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe import console
 from rlhf.recipe import as_yaml
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
+from rlhf.terminal import harmless
 from rlhf.use import chat
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
@@ -106,4 +106,4 @@ def test_a_stage_that_is_not_done_is_named(done, monkeypatch, capsys):
     ],
 )
 def test_control_characters_do_not_reach_the_terminal(text, shown):
-    assert console.harmless(text) == shown
+    assert harmless(text) == shown

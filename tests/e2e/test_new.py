@@ -12,7 +12,7 @@ import yaml
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import Phase, Stage
+from rlhf.memory.phases import Phase, Stage
 from rlhf.memory.predict import CONTEXT
 from rlhf.memory.strategies import with_changes
 from rlhf.recipe import PinnedRecipe

@@ -1,4 +1,4 @@
-"""Experiments in a root of their own that build on finished stages of another root (`--parents`)."""
+"""Experiments in a root of their own that build on finished stages of another root (`--reuse`)."""
 
 import shlex
 import shutil
@@ -19,7 +19,7 @@ SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={valu
 def printed_command() -> list[str]:
     """The command of docs/stages.md for PPO with other settings on the parents of another root."""
     page = (Path(__file__).parents[2] / "docs/stages.md").read_text()
-    (line,) = [line for line in page.splitlines() if line.startswith("rlhf run ppo") and "--parents" in line]
+    (line,) = [line for line in page.splitlines() if line.startswith("rlhf run ppo") and "--reuse" in line]
     return shlex.split(line)[1:]
 
 
@@ -107,19 +107,19 @@ def test_without_parents_the_message_names_both_ways(trained, tmp_path, monkeypa
     assert code == 1
     assert err.count("\n") == 1
     assert "first run `rlhf run pretrain" in err
-    assert "there is one in runs: --parents runs, make: PARENTS=runs" in err
+    assert "there is one in runs: --reuse runs, make: REUSE=runs" in err
 
 
 def test_stages_before_the_one_asked_for_are_taken_or_made(trained, tmp_path, monkeypatch, capsys):
-    """What `make ppo PARENTS=runs` relies on: `--if-needed` is content with a stage of the other root."""
-    command = ["--recipe", str(RECIPE), "--out", str(tmp_path), "--parents", str(trained), *SETS, "--if-needed"]
+    """What `make ppo REUSE=runs` relies on: `--if-needed` is content with a stage of the other root."""
+    command = ["--recipe", str(RECIPE), "--out", str(tmp_path), "--reuse", str(trained), *SETS, "--if-needed"]
     code, out, _ = rlhf(monkeypatch, capsys, "run", "sft", *command)
     assert (code, out) == (0, f"sft: done ({trained / ROOT / 'sft'})\n")
     assert not (tmp_path / ROOT).exists()
 
 
 def test_a_root_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
-    command = ["run", "ppo", "--recipe", str(RECIPE), "--out", str(tmp_path), "--parents", "nowhere"]
+    command = ["run", "ppo", "--recipe", str(RECIPE), "--out", str(tmp_path), "--reuse", "nowhere"]
     code, _, err = rlhf(monkeypatch, capsys, *command)
     assert code == 2
-    assert "Invalid value for '--parents': Directory 'nowhere' does not exist" in err
+    assert "Invalid value for '--reuse': Directory 'nowhere' does not exist" in err

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import stages
 from rlhf.errors import UserError
 from rlhf.process import endings
 from rlhf.run.directory import Run
+from rlhf.stages import runner
 from tests.conftest import RECIPE, SMALL, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -114,7 +114,7 @@ def test_memory_that_runs_out_while_libraries_are_loaded(command, trained, tmp_p
     def fails(*_: object) -> None:
         raise ImportError("libtorch.so") from MemoryError()
 
-    monkeypatch.setattr(stages, "quiet_libraries", fails)
+    monkeypatch.setattr(runner, "quiet_libraries", fails)
     code, _, err = command("run", "sft", "--recipe", RECIPE, "--out", beside(trained, tmp_path, "pretrain"), *flags())
     assert (code, len(err.splitlines())) == (1, 1)
     assert "sft: out of memory" in err and "sft has no checkpoint yet and begins anew" in err

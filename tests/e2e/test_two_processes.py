@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf import stages
 from rlhf.files import read_lines
 from rlhf.recipe import PinnedRecipe, as_yaml, with_random_weights
+from rlhf.stages import runner
 from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def test_trl_stages_take_the_same_thirty_steps(trained, tmp_path, stage):
     compare(one / ROOT / stage, two / ROOT / stage, 30)
     manifest = content_of(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
-    again, result, _ = stages.execute(stage, sizes(changes | {"hardware.count": 2}), two)
+    again, result, _ = runner.execute(stage, sizes(changes | {"hardware.count": 2}), two)
     assert result is None and again.plain() == content_of(two / ROOT / stage / "summary.json"), (
         "done: nobody else is needed"
     )

@@ -73,15 +73,15 @@ def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path)
     own.mkdir(parents=True)
     shutil.copy(ROOT / "recipes" / "cpu-tiny" / "v1" / "recipe.yaml", own)
     for found in (
-        run(installed, tmp_path, "recipes", "--recipes", "mine"),
+        run(installed, tmp_path, "recipes", "--recipe-root", "mine"),
         run(installed, tmp_path, "recipes", RLHF_RECIPES=str(tmp_path / "mine")),
     ):
         assert "laptop/v1" in found.stdout and "4090" not in found.stdout
-    found = run(installed, tmp_path, "report", "--recipes", "mine", "--hw", "4090")
+    found = run(installed, tmp_path, "report", "--recipe-root", "mine", "--hw", "4090")
     assert found.returncode == 1
-    assert found.stderr == "error: --hw 4090: no default recipe in mine (hardware there: cpu)\n"
-    found = run(installed, tmp_path, "recipes", "--recipes", "nowhere")
-    assert found.returncode == 1 and "nowhere: no recipes there; --recipes or RLHF_RECIPES names" in found.stderr
+    assert found.stderr == "error: --hw 4090: no default recipe in mine; hardware there: cpu\n"
+    found = run(installed, tmp_path, "recipes", "--recipe-root", "nowhere")
+    assert found.returncode == 1 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in found.stderr
 
 
 def test_a_shell_gets_its_completion(installed, tmp_path):

@@ -15,7 +15,8 @@ from rlhf.data import formats
 from rlhf.data.parsing import KEYS
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
-from rlhf.recipe.strict import read_yaml, with_overrides
+from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.recipe.strict import with_overrides
 
 # Derandomized: the same examples in every run of the suite. `make fuzz` asks for more.
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))

@@ -12,7 +12,7 @@ from bench.memory.measure import measure
 from rlhf import recipe
 from rlhf.files import read_lines
 from rlhf.memory.predict import Predictor
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from tests.conftest import RECIPE, run_stages
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ SHAPE = {
     "max_position_embeddings": 1024,
     "vocab_size": 8000,
 }
-STAGES = ("sft", "rm", "ppo", "dpo")
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 
 
 PAGED = {  # adapters whose optimizer states bitsandbytes pages: those of at least 1e5 numbers

@@ -14,7 +14,7 @@ from rlhf.data.batch import Rollout
 from rlhf.models.layouts import SharedPrompts
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import GroupOptions, stage_name
+from rlhf.recipe import GroupOptions, Role, StageName, stage_name
 from rlhf.rollout.engine import collate, joined, sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
@@ -53,7 +53,7 @@ def options(stage: str, **changes) -> GroupOptions:
     return found
 
 
-def learner(run: Run, stage: str, lean: bool = False, **changes: Any) -> Learner:
+def learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
     """A policy that has moved away from its reference."""
     torch.manual_seed(0)
     sft = run.parent("sft")
@@ -163,7 +163,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, stage:
     """One step row by row, without padding, micro-batches or any of the project's formulas."""
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
 
-    def logp(i: int, role: str) -> Tensor:
+    def logp(i: int, role: Role) -> Tensor:
         p, n = spans[i]
         shared.activate(role)
         states = shared.base.model(input_ids=rollout.ids[i : i + 1, : p + n]).last_hidden_state[0]

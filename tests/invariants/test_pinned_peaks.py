@@ -4,6 +4,7 @@ import pytest
 
 from bench.memory import budgets
 from rlhf import recipe
+from rlhf.memory import pinned as pins
 from tests.conftest import RECIPE
 
 pytestmark = [
@@ -11,7 +12,7 @@ pytestmark = [
     pytest.mark.usefixtures("as_in_a_worker"),
 ]
 
-PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / budgets.FILE).exists()]
+PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / pins.FILE).exists()]
 # Of each recipe the version that `--hw` takes, or the newest; of those without published figures, which are much alike,
 # two. `make budgets` looks at all of them.
 NEWEST = {d.parent: d for d in sorted(PINNED, key=lambda d: recipe.load(d).recipe.default)}.values()
@@ -30,6 +31,6 @@ def test_no_phase_of_a_recipe_has_grown(predict, directory):
     optimizers = {getattr(loaded.recipe, stage).optim for stage in ("sft", "rm", "ppo", "dpo")}
     if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
         pytest.importorskip("bitsandbytes")
-    now = budgets.predict(predict, loaded)
+    now = pins.predict(predict, loaded)
     assert list(budgets.growth(budgets.pinned(directory), now)) == []
-    assert list(budgets.more_needed(budgets.pinned_needs(directory), budgets.needs(predict, loaded))) == []
+    assert list(budgets.more_needed(budgets.pinned_needs(directory), pins.needs(predict, loaded))) == []

@@ -21,12 +21,15 @@ from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
 from rlhf.memory import gpu
+from rlhf.memory import pinned as pins
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
-from rlhf.memory.predict import STAGES, PredictionError, Predictor, _extrapolate
+from rlhf.memory.phases import PredictionError
+from rlhf.memory.pinned import Needs, Peaks
+from rlhf.memory.predict import STAGES, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout import engine as rollout
 from rlhf.stages import ppo
 from rlhf.stages.online import session
@@ -129,9 +132,9 @@ def test_the_lean_trunk_takes_what_is_predicted(predict):
     groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
     base = recipe.load(groups, {"model.architecture.vocab_size": VOCAB}).recipe
     loaded = recipe.load(groups, recipe.with_random_weights(base, 50, "longest") | changes)
-    stages = ["sft", "dpo", "grpo"]
-    measured = measure(loaded, stages)
-    for stage, phase in (("sft", "train"), ("dpo", "train"), ("grpo", "update"), ("grpo", "score")):
+    measured = measure(loaded, ["sft", "dpo", "grpo"])
+    phases: list[tuple[StageName, str]] = [("sft", "train"), ("dpo", "train"), ("grpo", "update"), ("grpo", "score")]
+    for stage, phase in phases:
         peak = predict(loaded, stage)[phase]
         assert peak.peak_bytes == pytest.approx(measured[stage][phase], rel=0.01), (stage, phase)
 
@@ -159,7 +162,7 @@ def test_components_add_up_and_none_is_below_zero(six):
 # -- against the profiler ----------------------------------------------------------------------------------------------
 
 
-def profiled(stage: str, loaded: PinnedRecipe) -> int:
+def profiled(stage: StageName, loaded: PinnedRecipe) -> int:
     """Most bytes that torch's CPU allocator had given out at once while a stage ran."""
     most = 0
 
@@ -192,7 +195,7 @@ def profiled(stage: str, loaded: PinnedRecipe) -> int:
     return most
 
 
-def peak_at(stage: str, loaded: PinnedRecipe) -> tuple[int, str, set[str]]:
+def peak_at(stage: StageName, loaded: PinnedRecipe) -> tuple[int, str, set[str]]:
     """Bytes at a stage's peak, its innermost phase, and the operations that reach 99 % of it there."""
     found = Rehearsals(None)(loaded, stage)
     sizes = {
@@ -642,15 +645,16 @@ def test_a_peak_may_move_from_one_moment_to_another(predict):
 # -- growth beyond what is pinned --------------------------------------------------------------------------------------
 
 STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
-PEAKS = {stage: {"load": {"base": 1_000}} for stage in STAGES} | {
+PEAKS: Peaks = {
+    **{stage: {"load": {"base": 1_000}} for stage in STAGES},
     "ppo": {
         "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
         "update": {"base": 10_000_000_000, "activations": 400_000_000_000, "logits": 2_000_000_000},
-    }
+    },
 }
 
 
-def changed(stage: str, phase: str, part: str, factor: float) -> dict[str, Any]:
+def changed(stage: StageName, phase: str, part: str, factor: float) -> Peaks:
     found = copy.deepcopy(PEAKS)
     found[stage][phase][part] = round(found[stage][phase][part] * factor)
     return found
@@ -682,7 +686,7 @@ def test_phases_that_come_and_go_are_reported():
 
 
 def test_a_phase_that_needs_more_of_the_card_is_named():
-    before = {"ppo": {"update": 1000, "score": 500}}
+    before: Needs = {"ppo": {"update": 1000, "score": 500}}
     assert [*budgets.more_needed(before, {"ppo": {"update": 1030, "score": 400}})] == []
     (line,) = budgets.more_needed(before, {"ppo": {"update": 1031, "score": 500}})
     assert line == "ppo/update needs 3.1% more of the card: 0.00 GB"
@@ -724,8 +728,8 @@ def test_a_rehearsal_that_fails_leaves_no_answer_behind(predict):
 
 
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
-    needed = {"ppo": {"update": 1000}}
-    budgets.pin(tmp_path, PEAKS, STEP, None, needed)
+    needed: Needs = {"ppo": {"update": 1000}}
+    pins.pin(tmp_path, PEAKS, STEP, None, needed)
     assert budgets.pinned_needs(tmp_path) == needed
     assert budgets.pinned(tmp_path) == PEAKS
     assert budgets.pinned_step(tmp_path) == STEP

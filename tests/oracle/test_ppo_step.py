@@ -14,7 +14,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.files import read_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo
+from rlhf.recipe import Ppo, Role
 from rlhf.rollout.engine import collate
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
@@ -59,17 +59,17 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
 
-    def states(i: int, role: str) -> Tensor:
+    def states(i: int, role: Role) -> Tensor:
         shared.activate(role)
         found: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
         return found[0]
 
-    def distribution(i: int, role: str) -> Tensor:
+    def distribution(i: int, role: Role) -> Tensor:
         p, n = spans[i]
         logits: Tensor = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
         return logits - logits.logsumexp(-1, keepdim=True)
 
-    def logp(i: int, role: str) -> Tensor:
+    def logp(i: int, role: Role) -> Tensor:
         p, n = spans[i]
         return distribution(i, role)[torch.arange(n), rows[i][p:]]
 

@@ -12,7 +12,8 @@ from bench import __main__ as bench
 from bench import ablation, compare, goals, steps
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import Phase, plan
+from rlhf.memory import plan
+from rlhf.memory.phases import Phase
 from rlhf.memory.strategies import one_by_one
 from tests.conftest import RECIPE
 

@@ -159,7 +159,7 @@ def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path,
     """Each in a process of its own; the stage itself is not run here."""
     children: list[list[str]] = []
     monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: noted(children, words, 0))
-    monkeypatch.setattr("rlhf.stages.execute", refuse)
+    monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
     command("run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed")
     assert [words[4] for words in children] == expected.split()

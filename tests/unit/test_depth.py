@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf.memory import Event
 from rlhf.memory.depth import align, deepen
+from rlhf.memory.phases import Event
 from rlhf.memory.replay import BEGIN, replay
 
 MIB = 1 << 20

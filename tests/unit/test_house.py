@@ -108,3 +108,12 @@ def test_files_stay_short_enough_to_read():
 def test_the_longest_files_of_the_suite_are_there():
     names = {file.name for file in (ROOT / "tests").rglob("test_*.py")}
     assert set(LONGEST) <= names
+
+
+@pytest.mark.parametrize("room", ["rlhf", "bench"])
+def test_an_init_file_holds_a_docstring_and_imports_at_most(room):
+    for file in (ROOT / room).rglob("__init__.py"):
+        for node in ast.parse(file.read_text()).body:
+            names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+            text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            assert text or isinstance(node, ast.ImportFrom) or names in (["__all__"], ["__version__"]), file

@@ -14,6 +14,7 @@ from rlhf.memory import gpu, kernels, predict
 from rlhf.memory.device import META, StandIn
 from rlhf.memory.gpu import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
 from rlhf.memory.rehearse import PHASES
+from rlhf.recipe import StageName
 from tests.conftest import noted
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -45,20 +46,16 @@ def test_a_card_that_is_not_known_counts_as_the_one_that_takes_most():
 
 def test_each_thread_and_the_captured_stream_have_a_workspace():
     loaded = recipe.load(RECIPES / "4090-llama2-7b" / "v1").recipe
-    found = {
-        (stage, phase): predict.workspaces(loaded, stage, phase) / gpu.workspace("4090")
-        for stage, phase in (
-            ("sft", "train"),
-            ("ppo", "rollout/prefill"),
-            ("ppo", "rollout/decode"),
-            ("evaluate", "load"),
-            ("evaluate", "evaluate/decode"),
-            ("merge", "merge"),
-        )
-    }
-    assert list(found.values()) == [2, 2, 3, 1, 2, 0], (
-        "autograd's thread only where there is training; merging: no card"
+    places: tuple[tuple[StageName, str], ...] = (
+        ("sft", "train"),
+        ("ppo", "rollout/prefill"),
+        ("ppo", "rollout/decode"),
+        ("evaluate", "load"),
+        ("evaluate", "evaluate/decode"),
+        ("merge", "merge"),
     )
+    found = [predict.workspaces(loaded, stage, phase) / gpu.workspace("4090") for stage, phase in places]
+    assert found == [2, 2, 3, 1, 2, 0], "autograd's thread only where there is training; merging: no card"
     cpu = recipe.load(RECIPES / "cpu-tiny" / "v1").recipe
     assert predict.workspaces(cpu, "sft", "train") == 0
 

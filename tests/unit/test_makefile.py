@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"rlhf-one-gpu:{__version__}"
-STAGES = ["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval", "merge"]
+STAGES = ["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge"]
 OTHERS = [
     *("all", "reproduce", "recipes", "plan", "data-check", "data-show", "fetch", "image", "shell", "test-image"),
     *("chat", "score", "serve", "report", "ab", "judge"),
@@ -366,12 +366,12 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "expected"),
     [
-        ("hw=4090", "there is no variable 'hw'; the nearest name is HW."),
-        ("FTI=12GB", "there is no variable 'FTI'; the nearest name is FIT."),
-        ("TEMPRATURE=0", "there is no variable 'TEMPRATURE'; the nearest name is TEMPERATURE."),
+        ("hw=4090", "there is no variable 'hw'; nearest: HW"),
+        ("FTI=12GB", "there is no variable 'FTI'; nearest: FIT"),
+        ("TEMPRATURE=0", "there is no variable 'TEMPRATURE'; nearest: TEMPERATURE"),
         (
             "HW=4091",
-            "HW=4091: no recipe for such hardware; there are recipes for: 12gb 2x4090 2xcpu 4090 8gb 8xh100 cpu h100",
+            "HW=4091: no recipe for such hardware; nearest: 4090, 2x4090. `make recipes` lists them",
         ),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
     ],
@@ -388,9 +388,9 @@ def test_a_temperature_reaches_the_chat():
 
 
 def test_parents_reach_every_stage_and_the_container():
-    for words in calls("ppo", "SET=ppo.kl_coef=0.05", "OUT=runs/less-kl", "PARENTS=runs"):
-        assert option(words, "--parents") == ["runs"] and option(words, "--out") == ["runs/less-kl"]
-    mounts = option(containers("sft", "HW=4090", "OUT=x", "PARENTS=y")[-1], "-v")
+    for words in calls("ppo", "SET=ppo.kl_coef=0.05", "OUT=runs/less-kl", "REUSE=runs"):
+        assert option(words, "--reuse") == ["runs"] and option(words, "--out") == ["runs/less-kl"]
+    mounts = option(containers("sft", "HW=4090", "OUT=x", "REUSE=y")[-1], "-v")
     assert f"{ROOT}/y:{ROOT}/y:ro" in mounts
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf.errors import UserError
-from rlhf.stages import _explained_errors, _run
+from rlhf.stages.runner import _explained_errors, _run
 
 
 def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 from bench.outside import compare, lengths, page, steps
 from bench.outside.collect import DATA
 from bench.outside.loop import STEP
-from rlhf.memory import Event
 from rlhf.memory.gpu import SMALL_WORKSPACE
+from rlhf.memory.phases import Event
 from rlhf.memory.replay import PRODUCT
 
 ROOT = Path(__file__).parents[2]

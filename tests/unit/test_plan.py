@@ -18,7 +18,8 @@ from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
-from rlhf.memory.predict import CONTEXT, STAGES, Phase, PredictionError, Predictor, Stage, needed, reserved
+from rlhf.memory.phases import Phase, PredictionError, Stage
+from rlhf.memory.predict import CONTEXT, STAGES, Predictor, needed, reserved
 from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
@@ -235,7 +236,7 @@ def test_settings_that_fit_do_fit_and_change_no_batch(command, predict, small, s
     before = recipe.load(small)
     limit = round(share * predict(before, stage)[""].peak_bytes)
     found = fit.fit(predict, before, (stage,), limit)
-    assert not found.lacking
+    assert not found.too_large
     code, out, _ = command("plan", "--recipe", small, "--stage", stage, "--fit", f"{limit / 1e9:.9f}GB", "--json")
     answer = json.loads(out)
     need = found.stages[stage][""].peak_bytes
@@ -275,7 +276,7 @@ def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
     loaded = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24})
     found = fit.fit(formula, loaded, ("sft", "rm", "dpo", "evaluate"), 1250)
     # 1000 + 10 * 3 * 8 = 1240 and 1000 + 50 + 100 * 2 = 1250, or 1000 + 50 + 20 * 8 = 1210.
-    assert not found.lacking
+    assert not found.too_large
     changed = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24} | found.changes)
     assert changed.recipe.evaluate.batch_size == 8
     for stage in ("sft", "rm", "dpo"):
@@ -307,12 +308,12 @@ def test_progress_names_each_candidate_of_the_search_and_each_strategy():
 def test_a_smaller_base_is_the_last_resort_of_all_stages_alike():
     loaded = recipe.load(RECIPE)
     found = fit.fit(formula, loaded, ("sft", "rm", "dpo"), 999)
-    assert not found.lacking
+    assert not found.too_large
     assert found.changes["model.quantization"] == "nf4"
     assert {key for key in found.changes if key.endswith("optim")} == {"sft.optim", "rm.optim", "dpo.optim"}
     assert "model.quantization" not in fit.fit(formula, loaded, ("sft", "rm", "dpo"), 1500).changes
-    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 415).lacking) == {"sft", "rm", "dpo"}
-    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 425).lacking) == {"dpo"}, "3 x 10 for a prompt"
+    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 415).too_large) == {"sft", "rm", "dpo"}
+    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 425).too_large) == {"dpo"}, "3 x 10 for a prompt"
 
 
 @pytest.mark.parametrize(("blur", "most"), [(lambda share: share, 5), (lambda share: inf if share >= 1 else 0.0, 8)])
@@ -365,7 +366,7 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
 
     loaded = recipe.load(RECIPE, {"model.architecture.num_hidden_layers": 4})
     found = fit.fit(noted, loaded, ("sft", "dpo", "evaluate"), 10**6)
-    assert not found.lacking
+    assert not found.too_large
     assert Counter(stage for stage, *_ in asked) == {"sft": 3, "dpo": 3, "evaluate": 1}, (
         "two of them without checkpointing"
     )
@@ -378,8 +379,8 @@ def test_loading_must_fit_too():
         found = formula(changed, stage)
         return found | {"load": phase(0, base=9000), "": phase(0, base=9000)}
 
-    assert fit.fit(heavy, loaded, ("sft",), 8999).lacking == ("sft",)
-    assert not fit.fit(heavy, loaded, ("sft",), 9000).lacking
+    assert fit.fit(heavy, loaded, ("sft",), 8999).too_large == ("sft",)
+    assert not fit.fit(heavy, loaded, ("sft",), 9000).too_large
 
 
 def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predict, small):
@@ -410,7 +411,7 @@ def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
 
 def test_where_nothing_fits_the_answer_is_one_line(command, predict, small):
     pytest.importorskip("bitsandbytes")
-    assert fit.fit(predict, recipe.load(small), ("rm",), 200_000).lacking == ("rm",)
+    assert fit.fit(predict, recipe.load(small), ("rm",), 200_000).too_large == ("rm",)
     code, out, err = command("plan", "--recipe", small, "--stage", "rm", "--fit", "0.0002GB")
     assert code == 1
     assert "DOES NOT FIT" in out
@@ -428,7 +429,7 @@ def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
     one = recipe.load(made, {"sft.per_device_train_batch_size": 1, "sft.gradient_accumulation_steps": 2})
     peak = predict(one, "sft")[""]
     limit = round(1.4 * needed(peak))
-    assert not fit.fit(predict, recipe.load(made), ("sft",), limit).lacking
+    assert not fit.fit(predict, recipe.load(made), ("sft",), limit).too_large
 
 
 @pytest.mark.parametrize("text", ["12XB", "", "GB", "-3GB", "0GB", "1e3GB", "12 TB"])

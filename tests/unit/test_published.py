@@ -11,11 +11,11 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.recipe import published
+from rlhf.recipe import StageName, published
+from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure, Spent, compare
-from rlhf.recipe.strict import read_yaml
 from rlhf.run.records import Comparison
-from rlhf.stages import module_of
+from rlhf.stages.runner import module_of
 from rlhf.use import reproduce
 from tests.conftest import summary_of
 
@@ -239,7 +239,7 @@ SETTINGS = {
 }
 
 
-def known(stage: str) -> set[str]:
+def known(stage: StageName) -> set[str]:
     """Keys of a stage's summary and metrics.jsonl: those that its file writes or docs/metrics.md explains."""
     file = module_of(stage).removeprefix("rlhf.").replace(".", "/")
     written = "".join((ROOT / f"rlhf/{name}.py").read_text() for name in (file, "evaluation/policies"))

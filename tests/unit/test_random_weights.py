@@ -359,7 +359,7 @@ def test_the_longest_dialogues_fill_every_stage_s_limits(tmp_path):
     )
     options = loaded.recipe
     codec = load_codec(Run(tmp_path, loaded, "sft"))
-    pairs = written(tmp_path, shape="longest", longest=recipe.longest(options), pairs=9)
+    pairs = written(tmp_path, shape="longest", longest=options.longest(), pairs=9)
     for stage in (options.rm, options.dpo):
         for both in encode_pairs(codec, pairs, stage)[0]:
             for side in both:

@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
-from rlhf.memory import Phase, ranks
+from rlhf.memory import ranks
+from rlhf.memory.phases import Phase
 from rlhf.recipe import PinnedRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf.memory import Event
 from rlhf.memory.allocator import MIB, OutOfMemory
+from rlhf.memory.phases import Event
 from rlhf.memory.replay import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, TIGHT, replay
 
 

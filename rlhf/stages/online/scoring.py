@@ -14,7 +14,7 @@ from rlhf.models.model import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions
+from rlhf.recipe import OnlineOptions, Role
 
 Head = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r)
 
@@ -26,7 +26,7 @@ class ScoreNorm(NamedTuple):
     sd: float = 1.0
 
 
-def per_token(shared: SharedBase, role: str, rollout: Rollout, size: int, *heads: Head) -> list[Tensor]:
+def per_token(shared: SharedBase, role: Role, rollout: Rollout, size: int, *heads: Head) -> list[Tensor]:
     """Run `role` over the rollout, `size` rows at a time. Return one (B, R) float32 tensor per head, 0 in masked slots.
 
     A head maps some rows and their response hidden states to a tensor with one number per token. Each process works on

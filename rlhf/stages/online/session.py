@@ -23,10 +23,10 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.rollout.responses import Sampling, ValueFn
 from rlhf.run.directory import Run
-from rlhf.stages import Result
 from rlhf.stages.online.checkpoints import choose_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.train_state import TrainState
+from rlhf.stages.result import Result
 from rlhf.terminal import say
 
 SHOWN = 8  # held-out prompts whose responses are logged

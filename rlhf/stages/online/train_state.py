@@ -19,7 +19,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions
+from rlhf.recipe import OnlineOptions, Role, StageName
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.run.directory import Run
@@ -55,7 +55,7 @@ class TrainState:
 
     def __init__(
         self,
-        stage: str,
+        stage: StageName,
         shared: SharedBase,
         options: OnlineOptions,
         groups: Mapping[str, Sequence[nn.Parameter]],
@@ -84,7 +84,7 @@ class TrainState:
         """Return the weight of the KL in the rewards; 0 if the recipe puts the KL into the loss instead."""
         return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
 
-    def update(self, rollout: Rollout, epochs: int, backward: Mapping[str, Backward]) -> dict[str, float]:
+    def update(self, rollout: Rollout, epochs: int, backward: Mapping[Role, Backward]) -> dict[str, float]:
         """Pass `epochs` times over a batch in minibatches. Return the mean statistics of those that were used.
 
         Each role of `backward` does all micro-batches of a minibatch in turn. The update stops before the first

@@ -1,0 +1,34 @@
+"""The command `rlhf`: its groups and its entry point."""
+
+import click
+
+from rlhf import __version__
+from rlhf.cli import new, plan, rate, train, use
+from rlhf.cli.data import data_group
+from rlhf.cli.guard import guarded
+from rlhf.cli.overview import Overview, add_examples
+
+
+@click.group(cls=Overview, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__)
+def cli() -> None:
+    """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO and DPO from a recipe.
+
+    Start with `rlhf run ppo --hw cpu --with-parents`, which needs a CPU and a few minutes. `rlhf COMMAND --help`
+    explains a command and ends with examples.
+    """
+
+
+for command in (
+    *(train.run, train.reproduce, train.results, train.list_recipes, train.fetch),
+    *(new.new, plan.plan, data_group),
+    *(use.chat, use.score, use.serve, use.report, use.compare_runs),
+    *(rate.rate, rate.judge, rate.ratings_group),
+):
+    cli.add_command(command)
+    add_examples(command, str(command.name))
+
+
+def main() -> None:
+    """Run `rlhf`."""
+    guarded(cli, "rlhf")

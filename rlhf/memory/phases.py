@@ -1,0 +1,78 @@
+"""The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
+
+from typing import Literal, NamedTuple
+
+from rlhf.errors import UserError
+from rlhf.recipe import StageName
+
+DEPTHS = (2, 4)  # layers with which a stage is rehearsed
+STEPS = 2  # of a rehearsed stage; the second one has optimizer states
+DECODING_STEP: Literal["decoding step"] = "decoding step"
+Rehearsed = StageName | Literal["decoding step"]
+ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
+
+COMPONENTS = (
+    "base",  # the model's own weights and buffers
+    "quantization",  # scales and code book beside packed weights
+    "adapters",
+    "heads",
+    "gradients",
+    "optimizer",
+    "activations",  # made in a forward pass and freed in its backward pass
+    "logits",
+    "kv_cache",
+    "buffers",  # what one phase leaves for another
+    "temporaries",
+    "kernels",  # inside kernels
+)
+
+
+class PredictionError(UserError):
+    """A stage cannot be predicted; it may still run."""
+
+
+class Event(NamedTuple):
+    """An allocation (`bytes` > 0), the release of what an earlier event allocated (< 0), or a mark (0).
+
+    `storage` numbers what is allocated or released; None is a mark. `name` is an allocation's operation, or the mark.
+    """
+
+    storage: int | None
+    bytes: int
+    phase: tuple[str, ...]
+    name: str
+
+
+class Phase(NamedTuple):
+    """Bytes at the peak of one phase, and what they are; operations are counted over the whole phase.
+
+    `reserved_bytes` and `needed_bytes` as in rlhf/memory/replay.py, without paged states and the driver's context; None
+    where nothing was replayed.
+    """
+
+    peak_bytes: int
+    components: dict[str, int]
+    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
+    flops: int  # all that the card computes
+    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
+    moved: int = 0  # bytes that operations other than products read and write
+    launched: int = 0  # operations that launch at least one kernel
+    reserved_bytes: int | None = None
+    needed_bytes: int | None = None
+
+
+Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
+
+
+class StepOperations(NamedTuple):
+    """Operations of one decoding step, each at least one kernel."""
+
+    per_layer: int
+    outside: int  # before, between and after the layers
+    total: int
+    unsafe: list[str]  # what a captured graph must not hold, with the reason
+
+
+def gb(size: float, digits: int = 2) -> str:
+    """Return a size in bytes as GB of 10^9 bytes; `-` for none."""
+    return f"{size / 1e9:.{digits}f}" if size else "-"

@@ -1,0 +1,71 @@
+"""Which stages a stage builds on, and the settings on which its result depends."""
+
+from typing import Any
+
+from rlhf.recipe.names import ONLINE, POLICIES, STAGES, StageName
+from rlhf.recipe.schema import Recipe
+from rlhf.recipe.schema_online import Group
+
+_PARENTS: dict[StageName, tuple[StageName, ...]] = {
+    "pretrain": (),
+    "sft": ("pretrain",),
+    "rm": ("pretrain", "sft"),
+    **dict.fromkeys(ONLINE, ("pretrain", "sft", "rm")),  # without the reward model where it scores nothing
+    "dpo": ("pretrain", "sft"),
+    "evaluate": ("pretrain", "sft", "rm"),  # and every trained policy that exists
+    "merge": ("pretrain", "sft"),  # and the stage whose adapter is merged
+}
+
+
+def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
+    """Return the stages that must be finished before `stage`, in order."""
+    needed = {*_PARENTS[stage]}
+    if stage == "merge":
+        needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
+    section = recipe.section(stage)
+    if isinstance(section, Group) and not section.model_scores:
+        needed.discard("rm")
+    return [name for name in STAGES if name in needed and recipe.section(name) is not None]
+
+
+def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
+    """Return the stages to run before `stage`, in order.
+
+    These are its parents; before an evaluation also one policy: PPO's, or the first that the recipe has.
+    """
+    trained = [name for name in POLICIES if recipe.section(name) is not None] if stage == "evaluate" else []
+    return [*parents(recipe, stage), *trained[:1]]
+
+
+def settings(recipe: Recipe, stage: StageName) -> dict[str, Any]:
+    """Return the part of a recipe that decides what `stage` and its parents produce.
+
+    A run continues, or builds on another, only if these settings agree.
+    """
+    sections = {"hardware", "seed", "model", "tokenizer", "data", stage, *parents(recipe, stage)}
+    if stage != "pretrain":
+        sections.add("lora")
+    if stage == "dpo":
+        sections.add("evaluate")  # DPO measures its gains with these keys
+    relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
+    if "evaluate" in relevant and (stage == "dpo" or recipe.evaluate.num_samples == 1):
+        relevant["evaluate"].pop("num_samples")  # DPO always samples one answer; older runs did too and lack this key
+    for key in (
+        "count",
+        "engine",
+        "deterministic",
+        "trunk",
+    ):  # they affect only rounding: a run may continue with others
+        relevant["hardware"].pop(key)
+    if relevant.get("lora", {}).get("layers") == "all":
+        relevant["lora"].pop("layers")  # runs from before this key lack it
+    for name in (name for name in ONLINE if relevant.get(name)):
+        relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
+    return relevant
+
+
+def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Return the dotted names of the keys in which two nested dictionaries differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]
+    return [] if a == b else [prefix.rstrip(".")]

@@ -1,0 +1,59 @@
+"""Where recipes are: the folder of recipes, the versions in it, and the default of a kind of hardware."""
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+from rlhf.errors import UserError
+from rlhf.recipe.pinned import load
+
+
+def default_root() -> Path:
+    """Return the folder of recipes.
+
+    It is RLHF_RECIPES if that is set, or else the first that holds recipes: recipes/ in the current folder, that of the
+    checkout that this file belongs to, or that of the installed wheel.
+    """
+    if root := os.environ.get("RLHF_RECIPES"):
+        return Path(root)
+    package = Path(__file__).parents[1]
+    candidates = (Path("recipes"), package.parent / "recipes", package / "recipes")
+    return next((candidate for candidate in candidates if available(candidate)), candidates[0])
+
+
+def available(root: Path) -> list[Path]:
+    """Return every recipe directory below `root`, ordered by name, then version."""
+    folders = [file.parent for file in root.glob("*/v*/recipe.yaml") if re.fullmatch(r"v[0-9]+", file.parent.name)]
+    return sorted(folders, key=lambda d: (d.parent.name, int(d.name[1:])))
+
+
+def resolve(hardware: str, root: Path) -> Path:
+    """Return the newest released version of the default recipe of `hardware`; its newest draft if none is released.
+
+    Raises UserError if there is no default recipe, or more than one.
+    """
+    names: set[str] = set()
+    defaults: set[str] = set()
+    by_status: dict[str, Path] = {}
+    for directory in available(root):
+        recipe = load(directory).recipe
+        names.add(recipe.hardware.name)
+        if recipe.hardware.name == hardware and recipe.default:
+            by_status[recipe.status] = directory  # available() puts the newest version last
+            defaults.add(directory.parent.name)
+    if len(defaults) > 1:
+        listing = " and ".join(sorted(defaults))
+        raise UserError(f"--hw {hardware}: {listing} are both its default; set default: false in one, or use --recipe")
+    if not by_status:
+        if not names:
+            raise UserError(no_recipes(root))
+        nearest = difflib.get_close_matches(hardware, names, 3, 0.4)
+        hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
+        raise UserError(f"--hw {hardware}: no default recipe in {root}; {hint}")
+    return by_status.get("released") or by_status["draft"]
+
+
+def no_recipes(root: Path) -> str:
+    """Return the message for a folder without recipes."""
+    return f"{root}: no recipes there; --recipe-root or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"

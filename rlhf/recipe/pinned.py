@@ -1,0 +1,81 @@
+"""Reads `recipes/<name>/v<N>/` into a frozen recipe with its hash, its overrides and its published figures."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.errors import UserError
+from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.recipe.published import Figure
+from rlhf.recipe.schema import Recipe
+from rlhf.recipe.strict import validate, with_overrides
+
+
+class PinnedRecipe(NamedTuple):
+    """A recipe with its folder, its hash, the overrides applied to it and the figures it is compared with."""
+
+    recipe: Recipe
+    directory: Path
+    sha256: str  # of the released file's content, without overrides
+    overrides: dict[str, Any]
+    targets: tuple[Figure, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the recipe's name, the folder above its version."""
+        return Path(os.path.abspath(self.directory)).parent.name
+
+    @property
+    def version(self) -> str:
+        """Return the recipe's version, such as v1."""
+        return Path(os.path.abspath(self.directory)).name
+
+    @property
+    def modified(self) -> bool:
+        """Return whether overrides changed the recipe."""
+        return bool(self.overrides)
+
+
+def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> PinnedRecipe:
+    """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
+
+    `directory` may also name the file itself. Another `seed` is no modification: a released recipe is meant to be run
+    with several. Raises UserError, one line, for anything that is wrong with the file, a key or a combination of
+    values.
+    """
+    directory = directory.parent if directory.name == "recipe.yaml" else directory
+    absolute = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` also have a name and a version
+    file = directory / "recipe.yaml"
+    if not (re.fullmatch(r"v[0-9]+", absolute.name) and absolute.parent.name):
+        raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml")
+    content = read_yaml(file)
+    overrides = dict(overrides or {})
+    changes = overrides if seed is None else {**overrides, "seed": seed}
+    recipe = validate(Recipe, with_overrides(content, changes), file, changes)
+    targets = _figures(directory / "published.yaml")
+    return PinnedRecipe(recipe, directory, content_hash(content), overrides, targets)
+
+
+def _figures(file: Path) -> tuple[Figure, ...]:
+    """Return the figures of a published.yaml; () if there is no such file. Raises UserError.
+
+    The file names its `guide` once for all figures. Targets of our own have no guide.
+    """
+    if not (file.exists() or file.is_symlink()):  # a broken link is an error, not a recipe without figures
+        return ()
+    content = read_yaml(file)
+    rows, guide = content.pop("targets", None), content.pop("guide", None)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file}: needs a key 'targets' with a list of figures")
+    if content:
+        raise UserError(f"{file}: unknown key '{next(iter(content))}'; the keys are guide and targets")
+    return tuple(validate(Figure, {"guide": guide} | row, file, {}, f"targets.{i}.") for i, row in enumerate(rows))
+
+
+def content_hash(content: Any) -> str:
+    """Return the sha256 of parsed YAML: every value counts, comments and layout do not."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,28 @@
+"""The overrides with which a recipe of a large model runs without a download."""
+
+from typing import Any
+
+from rlhf.errors import UserError
+from rlhf.recipe.schema import Recipe
+
+
+def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any]:
+    """Return overrides with which a recipe needs no download and no files.
+
+    The model has its own architecture and random weights; tokenizer and dialogues are stand-ins. Memory and speed are
+    those of the real ones; the results mean nothing. `shape` is as in `data.lengths`. Raises UserError for a recipe
+    without `model.architecture`.
+    """
+    architecture = recipe.model.architecture
+    if architecture is None:
+        raise UserError("random weights need model.architecture, which this recipe does not have")
+    vocabulary = architecture.vocab_size or recipe.tokenizer.vocab_size
+    return {
+        "model.source": "random",
+        "model.architecture.vocab_size": vocabulary,
+        "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
+        "pretrain": None,
+        "data.source": "lengths",
+        **({"data.files": []} if recipe.data.files else {}),
+        "data.lengths": {"pairs": pairs, "shape": shape},
+    }

@@ -1,0 +1,11 @@
+"""The outcome that every stage returns to the runner."""
+
+from typing import Any, NamedTuple
+
+
+class Result(NamedTuple):
+    """The outcome of a stage: metrics and costs for summary.json, and a sample to print."""
+
+    metrics: dict[str, float]
+    costs: dict[str, Any]
+    sample: tuple[str, dict[str, str]] | None = None  # a prompt, and {"before": …, "after": …}

@@ -1,0 +1,158 @@
+"""Runs one stage in its run directory: locks it, predicts its memory, starts trackers and explains errors."""
+
+import errno
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import UserError
+from rlhf.observe import tracking
+from rlhf.observe.console import quiet_libraries
+from rlhf.observe.watch import Watch
+from rlhf.process import cuda, distributed, endings
+from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
+from rlhf.run.directory import Run
+from rlhf.run.finished import verified
+from rlhf.run.follower import Follower
+from rlhf.run.records import Summary
+from rlhf.stages.result import Result
+
+FULL_DISK_BYTES = 1_000_000
+LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborted the process, under 2.6e9 SFT ran
+
+
+def execute(
+    stage: StageName,
+    loaded: PinnedRecipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    report_to: Sequence[str] = (),
+    preflight: Callable[[], int | None] = lambda: None,
+    stop_on: Sequence[str] = (),
+    parents_root: Path | None = None,
+) -> tuple[Summary, Result | None, Path]:
+    """Run one stage unless it is done already. Return its summary, its result and its directory.
+
+    The result is None if the stage was done already. `preflight` predicts the bytes of the stage's peak, or raises
+    UserError, before anything is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the
+    stage; `all` for any. `parents_root`: another root, whose finished stages are used where `out` has none.
+    """
+    cuda.set_environment(loaded.recipe)
+    run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
+    if loaded.recipe.section(stage) is None:
+        raise UserError(_no_section(stage, loaded))
+    limit = endings.memory_limit()
+    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
+        minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
+        raise UserError(
+            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
+        )
+    with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
+        summary = run.done()
+        if summary is not None:
+            return summary, None, run.path
+        with distributed.joined(loaded, stage):
+            for parent in parents(loaded.recipe, stage):
+                run.parent(parent)
+            for policy in run.trained_policies() if stage == "evaluate" else ():
+                verified(run.folder_of(policy).parent, policy)
+            tracking.check(report_to)
+            with quiet_libraries():
+                from rlhf.models.loading import device_of, set_up_torch
+                from rlhf.observe.telemetry import device_facts
+
+                device_of(loaded.recipe)  # without a GPU no prediction is needed
+                predicted = distributed.from_main(preflight)
+                device = set_up_torch(loaded.recipe)
+                devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
+                run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
+                run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
+                project = f"{loaded.name}-{loaded.version}"
+                reporters = report_to if run.is_main else ()
+                with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
+                    watch = Watch(run, stop_on)
+                    run.trackers, run.readers = [*logs, watch.see], [watch.read]
+                    result = _run(run, device)
+            return run.finish(result.metrics, result.costs, predicted), result, run.path
+
+
+def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
+    """Return the message for a stage that a recipe does not have."""
+    if stage not in GROUPS:
+        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
+    root = default_root()
+    alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
+    hint = f"use --recipe {' or '.join(alternatives)}" if alternatives else "docs/groups.md explains it"
+    return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {hint}"
+
+
+def module_of(stage: StageName) -> str:
+    """Return the module with the `run_stage` of a stage: RLOO and GRPO share one."""
+    return f"rlhf.stages.{'groups' if stage in GROUPS else stage}"
+
+
+def _run(run: Run, device: Any) -> Result:
+    result: Result = importlib.import_module(module_of(run.stage)).run_stage(run, device)
+    return result
+
+
+def progress(run: Run) -> str:
+    """Describe what a stopped stage leaves, and the command that continues from it."""
+    try:
+        if (run.path / "summary.json").exists():
+            return f"{run.stage} is finished"
+        steps = run.checkpoint_steps()
+    except (OSError, ValueError):
+        steps = []
+    if not steps:
+        return f"{run.stage} has no checkpoint yet and begins anew"
+    return f"{run.checkpoint(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
+
+
+@contextmanager
+def _explained_errors(run: Run) -> Iterator[None]:
+    """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if _disk_is_full(run.root, error):
+            raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
+        if endings.out_of_memory(error):
+            raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error
+        raise
+
+
+def _disk_is_full(folder: Path, error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    try:
+        return shutil.disk_usage(folder).free < FULL_DISK_BYTES
+    except OSError:
+        return False
+
+
+def _way_out(run: Run, error: BaseException) -> str:
+    """Describe where memory ran out and which settings need less."""
+    if type(error).__name__ == "OutOfMemoryError":  # CUDA's, named without importing torch
+        return (
+            f" on the GPU; `rlhf plan --recipe {run.loaded.directory} --fastest`, with the same --set, looks for "
+            "settings that fit, and nvidia-smi shows who else is on the card"
+        )
+    options = run.loaded.recipe.section(run.stage)
+    sizes = [
+        f"{run.stage}.{key} (now {value})"
+        for key in ("per_device_train_batch_size", "rollout_batch_size", "batch_size")
+        if key != "batch_size" or run.stage == "evaluate"
+        for value in [getattr(options, key, None)]
+        if value
+    ]
+    smaller = f", or try a smaller {' and '.join(sizes)}" if sizes else ""
+    return f"{endings.limit_in_words()}: free some, or allow more{smaller}"
