@@ -24,7 +24,7 @@ from rlhf.models import folders
 from rlhf.models import weights as stored
 from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
 from rlhf.models.model import require
-from rlhf.models.nf4 import check_blocks, check_experts, nf4_config
+from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
 from rlhf.models.random_base import random_base
 from rlhf.models.trunk import Trunk
 from rlhf.observe.console import install_command
@@ -148,7 +148,7 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
         Trunk(base).check_length(recipe.longest())
-    return _plain(base, recipe)
+    return base
 
 
 def _check_packages(settings: recipes.Model, packed: bool) -> None:
@@ -167,9 +167,11 @@ def _draw_base(
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
         try:
-            return random_base(recipe.model, device, kind, nf4, options)
+            base = random_base(recipe.model, device, kind, nf4, options)
         except (OSError, ValueError, ImportError) as error:
             raise UserError(f"cannot build the base model: {_reason(error, recipe.model)}") from error
+    keep_layout(base)
+    return base
 
 
 def _read_base(
@@ -223,6 +225,7 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
         use_safetensors=True,
         **options,
     )
+    keep_layout(base)  # before anything is computed
     if options.get("quantization_config") is None:
         folders.check_full(base.config.to_dict(), name)
     _check_complete(report, name)
@@ -239,20 +242,6 @@ def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) 
         raise
     except Exception as error:
         raise UserError(f"cannot load {what} {name}: {_reason(error, settings)}") from error
-
-
-def _plain(base: PreTrainedModel, recipe: recipes.Recipe) -> PreTrainedModel:
-    """Keep 4-bit weights in one layout where ranks divide them.
-
-    On a CPU bitsandbytes repacks them at first use, in place, and gathered parts undo that without an error. GPUs have
-    no such path.
-    """
-    if recipe.hardware.engine == "fsdp":
-        modules: Iterator[Any] = base.modules()
-        for module in modules:
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
-    return base
 
 
 def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:

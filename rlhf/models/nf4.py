@@ -80,15 +80,21 @@ def four_bit_layers(model: nn.Module) -> list[nn.Linear]:
     return [module for module in model.modules() if isinstance(module, Linear4bit)]
 
 
+def keep_layout(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights anew for a kernel that some CPUs have; it does so at first use.
+
+    A layer in that layout passes no gradient to its input, without an error: training after a first evaluation would
+    follow a wrong gradient. Ranks that divide weights would undo the layout. GPUs have no such kernel.
+    """
+    for layer in four_bit_layers(model):
+        setattr(layer, "support_avx512bf16_for_cpu", False)  # noqa: B010
+
+
 def unpacked(layer: nn.Linear) -> torch.Tensor:
     """Return a linear layer's weight (out, in); a 4-bit one is unpacked in bitsandbytes' compute type."""
     state = getattr(layer.weight, "quant_state", None)
     if state is None:
         return layer.weight
-    if getattr(state, "packing_format_for_cpu", False):  # only the layer's own kernel reads that format
-        identity = torch.eye(layer.in_features, dtype=state.dtype, device=layer.weight.device)
-        columns: torch.Tensor = layer(identity)
-        return columns.t().contiguous()
     from bitsandbytes.functional import dequantize_4bit
 
     weight: torch.Tensor = dequantize_4bit(layer.weight.data, state)

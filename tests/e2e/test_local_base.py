@@ -77,6 +77,13 @@ def test_a_quantised_base_trains_exact_adapters(trained, tmp_path):
         assert {tensor.dtype for tensor in weights(tmp_path, stage).values()} == {torch.float32}
     first = json.loads((tmp_path / "cpu-tiny/v1/dpo/metrics.jsonl").read_text().splitlines()[0])
     assert abs(first["loss"] - 0.6931) < 0.02  # policy and reference begin equal: -log σ(0) = ln 2
+    changes = {"model__quantization": "nf4", "model__dtype": "bfloat16", "hardware__trunk": "lean"}
+    run_stages(pretrained(tmp_path / "wide", tmp_path, **changes), tmp_path / "lean", "sft")
+    norms = [
+        [json.loads(line).get("grad_norm") for line in (root / "cpu-tiny/v1/sft/metrics.jsonl").open()]
+        for root in (tmp_path, tmp_path / "lean")
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=0.05), "gradients reach all layers, after an evaluation too"
 
 
 def test_a_package_that_is_not_there_is_the_one_that_is_named(trained, tmp_path, monkeypatch):

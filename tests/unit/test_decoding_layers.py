@@ -235,17 +235,6 @@ def test_4_bit_weights_are_the_same_however_they_are_multiplied_with(role, how, 
         assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_a_weight_in_the_format_of_a_cpu_kernel_is_unpacked_as_that_kernel_reads_it():
-    bnb = pytest.importorskip("bitsandbytes")
-    torch.manual_seed(0)
-    layer = bnb.nn.Linear4bit(128, 192, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").to("cpu").eval()
-    expected = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
-    for _ in range(2):  # the first product of a CPU with the kernel packs the weight anew
-        assert (unpacked(layer).float() - expected).abs().max() < 0.01 * expected.abs().max()
-        with torch.no_grad():
-            layer(torch.zeros(1, 128, dtype=torch.bfloat16))
-
-
 def test_rows_are_multiplied_in_groups_in_a_step_only(monkeypatch):
     pytest.importorskip("bitsandbytes")
     model = adapted(torch.float32, nf4=True)
