@@ -7,8 +7,8 @@
     5 update     clipped policy loss, and beta * KL with kl_penalty: loss, in minibatches
 
 The two families differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
-sources, docs/groups.md the choices. Denominators are those of the whole minibatch, so neither the micro-batch size nor
-the number of processes changes the result.
+sources, docs/groups.md the choices. Denominators are those of the whole minibatch, so the micro-batch size and
+the number of processes change the result by rounding only.
 
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
@@ -71,6 +71,7 @@ class Batch:
     kl: Tensor | None
     rewards: Tensor  # (B,) with the KL where it is in the reward
     advantages: Tensor  # (B,)
+    tokens: Tensor  # (B,) of each response, those that teach
 
     @property
     def rollout(self) -> Rollout:
@@ -85,6 +86,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     assert isinstance(options, Group)
     session = Session(run, device, options)
     learner = make_learner(session, options)
+    session.shard()
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             rewarded = sample_and_reward(session, learner, step)  # 1, the rewards of 2
@@ -110,7 +112,6 @@ def make_learner(session: Session, options: GroupOptions) -> "Learner":
             with session.phase("evaluate"):
                 norm = scoring.score_norm(session.shared, session.sample_step, options)
         learner = Learner(stage, session.shared, options, norm)
-    session.shard()
     return learner
 
 
@@ -120,7 +121,9 @@ def make_learner(session: Session, options: GroupOptions) -> "Learner":
 def sample_and_reward(session: Session, learner: "Learner", step: int) -> Rewarded:
     """Sample the responses of a step and their rewards; other prompts replace those whose group has no signal.
 
-    Prompts are replaced up to `resample_groups` times; which ones come next is a function of seed and step.
+    Prompts are replaced up to `resample_groups` times; which ones come next depends on seed, step and how
+    many groups had no signal before, so that a resumed run repeats them. One may be of the batch already, and those of
+    the last attempt are taken with or without a signal.
     """
     options = learner.options
 
@@ -156,7 +159,7 @@ def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_ids: l
     shared.base.eval()
     assert session.rewards is not None
     size = options.score_rows
-    rollout = scoring.with_frozen_layers(shared, rollout, size)
+    rollout = scoring.with_lower_states(shared, rollout, size)
     scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
     prompts = [session.prompts[i] for i in prompt_ids for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
@@ -177,7 +180,7 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
     shared, options = learner.shared, learner.options
     shared.base.eval()
     size = options.score_rows
-    rollout = scoring.with_frozen_layers(shared, rewarded.rollout, size)
+    rollout = scoring.with_lower_states(shared, rewarded.rollout, size)
     rewarded = replace(rewarded, rollout=rollout)
     logprob_head = scoring.logprob_head(shared, options.temperature)
 
@@ -199,6 +202,7 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
         kl=kl,
         rewards=rewards,
         advantages=learner.advantages(rewards),
+        tokens=learner.counted(rollout).sum(1),
     )
 
 
@@ -246,25 +250,33 @@ class Learner:
         return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_iterations` times over the batch. Return the mean statistics of the minibatches used."""
-        counts = self.counted(batch.rollout).sum(1)  # tokens of each response
-        return self.state.update(
-            batch.rollout,
-            self.options.num_iterations,
-            {"policy": lambda index, rows: self._backward(batch, index, len(rows), counts[rows].sum())},
-        )
+        """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used.
 
-    def _backward(self, batch: Batch, index: Tensor, responses: int, tokens: Tensor) -> dict[str, float]:
-        """Add the gradient of the micro-batch `index`; return its share of the statistics.
-
-        responses, tokens: those of the whole minibatch.
+        With `max_update_kl` the update ends before a minibatch for which the policy has moved further than that; the
+        first one is always used.
         """
+        state = self.state
+        used: list[dict[str, float]] = []
+        with state.updating():
+            for mini_rows in state.minibatches(len(batch.rollout.ids), self.options.num_iterations):
+                with self.shared.role("policy"):
+                    micro_batches = state.micro_batches(batch.rollout, mini_rows)
+                    shares = [self._add_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
+                stats = state.sum_of(shares)
+                if used and state.moved_too_far(stats):
+                    break
+                used.append(stats | state.step_optimizer())
+        return state.update_metrics(used)
+
+    def _add_gradient(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
+        """Add the gradient of a micro-batch of the minibatch `mini_rows`; return its share of the statistics."""
         shared, options = self.shared, self.options
-        micro_batch = batch.rollout.rows(index)
+        micro_batch = batch.rollout.rows(micro_rows)
         slots = slice(micro_batch.mask.shape[1])  # the micro-batch is as wide as its longest response
         mask = self.counted(micro_batch)
-        old = batch.logp[index, slots]
-        weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
+        old = batch.logp[micro_rows, slots]
+        tokens = batch.tokens[mini_rows].sum()
+        weights = token_weights(mask, options.loss_type, len(mini_rows), tokens, options.max_completion_length)
         per_token = 1 / tokens.clamp(min=1)  # weight of a token in a mean over the minibatch
         hidden = shared.response_hidden(micro_batch)
         entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
@@ -272,7 +284,7 @@ class Learner:
         assert entropy is not None
         log_ratio = log_ratios(logp, old, mask, options.importance_sampling_level)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        loss, sums = clipped_loss(log_ratio, batch.advantages[index], weights, mask, options.epsilon, high)
+        loss, sums = clipped_loss(log_ratio, batch.advantages[micro_rows], weights, mask, options.epsilon, high)
         entropy_share = zero_pads(entropy, mask).sum() * per_token
         moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
         stats = {
@@ -283,7 +295,7 @@ class Learner:
             "val/ratio": sums["ratio"] * per_token,
         }
         if batch.ref_logp is not None and options.kl_penalty == "loss":
-            kl = zero_pads(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
+            kl = zero_pads(kls.estimate(logp, batch.ref_logp[micro_rows, slots], options.kl_estimator), mask)
             kl = (weights * (kl * log_ratio.exp() if options.use_bias_correction_kl else kl)).sum()
             stats["loss/kl_avg"] = kl
             loss = loss + self.state.kl_coef * kl

@@ -2,7 +2,7 @@
 
     1 sample     one response per prompt, from the policy
     2 score      log-probabilities under policy and reference, the critic's values, the reward model's scores
-    3 reward     -kl_coef * KL at every response token; the score is added at the last one
+    3 reward     -kl_coef * KL at every response token (with `kl_penalty: reward`), and the score at the last one
     4 advantage  GAE over the rewards, then whitening
     5 update     clipped policy and value losses, a few passes over the batch in minibatches
 
@@ -16,7 +16,6 @@ step down again.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.observe.console import Bar
-from rlhf.recipe import Ppo, Role
+from rlhf.recipe import Ppo
 from rlhf.rollout.responses import ValueFn
 from rlhf.run.checkpoints import resuming
 from rlhf.run.directory import Run
@@ -39,7 +38,7 @@ from rlhf.run.records import Number
 from rlhf.stages.online import scoring
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import Backward, SavedState, TrainState, saved_state
+from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
 from rlhf.stages.result import Result
 
 # Near 0 the sigmoid of a raw score s is about (s + 2) / 4, which is (s - mean) / sd with these numbers: a critic of
@@ -73,10 +72,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.ppo
     session = Session(run, device, options)
     learner = make_learner(session, options)
+    session.shard()  # after the critic has got its adapter
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             with session.phase("rollout"):
-                rollout = session.sample_step(step, learner.value_fn)  # 1
+                rollout = session.sample_step(step, learner.value_fn_while_sampling)  # 1
             with session.phase("score"):
                 batch = make_batch(learner, rollout)  # 2, 3, 4
             metrics = batch_metrics(batch, learner)
@@ -92,12 +92,11 @@ def make_learner(session: Session, options: Ppo) -> "Learner":
     shared, checkpoint = session.shared, session.run.resumed_from
     if checkpoint:
         with resuming(checkpoint):
-            learner = Learner.load(shared, session.rm, options, checkpoint)
+            learner = Learner.load(shared, session.rm_dir, options, checkpoint)
     else:
         with session.phase("evaluate"):
             norm = scoring.score_norm(shared, session.sample_step, options) if options.normalize_scores else ScoreNorm()
-        learner = Learner(shared, session.rm, options, norm)
-    session.shard()
+        learner = Learner(shared, session.rm_dir, options, norm)
     return learner
 
 
@@ -108,8 +107,8 @@ def make_learner(session: Session, options: Ppo) -> "Learner":
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     options, mask = learner.options, rollout.mask
 
-    # With the lean trunk, layers below the first adapter are computed once for all roles and epochs.
-    rollout = scoring.with_frozen_layers(learner.shared, rollout, options.score_rows)
+    # States below the first adapter are the same for all roles and epochs: the lean trunk computes them once.
+    rollout = scoring.with_lower_states(learner.shared, rollout, options.score_rows)
     logp, ref_logp, values, scores = score(learner, rollout)
 
     kl = kls.estimate(logp, ref_logp, options.kl_estimator)
@@ -203,55 +202,72 @@ class Learner:
         return self.shared.value_role == "policy"
 
     @property
-    def value_fn(self) -> ValueFn | None:
-        """Return the critic if its values can be computed while the policy samples.
+    def value_fn_while_sampling(self) -> ValueFn | None:
+        """Return the function that computes values while the policy samples, or None where `score` computes them.
 
-        Returns None if the critic needs its own forward pass.
+        Only a head on the policy's hidden states can, and only `old_logprobs: rollout` takes what sampling computed.
         """
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_shares_trunk else None
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_ppo_epochs` times over the batch. Return the mean statistics of the minibatches used.
+        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used.
 
-        `TrainState.update` has the loops over epochs, minibatches and micro-batches. For each minibatch it adds up the
-        gradients below, clips them, and takes a step of the optimizer; `max_update_kl` ends it early.
+        With `max_update_kl` the update ends before a minibatch for which the policy has moved further than that; the
+        first one is always used.
         """
-        backward: dict[Role, Backward] = {"policy": partial(self._backward_policy, batch)}
+        state = self.state
+        used: list[dict[str, float]] = []
+        with state.updating():
+            for mini_rows in state.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
+                stats = self._add_gradients(batch, mini_rows)
+                if used and state.moved_too_far(stats):
+                    break
+                used.append(stats | state.step_optimizer())
+        return state.update_metrics(used)
+
+    def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
+        """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
+        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
+        with self.shared.role("policy"):
+            shares = [self._add_policy_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
         if not self.critic_shares_trunk:
-            backward["value"] = partial(self._backward_value, batch)
-        return self.state.update(batch.rollout, self.options.num_ppo_epochs, backward)
+            with self.shared.role("value"):
+                shares += [self._add_value_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
+        return self.state.sum_of(shares)
 
-    def _backward_policy(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
-        """Add the policy's gradient of the micro-batch `index` of the minibatch `rows`, and that of its value head.
+    def _add_policy_gradient(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
+        """Add the gradient of the policy, and of a value head on it. Return the micro-batch's share of the statistics.
 
-        Returns the micro-batch's share of the statistics.
+        During `value_warmup_steps` the value head alone gets a gradient.
         """
-        micro_batch, token_share = self._micro_batch(batch, index, rows)
+        micro_batch, token_share = self._micro_batch(batch, micro_rows, mini_rows)
         policy_learns = self.state.step >= self.options.value_warmup_steps
         with torch.set_grad_enabled(policy_learns):
             hidden = self.shared.response_hidden(micro_batch)
-            policy_loss, stats = self._policy_loss(batch, index, micro_batch, hidden)
+            policy_loss, stats = self._policy_loss(batch, micro_rows, micro_batch, hidden)
         if self.critic_shares_trunk:
-            value_loss, value_stats = self._value_loss(batch, index, micro_batch, hidden)
+            value_loss, value_stats = self._value_loss(batch, micro_rows, micro_batch, hidden)
             stats |= value_stats
-            ((self.options.vf_coef * value_loss + policy_loss) * token_share).backward()
+            ((policy_loss + self.options.vf_coef * value_loss) * token_share).backward()
         elif policy_learns:
             (policy_loss * token_share).backward()
         return _weighted(stats, token_share)
 
-    def _backward_value(self, batch: Batch, index: Tensor, rows: Tensor) -> dict[str, float]:
-        """Add the gradient of a critic with an adapter, as `_backward_policy`."""
-        micro_batch, token_share = self._micro_batch(batch, index, rows)
-        value_loss, stats = self._value_loss(batch, index, micro_batch, self.shared.response_hidden(micro_batch))
+    def _add_value_gradient(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
+        """Add the gradient of a critic with an adapter. Return the micro-batch's share of the statistics."""
+        micro_batch, token_share = self._micro_batch(batch, micro_rows, mini_rows)
+        value_loss, stats = self._value_loss(batch, micro_rows, micro_batch, self.shared.response_hidden(micro_batch))
         (self.options.vf_coef * value_loss * token_share).backward()
         return _weighted(stats, token_share)
 
-    def _micro_batch(self, batch: Batch, index: Tensor, rows: Tensor) -> tuple[Rollout, Tensor]:
-        """Return a micro-batch, and its share of the response tokens of the minibatch `rows`."""
-        micro_batch = batch.rollout.rows(index)
-        return micro_batch, micro_batch.mask.sum() / batch.rollout.response_length[rows].sum()
+    def _micro_batch(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> tuple[Rollout, Tensor]:
+        """Return a micro-batch, and its share of the response tokens of its minibatch."""
+        micro_batch = batch.rollout.rows(micro_rows)
+        return micro_batch, micro_batch.mask.sum() / batch.rollout.response_length[mini_rows].sum()
 
-    def _policy_loss(self, batch: Batch, index: Tensor, micro_batch: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
+    def _policy_loss(
+        self, batch: Batch, micro_rows: Tensor, micro_batch: Rollout, hidden: Tensor
+    ) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
         options, mask = self.options, micro_batch.mask
         slots = slice(mask.shape[1])  # the micro-batch is as wide as its longest response
@@ -259,7 +275,7 @@ class Learner:
         logp, entropy = self.shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
         assert entropy is not None
         loss, clip_stats = ppo_policy_loss(
-            logp, batch.logp[index, slots], batch.advantages[index, slots], mask, options.cliprange
+            logp, batch.logp[micro_rows, slots], batch.advantages[micro_rows, slots], mask, options.cliprange
         )
         mean_entropy = masked_mean(entropy, mask)
         stats = {
@@ -270,16 +286,18 @@ class Learner:
             "val/ratio": clip_stats["ratio"],
         }
         if options.kl_penalty == "loss":
-            kl = masked_mean(kls.estimate(logp, batch.ref_logp[index, slots], options.kl_estimator), mask)
+            kl = masked_mean(kls.estimate(logp, batch.ref_logp[micro_rows, slots], options.kl_estimator), mask)
             stats["loss/kl_avg"] = kl
             loss = loss + self.state.kl_coef * kl
         if options.entropy_coef:
             loss = loss - options.entropy_coef * mean_entropy
         return loss, stats
 
-    def _value_loss(self, batch: Batch, index: Tensor, micro_batch: Rollout, hidden: Tensor) -> tuple[Tensor, Stats]:
+    def _value_loss(
+        self, batch: Batch, micro_rows: Tensor, micro_batch: Rollout, hidden: Tensor
+    ) -> tuple[Tensor, Stats]:
         slots = slice(micro_batch.mask.shape[1])  # as in `_policy_loss`
-        values, returns = batch.values[index, slots], batch.returns[index, slots]
+        values, returns = batch.values[micro_rows, slots], batch.returns[micro_rows, slots]
         new_values = self.shared.values(hidden)
         loss, clip_stats = ppo_value_loss(new_values, values, returns, micro_batch.mask, self.options.cliprange_value)
         return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clip_stats["clipfrac"]}

@@ -264,7 +264,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
         for weight in learner.policy_parameters:
             weight.add_(0.05 * torch.randn_like(weight))
     learner.shared.activate("policy")
-    rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.value_fn)
+    rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.value_fn_while_sampling)
     assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
     taken = make_batch(learner, rollout)
     assert rollout.logprobs is not None

@@ -45,7 +45,7 @@ def per_token(shared: SharedBase, role: Role, rollout: Rollout, size: int, *head
 
 
 @torch.no_grad()
-def with_frozen_layers(shared: SharedBase, rollout: Rollout, size: int) -> Rollout:
+def with_lower_states(shared: SharedBase, rollout: Rollout, size: int) -> Rollout:
     """Return a rollout with `lower`, which the passes of all roles and the update then share.
 
     The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each

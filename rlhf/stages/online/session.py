@@ -57,7 +57,7 @@ class Session:
         run.describe(cuts={"prompts_cut": cut})
         self.validation = self.corpus.validation[: options.max_eval_samples]
 
-        sft, self.rm = run.folder_of("sft"), run.folder_of("rm")
+        sft, self.rm_dir = run.folder_of("sft"), run.folder_of("rm")
         self.sampling = sampling(options)
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         torch.manual_seed(recipe.seed)
@@ -68,7 +68,7 @@ class Session:
                 self.shared.base.activation_checkpointing_enable()
                 self.shared.base.enable_input_require_grads()
             if options.model_scores:
-                self.shared.add_reward(self.rm)
+                self.shared.add_reward(self.rm_dir)
             check_sampling(self.shared.base, self.codec)
         self.telemetry.loaded()
         self.before = self.evaluate("reference")

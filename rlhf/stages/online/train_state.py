@@ -1,7 +1,7 @@
 """Training state of online stages, saved in checkpoints: trainable parameters, optimizer, schedule, random state."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, Role, StageName
+from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.run.directory import Run
@@ -28,10 +28,6 @@ from rlhf.run.records import Amount, Count, OptimizerState, Record, SchedulerSta
 
 RATES = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORMS = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # names of the logged gradient norms
-
-# Add one micro-batch's share of a minibatch's gradient of a role, which is active; return its share of the statistics.
-# The arguments are rows of the batch: those of the micro-batch and those of the minibatch.
-Backward = Callable[[Tensor, Tensor], dict[str, float]]
 
 
 class SavedState(Record):
@@ -49,8 +45,8 @@ class SavedState(Record):
 class TrainState:
     """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
 
-    `groups` maps a role to its parameters; RATES names the recipe key of its learning rate. `facts` are numbers of the
-    stage that a checkpoint holds beside them.
+    `parameters_of` has the parameters of each role; RATES names the recipe key of its learning rate. A checkpoint also
+    holds `extra_state`.
     """
 
     def __init__(
@@ -58,13 +54,14 @@ class TrainState:
         stage: StageName,
         shared: SharedBase,
         options: OnlineOptions,
-        groups: Mapping[str, Sequence[nn.Parameter]],
-        facts: dict[str, Any] | None = None,
+        parameters_of: Mapping[str, Sequence[nn.Parameter]],
+        extra_state: dict[str, Any] | None = None,
     ):
-        self.stage, self.shared, self.options, self.groups, self.facts = stage, shared, options, groups, facts or {}
+        self.stage, self.shared, self.options = stage, shared, options
+        self.parameters_of, self.extra_state = parameters_of, extra_state or {}
         self.optimizer = new_optimizer(
             options.optim,
-            [{"params": parameters, "lr": getattr(options, RATES[role])} for role, parameters in groups.items()],
+            [{"params": parameters, "lr": getattr(options, RATES[role])} for role, parameters in parameters_of.items()],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
@@ -72,8 +69,9 @@ class TrainState:
         self.schedule = get_scheduler(
             options.lr_scheduler_type, self.optimizer, options.warmup_steps, num_training_steps=options.steps + 1
         )
-        # transformers' schedules start at a rate of 0, which would waste the first batch: skip that one. The optimizer
-        # steps first only because torch warns otherwise; there are no gradients yet, so nothing moves.
+        # With warm-up a schedule of transformers starts at a rate of 0, which would waste the first batch: skip it.
+        # Without warm-up this skips the full rate; recorded results depend on it. The optimizer steps first only
+        # because torch warns otherwise; there are no gradients yet, so nothing moves.
         self.optimizer.step()
         self.schedule.step()
         self.kl_coef = options.kl_coef
@@ -84,37 +82,55 @@ class TrainState:
         """Return the weight of the KL in the rewards; 0 if the recipe puts the KL into the loss instead."""
         return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
 
-    def update(self, rollout: Rollout, epochs: int, backward: Mapping[Role, Backward]) -> dict[str, float]:
-        """Pass `epochs` times over a batch in minibatches. Return the mean statistics of those that were used.
-
-        Each role of `backward` does all micro-batches of a minibatch in turn. The update stops before the first
-        minibatch whose approxkl exceeds `max_update_kl`.
-        """
-        limit = self.options.max_update_kl
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Make the trainable roles ready for backward passes inside the block. No gradient is left behind it."""
         self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
         self.shared.scatter()
-        used: list[dict[str, float]] = []
-        for rows in self.minibatches(len(rollout.ids), epochs):
-            stats: dict[str, float] = defaultdict(float)
-            micro_batches = rollout.rows(rows).sharded_by_length(self.options.per_device_train_batch_size)
-            for role, backward_of_role in backward.items():
-                with self.shared.role(role):
-                    for index in micro_batches:
-                        for name, number in backward_of_role(rows[index], rows).items():
-                            stats[name] += number
-            stats = distributed.sum_of(stats, self.shared.device)
-            if limit is not None and used and stats["policy/approxkl_avg"] > limit:
-                self.optimizer.zero_grad()
-                break
-            used.append(stats | self._optimizer_step())
+        yield
+        self.optimizer.zero_grad()
         self.shared.gather()
-        means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
-        return means | {"update/optimizer_steps": len(used), "lr": self.schedule.get_last_lr()[0]}
 
     def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
-        """Yield the row indices of each minibatch, epoch after epoch, each epoch in an order of its own."""
+        """Yield the rows of each minibatch of a batch of `count` rows. Each epoch has a random order of its own."""
         for _ in range(epochs):
             yield from torch.randperm(count).to(self.shared.device).chunk(self.options.num_mini_batches)
+
+    def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
+        """Return the rows of the batch that form each micro-batch of a minibatch, of this process."""
+        size = self.options.per_device_train_batch_size
+        return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
+
+    def sum_of(self, shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Return the sums of the statistics of micro-batches, over all processes."""
+        names = list(dict.fromkeys(name for share in shares for name in share))
+        sums = {name: sum(share.get(name, 0.0) for share in shares) for name in names}
+        return distributed.sum_of(sums, self.shared.device)
+
+    def moved_too_far(self, stats: Mapping[str, float]) -> bool:
+        """Return whether the policy has moved further from the one that sampled than `max_update_kl` allows."""
+        limit = self.options.max_update_kl
+        return limit is not None and stats["policy/approxkl_avg"] > limit
+
+    def step_optimizer(self) -> dict[str, float]:
+        """Clip the gradients of each role and take a step. Return the gradient norms.
+
+        Raises UserError for a gradient that is not finite.
+        """
+        distributed.reduce_gradients([p for parameters in self.parameters_of.values() for p in parameters])
+        limit = self.options.max_grad_norm
+        norms = {role: nn.utils.clip_grad_norm_(parameters, limit) for role, parameters in self.parameters_of.items()}
+        if not all(norm.isfinite() for norm in norms.values()):
+            rates = " or ".join(f"{self.stage}.{RATES[role]}" for role in norms)
+            raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {GRAD_NORMS[role]: norm.item() for role, norm in norms.items()}
+
+    def update_metrics(self, used: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Return the means of the statistics of the minibatches that were used, their number and the learning rate."""
+        means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
+        return means | {"update/optimizer_steps": len(used), "lr": self.schedule.get_last_lr()[0]}
 
     def advance(self, kl: float) -> None:
         """Go to the next step of the schedule.
@@ -134,9 +150,9 @@ class TrainState:
         """
         state: dict[str, Any] = {
             "step": self.step,
-            **self.facts,
+            **self.extra_state,
             "kl_coef": self.kl_coef,
-            **{role: [p.detach().cpu() for p in parameters] for role, parameters in self.groups.items()},
+            **{role: [p.detach().cpu() for p in parameters] for role, parameters in self.parameters_of.items()},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "random": random_state(),
@@ -146,7 +162,7 @@ class TrainState:
 
     def restore(self, saved: dict[str, Any], file: Path) -> None:
         """Continue from the state that `saved_state` read from `file`. Raises UserError where it does not fit."""
-        for role, parameters in self.groups.items():
+        for role, parameters in self.parameters_of.items():
             _copy(parameters, saved[role], f"{file}: {role}")
         with reading(file):
             self.optimizer.load_state_dict(saved["optimizer"])
@@ -162,18 +178,7 @@ class TrainState:
         if problem := checkpoint_problem(folder):
             way_out = f"set {self.stage}.adapter=last"
             raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
-        _copy(self.groups["policy"], saved_state(folder, SavedState)["policy"], f"{folder}/state.pt: policy")
-
-    def _optimizer_step(self) -> dict[str, float]:
-        distributed.reduce_gradients([p for parameters in self.groups.values() for p in parameters])
-        limit = self.options.max_grad_norm
-        norms = {role: nn.utils.clip_grad_norm_(parameters, limit) for role, parameters in self.groups.items()}
-        if not all(norm.isfinite() for norm in norms.values()):
-            rates = " or ".join(f"{self.stage}.{RATES[role]}" for role in norms)
-            raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return {GRAD_NORMS[role]: norm.item() for role, norm in norms.items()}
+        _copy(self.parameters_of["policy"], saved_state(folder, SavedState)["policy"], f"{folder}/state.pt: policy")
 
 
 def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
