@@ -302,8 +302,8 @@ def markdown(record: dict[str, Any]) -> str:
     """Return the figures as docs/ppo.md shows them."""
     clock = {"cpu": "CPU", "wall": "wall"}[next(r["clock"] for r in record["figures"].values() if "clock" in r)]
     lines = [
-        f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median of "
-        f"{record['repeats']} runs each, in turn:",
+        f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median over "
+        f"all measured steps of {record['repeats']} runs each, in turn:",
         "",
         f"| | {clock} seconds per step (range) | samples/s | peak above the loaded models "
         "| times faster than TRL's two | memory, of TRL's two |",

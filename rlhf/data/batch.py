@@ -26,7 +26,7 @@ class Rollout:
     ended: Tensor
     logprobs: Tensor | None = None
     values: Tensor | None = None
-    lower: Tensor | None = None
+    lower_states: Tensor | None = None
     groups: Tensor | None = None
 
     @property
@@ -56,7 +56,7 @@ class Rollout:
         width = int((prompt + response).max())
         longest = int(response.max())
         logprobs, values = (None if x is None else x[index, :longest] for x in (self.logprobs, self.values))
-        lower = None if self.lower is None else self.lower[index, :width]
+        lower = None if self.lower_states is None else self.lower_states[index, :width]
         groups = None if self.groups is None else self.groups[index]
         return Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values, lower, groups)
 

@@ -315,7 +315,7 @@ def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
 
     def init(self: TrunkDecoding, *arguments: Any) -> None:
         original(self, *arguments)
-        for cached in (x for pair in (*self.growth.of_prompts, *self.growth.of_responses) for x in pair):
+        for cached in (x for pair in (*self.layout.prompt_cache, *self.layout.response_cache) for x in pair):
             stand_in.label(cached, "kv_cache")
 
     return init

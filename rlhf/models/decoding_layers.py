@@ -12,7 +12,7 @@ change inside it. There are no gradients.
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from rlhf.models.model import Model, dtype_of
+from rlhf.models.model import Model, dtype_of, replaced_forwards
 from rlhf.models.nf4 import four_bit_layers, unpacked
 
 Forward = Callable[[Tensor], Tensor]
@@ -55,7 +55,7 @@ def fused_adapters(model: Model) -> Iterator[None]:
     In bfloat16 the sum with the base layer's result is made in float32 and rounded once, where peft rounds B A x, its
     scaled value and the sum. Adapters are cast once; autocast would cast those of a frozen role at each use.
     """
-    with _replaced(_lora_forwards(model)):
+    with replaced_forwards(_lora_forwards(model)):
         yield
 
 
@@ -63,7 +63,7 @@ def fused_adapters(model: Model) -> Iterator[None]:
 def fused_norms(model: Model) -> Iterator[None]:
     """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, after the weight; transformers rounds twice."""
     norms: list[Any] = [module for module in model.modules() if type(module).__name__ in RMS_NORMS]
-    with _replaced({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
+    with replaced_forwards({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
         yield
 
 
@@ -79,7 +79,7 @@ def merged_adapters(model: Model) -> Iterator[None]:
     for layer, (base, a, b, scaling) in _plain_adapters(model).items():
         weight = torch.addmm(unpacked(base).float(), b.float(), a.float(), alpha=scaling).to(dtype)
         forwards[layer] = _linear(weight, base.bias)
-    with _replaced(forwards):
+    with replaced_forwards(forwards):
         yield
 
 
@@ -96,7 +96,7 @@ def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
         for layer in four_bit_layers(model):
             unpack = method == "unpacked"
             forwards[layer] = _linear(unpacked(layer), layer.bias) if unpack else _in_row_groups(layer)
-    with _replaced(forwards):
+    with replaced_forwards(forwards):
         yield
 
 
@@ -255,18 +255,3 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Forward:
         return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
 
     return forward
-
-
-@contextmanager
-def _replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """Give modules another `forward` inside the block."""
-    before = {module: module.__dict__.get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        module.forward = forward
-    try:
-        yield
-    finally:
-        for module, usual in before.items():
-            del module.forward
-            if usual is not None:
-                module.forward = usual

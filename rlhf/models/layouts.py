@@ -18,19 +18,19 @@ class Sequences:
     def __init__(self, rotary: tuple[Tensor, Tensor], positions: Tensor | None = None):
         cos, sin = rotary
         self.rotary = cos[None], sin[None]
-        self.positions, self.narrow = positions, positions is not None
+        self.positions, self.selects = positions, positions is not None
         if positions is not None:
-            self.wanted_rotary = cos[positions], sin[positions]
+            self.selected_rotary = cos[positions], sin[positions]
             self.mask = torch.arange(len(cos), device=positions.device) <= positions[..., None]  # (B, R, T)
 
-    def wanted(self, x: Tensor) -> Tensor:
-        """Return x (B, T, H) at the wanted positions, (B, R, H)."""
+    def selected(self, x: Tensor) -> Tensor:
+        """Return x (B, T, H) at the selected positions, (B, R, H)."""
         assert self.positions is not None
         return x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
-        """Return the attention output (B, T, heads, D) of layer `number`; if `narrow`, for selected queries only."""
-        return attention(q, k, v, self.mask if narrow else None)
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
+        """Return the attention output (B, T, heads, D) of layer `number`; if `selects`, for selected queries only."""
+        return attention(q, k, v, self.mask if selects else None)
 
 
 class SharedPrompts:
@@ -41,7 +41,7 @@ class SharedPrompts:
     side. The packed row is padded to the length that `round_up` returns for its own.
     """
 
-    narrow = True
+    selects = True
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class SharedPrompts:
         positions = self._packed(places.repeat(self.prompts, 1), self.positions)
         self.rotary = cos[positions], sin[positions]
         positions = self._packed(self.last, self.positions)
-        self.wanted_rotary = cos[positions], sin[positions]
+        self.selected_rotary = cos[positions], sin[positions]
         self.prompt_mask = places <= self.last[..., None]  # (P, 1, S), for the last token
         prompt = (places < lengths[:, None])[:, None].expand(-1, self.slots, -1)
         own = (slots <= slots[:, None]).expand(self.rows, -1, -1)
@@ -77,22 +77,22 @@ class SharedPrompts:
         responses = x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
         return self._packed(x[self.first, : self.prompt_size], responses)
 
-    def wanted(self, x: Tensor) -> Tensor:
+    def selected(self, x: Tensor) -> Tensor:
         """Return the states (1, P + B * (R - 1), H) of the prompts' last tokens and of the responses."""
         prompts, responses = self._parts(x)
         last = prompts.gather(1, self.last[..., None].expand(-1, -1, x.shape[-1]))
         return self._packed(last, responses)
 
     def responses(self, x: Tensor) -> Tensor:
-        """Return the wanted states as (B, R, H): before each token of a response."""
+        """Return the selected states as (B, R, H): before each token of a response."""
         before, inside = self._parts(x, 1)
         return torch.cat([before[self.group], inside], 1)[:, : self.width]
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
         """Return the attention output, as `Sequences.attend`. A response attends to its prompt and to itself."""
         (k_prompt, k_own), (v_prompt, v_own) = self._parts(k), self._parts(v)
-        q_prompt, q_own = self._parts(q, 1 if narrow else None)
-        prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if narrow else None)
+        q_prompt, q_own = self._parts(q, 1 if selects else None)
+        prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if selects else None)
         k_all = torch.cat([k_prompt[self.group], k_own], 1)
         v_all = torch.cat([v_prompt[self.group], v_own], 1)
         return self._packed(prompts, attention(q_own, k_all, v_all, self.mask))
@@ -109,7 +109,7 @@ class SharedPrompts:
         return torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1), padding])[None]
 
 
-class Prompts(Sequences):
+class PrefillLayout(Sequences):
     """Prompts (P, S), padded on the right. Keeps their keys and values; selects the states of their last tokens."""
 
     def __init__(self, rotary: tuple[Tensor, Tensor], lengths: Tensor, size: int):
@@ -118,12 +118,12 @@ class Prompts(Sequences):
         self.tables, self.lengths = rotary, lengths  # the tables hold the positions of responses too
         self.keys_values: list[tuple[Tensor, Tensor]] = []  # of each layer, (P, heads, D, S)
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
         self.keys_values.append((_slots_last(k), _slots_last(v)))
-        return super().attend(number, q, k, v, narrow)
+        return super().attend(number, q, k, v, selects)
 
 
-class Growth:
+class DecodingLayout:
     """Responses (B) that grow by a token at a time to at most `room`: `copies` to each of P prompts, side by side.
 
     A prompt's keys and values are kept once for all responses to it, until rows are dropped. They lie in memory as
@@ -131,22 +131,22 @@ class Growth:
     wants the slots first.
     """
 
-    narrow = False
+    selects = False
     rotary: tuple[Tensor, Tensor]  # of the newest tokens
 
-    def __init__(self, prompts: Prompts, copies: int, room: int):
+    def __init__(self, prompts: PrefillLayout, copies: int, room: int):
         self.tables, self.copies = prompts.tables, copies
         self.lengths = prompts.lengths.repeat_interleave(copies)
-        self.of_prompts = prompts.keys_values
-        slots = torch.arange(self.of_prompts[0][0].shape[-1], device=self.lengths.device)
+        self.prompt_cache = prompts.keys_values
+        slots = torch.arange(self.prompt_cache[0][0].shape[-1], device=self.lengths.device)
         self.padding = slots >= prompts.lengths[:, None]  # (P, S)
-        self.of_responses = [
+        self.response_cache = [
             (_room_for(keys, len(self.lengths), room), _room_for(values, len(self.lengths), room))
-            for keys, values in self.of_prompts
+            for keys, values in self.prompt_cache
         ]
         self.size = 0  # tokens of each response in them
 
-    def grow(self) -> None:
+    def next_token(self) -> None:
         """Begin the next token of each response."""
         cos, sin = self.tables
         positions = (self.lengths + self.size)[:, None]
@@ -156,14 +156,14 @@ class Growth:
     def keep(self, rows: Tensor) -> None:
         """Continue with some of the responses, each with a copy of its prompt's keys and values."""
         prompt = rows // self.copies
-        for caches, index in ((self.of_prompts, prompt), (self.of_responses, rows)):
+        for caches, index in ((self.prompt_cache, prompt), (self.response_cache, rows)):
             for number, (keys, values) in enumerate(caches):  # one layer after the other: memory for one copy
                 caches[number] = keys[index], values[index]
         self.padding, self.lengths, self.copies = self.padding[prompt], self.lengths[rows], 1
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, narrow: bool) -> Tensor:
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
         """Return the attention output (B, 1, heads, D) of the newest tokens, whose q, k and v have that form."""
-        (prompt_keys, prompt_values), (all_keys, all_values) = self.of_prompts[number], self.of_responses[number]
+        (prompt_keys, prompt_values), (all_keys, all_values) = self.prompt_cache[number], self.response_cache[number]
         all_keys[..., self.size - 1], all_values[..., self.size - 1] = k[:, 0], v[:, 0]
         keys, values = all_keys[..., : self.size], all_values[..., : self.size]
         prompts, shared, size, width = prompt_keys.shape

@@ -26,7 +26,7 @@ def _suits(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu" and (x.is_contiguous() or x.t().is_contiguous())
 
 
-def few_sizes(count: int) -> int:
+def round_to_few_sizes(count: int) -> int:
     """Return `count` rounded up to one of few sizes, by less than 1/16 or 4.
 
     oneDNN compiles code for every shape that it meets, in 0.3 ms, and keeps it: about 0.5 MB for each, with no end

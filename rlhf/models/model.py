@@ -1,9 +1,13 @@
 """The type of a model with or without adapters, what it computes in, and the packages that it may need."""
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
@@ -43,3 +47,18 @@ def require(package: str, what: str, way_out: str) -> None:
         importlib.import_module(package)
     except ImportError as error:
         raise UserError(f"{what} needs {package} ({error}): {way_out}") from error
+
+
+@contextmanager
+def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Give modules another `forward` inside the block."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, usual in before.items():
+            del module.forward
+            if usual is not None:
+                module.forward = usual

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.architecture import logit_scale
-from rlhf.models.matmul import few_sizes, matmul
-from rlhf.objectives.logprobs import Entropy, TokenStatistics, linear_token_logprobs
+from rlhf.models.matmul import matmul, round_to_few_sizes
+from rlhf.objectives.logprobs import EntropyMode, TokenStatistics, linear_token_logprobs
 
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
 
@@ -22,7 +22,7 @@ def response_statistics(
     hidden: Tensor,
     rollout: Rollout,
     temperature: float,
-    entropy: Entropy = "none",
+    entropy: EntropyMode = "none",
     likeliest: bool = False,
     fast: bool = False,
 ) -> TokenStatistics:
@@ -38,7 +38,7 @@ def response_statistics(
     mask = rollout.mask
     states, tokens = hidden[mask], rollout.tokens[mask]
     count = len(tokens)
-    if fast and (extra := few_sizes(count) - count):
+    if fast and (extra := round_to_few_sizes(count) - count):
         states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
     statistics = linear_token_logprobs(
         states,

@@ -35,7 +35,7 @@ from rlhf.models.weights import (
     reward_weights,
     set_adapter_state,
 )
-from rlhf.objectives.logprobs import Entropy
+from rlhf.objectives.logprobs import EntropyMode
 from rlhf.process import distributed
 from rlhf.recipe import AdapterName, Role
 
@@ -193,7 +193,7 @@ class SharedBase:
         return len(self.base.get_output_embeddings().weight)
 
     def logprobs(
-        self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: Entropy = "none"
+        self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: EntropyMode = "none"
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (B, R) of the response tokens given `response_hidden`, and entropies (B, R) or None.
 
@@ -212,30 +212,30 @@ class SharedBase:
 
     def scores(self, rollout: Rollout) -> Tensor:
         """Return the reward model's raw scores (B,) float32 of prompts with their responses."""
-        return self.score(rollout.ids, rollout.last, rollout.lower)
+        return self.score(rollout.ids, rollout.last, rollout.lower_states)
 
     @torch.no_grad()
-    def score(self, ids: Tensor, last: Tensor, lower: Tensor | None = None) -> Tensor:
+    def score(self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
         """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T).
 
         lower: as in `Rollout`.
         """
         assert self.score_head is not None
         self.activate("reward")
-        at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower).squeeze(1)
+        at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
 
-    def _hidden_at(self, ids: Tensor, positions: Tensor, lower: Tensor | None = None) -> Tensor:
+    def _hidden_at(self, ids: Tensor, positions: Tensor, lower_states: Tensor | None = None) -> Tensor:
         """Return the hidden states (B, R, H) of the active role at some positions (B, R)."""
         if self.trunk is not None:
-            return self._lean(ids, positions, lower)
+            return self._lean(ids, positions, lower_states)
         hidden = self.hidden(ids)
         return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
-    def _lean(self, ids: Tensor, positions: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
+    def _lean(self, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None) -> Tensor:
         assert self.trunk is not None and self._active is not None
-        return self.trunk.hidden(self._active, ids, positions, lower)
+        return self.trunk.hidden(self._active, ids, positions, lower_states)
 
     def _add(self, role: AdapterName, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""

@@ -1,10 +1,11 @@
 """A forward and backward pass of Llama-like decoders in few operations, with the mathematics of the library's layers.
 
 Policy, reference, reward model and critic differ only in their adapters. A layer consists of four products
-(rlhf/models/products.py) and one attention. The last layer is computed at the positions that are asked for. Layers
-below the first adapter are the same for all roles, so that their result can be computed once and handed in
-(`Trunk.lower`). rlhf/models/layouts.py says which tokens attend to which: whole sequences, a prompt that is computed
-once for several responses, or one token at a time of each response while responses are sampled.
+(rlhf/models/fused_linear.py) and one attention. The last layer is computed at the positions that are asked for, with
+five products: that of the queries is apart from that of keys and values. Layers below the first adapter are the same
+for all roles: their result can be computed once and handed in (`Trunk.lower_states`). rlhf/models/layouts.py says which
+tokens attend to which: whole sequences, a prompt that is computed once for several responses, or one token at a time of
+each response while responses are sampled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,12 +32,24 @@ from transformers import (
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.architecture import LENGTH_DEPENDENT_ROPE, sliding_window
-from rlhf.models.layouts import Growth, Prompts, Sequences, SharedPrompts
-from rlhf.models.matmul import few_sizes
+from rlhf.models.fused_linear import (
+    AdaptedLinear,
+    FusedLinear,
+    HeadNorm,
+    InputOp,
+    LinearGroup,
+    Norm,
+    OutputOp,
+    Rotary,
+    SwiGLU,
+    adapted_linear,
+    heads_of,
+)
+from rlhf.models.layouts import DecodingLayout, PrefillLayout, Sequences, SharedPrompts
+from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
-from rlhf.models.products import After, Before, Gate, HeadNorm, Node, Norm, Part, Product, Rotary, heads_of, part_of
 
-Layout = Sequences | SharedPrompts | Growth
+Layout = Sequences | SharedPrompts | DecodingLayout
 SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 CLASSIFIERS = (
     LlamaForSequenceClassification,
@@ -55,13 +68,13 @@ class Trunk:
     """
 
     def __init__(self, base: PreTrainedModel):
-        if problem := unsupported(base):
+        if problem := why_unsupported(base):
             raise UserError(f"hardware.trunk: lean does not support {problem}: use hardware.trunk: library")
         self.base, self.decoder = base, base.get_decoder()
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
         self._merging: list[str] = []  # roles of the blocks that are open
-        self._parts: dict[str, dict[tuple[nn.Module, ...], list[Part]]] = {}  # of the roles in open blocks
+        self._linears: dict[str, dict[tuple[nn.Module, ...], list[AdaptedLinear]]] = {}  # of the roles in open blocks
         self._merged: dict[str, dict[tuple[nn.Module, ...], Tensor]] = {}
 
     def check_length(self, longest: int) -> None:
@@ -82,34 +95,36 @@ class Trunk:
         finally:
             self._merging.pop()
             if role not in self._merging:
-                self._parts.pop(role, None)
+                self._linears.pop(role, None)
                 self._merged.pop(role, None)
 
     @property
-    def first_adapted(self) -> int:
+    def first_adapted_layer(self) -> int:
         """Return the number of the first layer that has an adapter, of any role; the number of layers without one."""
         layers = self.decoder.layers
         adapted = (n for n, layer in enumerate(layers) if any(isinstance(m, LoraLayer) for m in layer.modules()))
         return next(adapted, len(layers))
 
     @torch.no_grad()
-    def lower(self, ids: Tensor) -> Tensor:
+    def lower_states(self, ids: Tensor) -> Tensor:
         """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles."""
         self.check_length(ids.shape[1])
         states = self._padded(self._embed(ids))
-        lower = self._layers(states, "base", range(self.first_adapted), Sequences(self._rotary(states)))
+        lower = self._layers(states, "base", range(self.first_adapted_layer), Sequences(self._rotary(states)))
         return lower[:, : ids.shape[1]]
 
-    def hidden(self, role: str, ids: Tensor, positions: Tensor | None = None, lower: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, role: str, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None
+    ) -> Tensor:
         """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the `positions`.
 
-        Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64; lower (B, T, H), the result of `lower`
-        for `ids`. The role `base` has no adapters.
+        Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64; lower_states (B, T, H), the result of
+        that method for `ids`. The role `base` has no adapters.
         """
         self.check_length(ids.shape[1])
-        states = self._padded(self._embed(ids) if lower is None else lower)
+        states = self._padded(self._embed(ids) if lower_states is None else lower_states)
         selected = None if positions is None else self._padded(positions[..., None]).squeeze(-1)
-        hidden = self._upper(role, states, Sequences(self._rotary(states), selected), lower is not None)
+        hidden = self._final_states(role, states, Sequences(self._rotary(states), selected), lower_states is not None)
         return hidden[:, : (ids if positions is None else positions).shape[1]]
 
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
@@ -119,11 +134,11 @@ class Trunk:
         """
         groups = rollout.groups
         if groups is None or not (groups[1:] == groups[:-1]).any():
-            return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower)
+            return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower_states)
         self.check_length(rollout.ids.shape[1])
-        states = self._embed(rollout.ids) if rollout.lower is None else rollout.lower
+        states = self._embed(rollout.ids) if rollout.lower_states is None else rollout.lower_states
         layout = SharedPrompts(self._rotary(states), rollout, groups, self._round_up)
-        packed = self._upper(role, layout.pack(states), layout, rollout.lower is not None)
+        packed = self._final_states(role, layout.pack(states), layout, rollout.lower_states is not None)
         return layout.responses(packed)
 
     @property
@@ -133,24 +148,24 @@ class Trunk:
         return weight.dtype == torch.float32 and MERGED[weight.device.type] and not self._packed
 
     @torch.no_grad()
-    def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, Prompts]:
-        """Return the hidden states (P, H) of the last tokens of prompts, and the prompts for `Growth`.
+    def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, PrefillLayout]:
+        """Return the hidden states (P, H) of the last tokens of prompts, and the prompts for `DecodingLayout`.
 
         Shapes: ids (P, S), padded on the right; lengths (P,). Responses may get `room` tokens.
         """
         self.check_length(ids.shape[1] + room)
         states = self._padded(self._embed(ids))
-        layout = Prompts(self._rotary(states, states.shape[1] + room), lengths, states.shape[1])
-        return self._upper(role, states, layout, False).squeeze(1), layout
+        layout = PrefillLayout(self._rotary(states, states.shape[1] + room), lengths, states.shape[1])
+        return self._final_states(role, states, layout, False).squeeze(1), layout
 
     @torch.no_grad()
-    def grow(self, role: str, newest: Tensor, growth: Growth) -> Tensor:
+    def decode(self, role: str, newest: Tensor, layout: DecodingLayout) -> Tensor:
         """Return the hidden states (B, H) of the newest tokens (B, 1) of responses."""
-        growth.grow()
-        return self._upper(role, self._embed(newest), growth, False).squeeze(1)
+        layout.next_token()
+        return self._final_states(role, self._embed(newest), layout, False).squeeze(1)
 
     def _round_up(self, count: int) -> int:
-        return few_sizes(count) if self.merges else count
+        return round_to_few_sizes(count) if self.merges else count
 
     def _padded(self, x: Tensor) -> Tensor:
         """Return x (B, T, …) with zeros behind, to one of few lengths where oneDNN may multiply."""
@@ -168,9 +183,9 @@ class Trunk:
         cos, sin = (table[0].chunk(2, -1)[0] for table in tables)  # both halves are equal
         return cos, sin
 
-    def _upper(self, role: str, states: Tensor, layout: Layout, from_lower: bool) -> Tensor:
+    def _final_states(self, role: str, states: Tensor, layout: Layout, from_lower: bool) -> Tensor:
         """Return final-norm hidden states where `layout` wants them, from embeddings or lower states."""
-        start = self.first_adapted if from_lower else 0
+        start = self.first_adapted_layer if from_lower else 0
         normed: Tensor = self.decoder.norm(self._layers(states, role, range(start, len(self.decoder.layers)), layout))
         return normed
 
@@ -191,25 +206,25 @@ class Trunk:
         attention, mlp = layer.self_attn, layer.mlp
         norm = Norm(layer.input_layernorm.weight, self.eps)
         size, (cos, sin) = attention.head_dim, layout.rotary
-        heads, shared_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
-        if last and not isinstance(layout, Growth) and layout.narrow:
-            after = self._after(attention, cos, sin, 0, shared_heads)
-            kv = self._product(x, role, (attention.k_proj, attention.v_proj), norm, after)
+        query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
+        if last and not isinstance(layout, DecodingLayout) and layout.selects:
+            after = self._output_op(attention, cos, sin, 0, kv_heads)
+            kv = self._linear(x, role, (attention.k_proj, attention.v_proj), norm, after)
             k, v = heads_of(kv, size).chunk(2, 2)
-            x = layout.wanted(x)
-            after = self._after(attention, *layout.wanted_rotary, heads, 0)
-            q = heads_of(self._product(x, role, (attention.q_proj,), norm, after), size)
+            x = layout.selected(x)
+            after = self._output_op(attention, *layout.selected_rotary, query_heads, 0)
+            q = heads_of(self._linear(x, role, (attention.q_proj,), norm, after), size)
         else:
-            after = self._after(attention, cos, sin, heads, shared_heads)
-            qkv = self._product(x, role, (attention.q_proj, attention.k_proj, attention.v_proj), norm, after)
-            q, k, v = heads_of(qkv, size).split([heads, shared_heads, shared_heads], 2)
-        mixed = layout.attend(number, q, k, v, last and layout.narrow)
-        x = self._product(mixed.flatten(2), role, (attention.o_proj,), residual=x)
+            after = self._output_op(attention, cos, sin, query_heads, kv_heads)
+            qkv = self._linear(x, role, (attention.q_proj, attention.k_proj, attention.v_proj), norm, after)
+            q, k, v = heads_of(qkv, size).split([query_heads, kv_heads, kv_heads], 2)
+        mixed = layout.attend(number, q, k, v, last and layout.selects)
+        x = self._linear(mixed.flatten(2), role, (attention.o_proj,), residual=x)
         norm = Norm(layer.post_attention_layernorm.weight, self.eps)
-        gate_up = self._product(x, role, (mlp.gate_proj, mlp.up_proj), norm)
-        return self._product(gate_up, role, (mlp.down_proj,), Gate(), residual=x)
+        gate_up = self._linear(x, role, (mlp.gate_proj, mlp.up_proj), norm)
+        return self._linear(gate_up, role, (mlp.down_proj,), SwiGLU(), residual=x)
 
-    def _after(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> After:
+    def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
         """Return what follows the product of so many heads of queries, then of keys."""
         rotary = Rotary(cos, sin, queries + keys)
         if not hasattr(attention, "q_norm"):
@@ -217,31 +232,31 @@ class Trunk:
         weights = (attention.q_norm.weight.expand(queries, -1), attention.k_norm.weight.expand(keys, -1))
         return HeadNorm(Norm(torch.cat(weights), self.eps), rotary)
 
-    def _product(
+    def _linear(
         self,
         x: Tensor,
         role: str,
         layers: tuple[nn.Module, ...],
-        before: Before | None = None,
-        after: After | None = None,
+        before: InputOp | None = None,
+        after: OutputOp | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         """Return the results (B, T, sum of out) of linear layers with the same input, side by side."""
-        parts = self._parts_of(role, layers)
+        parts = self._linears_of(role, layers)
         adapters = [weight for part in parts for weight in part.adapter]
-        product = Product(parts, self._merged_weight(x, role, layers, parts), before or Before(), after)
-        result: Tensor = Node.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
+        product = LinearGroup(parts, self._merged_weight(x, role, layers, parts), before or InputOp(), after)
+        result: Tensor = FusedLinear.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
         return result
 
-    def _parts_of(self, role: str, layers: tuple[nn.Module, ...]) -> list[Part]:
-        cache = self._parts.setdefault(role, {}) if role in self._merging else {}
+    def _linears_of(self, role: str, layers: tuple[nn.Module, ...]) -> list[AdaptedLinear]:
+        cache = self._linears.setdefault(role, {}) if role in self._merging else {}
         if layers not in cache:
-            cache[layers] = [part_of(layer, role) for layer in layers]
+            cache[layers] = [adapted_linear(layer, role) for layer in layers]
         return cache[layers]
 
     @torch.no_grad()
     def _merged_weight(
-        self, x: Tensor, role: str, layers: tuple[nn.Module, ...], parts: Sequence[Part]
+        self, x: Tensor, role: str, layers: tuple[nn.Module, ...], parts: Sequence[AdaptedLinear]
     ) -> Tensor | None:
         """Return the weights (sum of out, in) with the adapters in them, None where the products stay apart."""
         if not self.merges or role not in self._merging or not any(part.adapter for part in parts):
@@ -265,7 +280,7 @@ class RoleTrunk(NamedTuple):
     role: str
 
 
-def unsupported(base: PreTrainedModel) -> str | None:
+def why_unsupported(base: PreTrainedModel) -> str | None:
     """Return what of a base model without adapters the lean trunk does not support, None where it supports all."""
     config = base.config
     if type(base) not in SUPPORTED + CLASSIFIERS:

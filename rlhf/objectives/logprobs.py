@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from .masked import at_least_float32
 
-Entropy = Literal["none", "value", "gradient"]  # whether it is computed, and differentiated
+EntropyMode = Literal["none", "value", "gradient"]  # whether it is computed, and differentiated
 
 
 class TokenStatistics(NamedTuple):
@@ -57,7 +57,7 @@ def linear_token_logprobs(
     ids: Tensor,
     temperature: float = 1.0,
     chunk: int = 4096,
-    entropy: Entropy = "none",
+    entropy: EntropyMode = "none",
     matmul: Callable[[Tensor, Tensor], Tensor] = torch.mm,
     likeliest: bool = False,
 ) -> TokenStatistics:
@@ -96,7 +96,7 @@ class _LinearLogprobs(torch.autograd.Function):
         ids: Tensor,
         temperature: float,
         chunk: int,
-        entropy: Entropy,
+        entropy: EntropyMode,
         matmul: Callable[[Tensor, Tensor], Tensor],
         likeliest: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,7 +76,7 @@ def collate(
 
 
 def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Concatenate the rows of two rollouts, without `lower`, `groups` and what only one of them has."""
+    """Concatenate the rows of two rollouts, without `lower_states`, `groups` and what only one of them has."""
 
     def wide(x: Tensor, width: int) -> Tensor:
         return torch.nn.functional.pad(x, (0, width - x.shape[1]))

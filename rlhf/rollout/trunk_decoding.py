@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds, pad_right
-from rlhf.models.layouts import Growth
+from rlhf.models.layouts import DecodingLayout
 from rlhf.models.matmul import matmul
 from rlhf.models.model import Model
 from rlhf.models.trunk import RoleTrunk
@@ -34,7 +34,7 @@ class TrunkDecoding(Responses):
         copies = len(uniforms) // len(prompts)
         states, prefilled = self.trunk.prefill(self.role, ids, lengths, self.room)
         self._draw(repeated(states, copies))
-        self.growth = Growth(prefilled, copies, self.room)
+        self.layout = DecodingLayout(prefilled, copies, self.room)
 
     def run(self) -> list[Tensor]:
         """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).
@@ -45,13 +45,13 @@ class TrunkDecoding(Responses):
             left, half = int((~self.ended).sum()), len(self.rows) // 2
             if left == 0:
                 break
-            if left <= half:  # exactly half, so that there are few shapes: see `few_sizes`
+            if left <= half:  # exactly half, so that there are few shapes: see `round_to_few_sizes`
                 rows = self.ended.sort(stable=True).indices[:half].sort().values
                 self._keep(rows)
-                self.growth.keep(rows)
+                self.layout.keep(rows)
             newest = self.tokens.index_select(1, self.step)
             self.step += 1
-            self._draw(self.trunk.grow(self.role, newest, self.growth))
+            self._draw(self.trunk.decode(self.role, newest, self.layout))
         self._deliver()
         return self.results
 

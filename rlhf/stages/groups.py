@@ -32,7 +32,7 @@ from rlhf.objectives.groups import (
     standardize,
     token_weights,
 )
-from rlhf.objectives.logprobs import Entropy
+from rlhf.objectives.logprobs import EntropyMode
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
@@ -279,7 +279,7 @@ class Learner:
         weights = token_weights(mask, options.loss_type, len(mini_rows), tokens, options.max_completion_length)
         per_token = 1 / tokens.clamp(min=1)  # weight of a token in a mean over the minibatch
         hidden = shared.response_hidden(micro_batch)
-        entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
+        entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
         logp, entropy = shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
         assert entropy is not None
         log_ratio = log_ratios(logp, old, mask, options.importance_sampling_level)

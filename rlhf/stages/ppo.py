@@ -25,7 +25,7 @@ from rlhf.data.batch import Rollout
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives import kl as kls
 from rlhf.objectives.gae import gae
-from rlhf.objectives.logprobs import Entropy
+from rlhf.objectives.logprobs import EntropyMode
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
@@ -271,7 +271,7 @@ class Learner:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
         options, mask = self.options, micro_batch.mask
         slots = slice(mask.shape[1])  # the micro-batch is as wide as its longest response
-        entropy_mode: Entropy = "gradient" if options.entropy_coef else "value"
+        entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
         logp, entropy = self.shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
         assert entropy is not None
         loss, clip_stats = ppo_policy_loss(

@@ -1,7 +1,6 @@
-"""How the model runs in the losses of TRL's trainers: without a mask for padding, or as the lean trunk."""
+"""The forward pass inside TRL's trainers: without a mask for padding, or with the lean trunk."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rlhf.data.batch import Rollout
+from rlhf.models.model import replaced_forwards
 from rlhf.models.output_layer import response_statistics
 from rlhf.models.trunk import CLASSIFIERS, Trunk
 
@@ -67,23 +67,12 @@ def use_trunk(trainer: Trainer, pairs: bool = False) -> None:
     usual = trainer.training_step
 
     def training_step(*args: Any, **kwargs: Any) -> Tensor:
-        with as_decoder(trunk) if statistics is None else forward_of(trunk.base, statistics):
+        with as_decoder(trunk) if statistics is None else replaced_forwards({trunk.base: statistics}):
             loss: Tensor = usual(*args, **kwargs)
         return loss
 
     methods: Any = trainer
     methods.training_step = training_step
-
-
-@contextmanager
-def forward_of(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forward pass of a module inside the block."""
-    usual = module.forward
-    module.forward = forward
-    try:
-        yield
-    finally:
-        module.forward = usual
 
 
 def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
@@ -101,7 +90,7 @@ def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
         with trunk.merging(role):
             return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(role, input_ids))
 
-    return forward_of(trunk.decoder, forward)
+    return replaced_forwards({trunk.decoder: forward})
 
 
 def _active_role(trunk: Trunk) -> str:
@@ -120,7 +109,8 @@ class LabelStatistics:
         # every head, and keep them: predicted to cost more memory than the prompts.
         self.trunk, self.pairs = trunk, pairs and trunk.merges
         self.mean_output = trunk.base.get_output_embeddings().weight.mean(0, dtype=torch.float32)  # (H,)
-        self._newest: tuple[Tensor, Tensor] | None = None  # ids and their lower states: DPO's two models read the same
+        # DPO's policy and reference get the same ids.
+        self._newest: tuple[Tensor, Tensor] | None = None  # the last ids and their lower states
 
     def __call__(
         self,
@@ -165,10 +155,10 @@ class LabelStatistics:
 
     def _lower_states(self, ids: Tensor) -> Tensor | None:
         """Return the states that go into the first layer with an adapter, None if that is the first of all."""
-        if not self.trunk.first_adapted:
+        if not self.trunk.first_adapted_layer:
             return None
         if self._newest is None or self._newest[0] is not ids:
-            self._newest = ids, self.trunk.lower(ids)
+            self._newest = ids, self.trunk.lower_states(ids)
         return self._newest[1]
 
 
@@ -177,7 +167,7 @@ def _rollout(ids: Tensor, scored: Tensor, lower: Tensor | None) -> Rollout:
     if ((scored[:, 1:] > scored[:, :-1]).sum(1) + scored[:, 0] > 1).any():
         raise ValueError("the labels of a row have a gap: the lean trunk wants a prompt and then a response")
     prompt, response = scored.int().argmax(1) + 1, scored.sum(1)
-    return Rollout(ids, prompt, response, ended=torch.zeros_like(scored[:, 0]), lower=lower)
+    return Rollout(ids, prompt, response, ended=torch.zeros_like(scored[:, 0]), lower_states=lower)
 
 
 def _decoder(trainer: Trainer) -> Any:

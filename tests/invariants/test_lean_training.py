@@ -35,7 +35,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def calls(monkeypatch) -> Counter[str]:
     """How often the lean trunk computes each role and the layers below all adapters, and how often it decodes."""
     calls: Counter[str] = Counter()
-    hidden, responses, lower, run = Trunk.hidden, Trunk.response_hidden, Trunk.lower, TrunkDecoding.run
+    hidden, responses, lower, run = Trunk.hidden, Trunk.response_hidden, Trunk.lower_states, TrunkDecoding.run
 
     def counted(self: Trunk, role: str, *arguments: Any) -> torch.Tensor:
         calls[role] += 1
@@ -55,7 +55,7 @@ def calls(monkeypatch) -> Counter[str]:
 
     monkeypatch.setattr(Trunk, "hidden", counted)
     monkeypatch.setattr(Trunk, "response_hidden", counted_responses)
-    monkeypatch.setattr(Trunk, "lower", counted_lower)
+    monkeypatch.setattr(Trunk, "lower_states", counted_lower)
     monkeypatch.setattr(TrunkDecoding, "run", counted_run)
     return calls
 

@@ -81,7 +81,7 @@ def test_the_lower_layers_run_once_for_all_roles_and_passes(run, rollout, counte
     """And neither values nor the weights after four optimizer steps change by more than rounding."""
     passes: dict[str, Any] = {"num_ppo_epochs": 2, "num_mini_batches": 2}
     a, stats, batch = updated(run, rollout, kind, **passes)
-    assert not counted and batch.rollout.lower is None
+    assert not counted and batch.rollout.lower_states is None
     b, shared_stats, shared_batch = updated(run, rollout, kind, lean=True, **passes)
     of_roles = 2 * (3 if kind == "head" else 4)  # two micro-batches for each role's scores
     assert counted == {0: 2, 1: of_roles + 4 * (1 if kind == "head" else 2)}
@@ -117,13 +117,13 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
 def test_rows_of_a_rollout_keep_their_lower_states(run, rollout):
     shared = trainer(run, lean=True).shared
     whole = scoring.with_lower_states(shared, rollout, 3)
-    assert whole.lower is not None and whole.lower.shape == (*rollout.ids.shape, 32)
+    assert whole.lower_states is not None and whole.lower_states.shape == (*rollout.ids.shape, 32)
     assert scoring.with_lower_states(shared, whole, 3) is whole
     index = torch.tensor([5, 0])
     part = whole.rows(index)
-    assert part.lower is not None and part.lower.shape[:2] == part.ids.shape
-    assert torch.equal(part.lower, whole.lower[index, : part.ids.shape[1]])
-    assert joined(whole, whole).lower is None
+    assert part.lower_states is not None and part.lower_states.shape[:2] == part.ids.shape
+    assert torch.equal(part.lower_states, whole.lower_states[index, : part.ids.shape[1]])
+    assert joined(whole, whole).lower_states is None
     assert scoring.with_lower_states(trainer(run).shared, rollout, 3) is rollout, (
         "the library's trunk has no lower part"
     )
@@ -131,13 +131,13 @@ def test_rows_of_a_rollout_keep_their_lower_states(run, rollout):
 
 def test_each_process_computes_its_share(run, rollout, monkeypatch):
     shared = trainer(run, lean=True).shared
-    whole = there(scoring.with_lower_states(shared, rollout, 3).lower)
+    whole = there(scoring.with_lower_states(shared, rollout, 3).lower_states)
     parts = []
     monkeypatch.setattr(distributed, "world", lambda: 2)
     monkeypatch.setattr(distributed, "all_sum", lambda *tensors: None)
     for rank in (0, 1):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        parts.append(there(scoring.with_lower_states(shared, rollout, 3).lower))
+        parts.append(there(scoring.with_lower_states(shared, rollout, 3).lower_states))
     real = torch.arange(rollout.ids.shape[1]) <= rollout.last[:, None]
     assert all((part[real] == 0).all(-1).any() for part in parts)
     assert torch.allclose((parts[0] + parts[1])[real], whole[real], atol=1e-5)

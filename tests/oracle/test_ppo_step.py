@@ -84,7 +84,9 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
             old.append(logp(i, "policy"))
             ref.append(logp(i, "reference"))
             before.append(value(i))
-            shaped.append(-o.kl_coef * (old[i] - ref[i]) if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
+            d = ref[i] - old[i]
+            kl = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - 1 - d}[o.kl_estimator]
+            shaped.append(-o.kl_coef * kl if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
             score = (there(shared.score_head)(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
             score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
             score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
@@ -98,8 +100,9 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
             advantages.append(torch.stack([sum(later, torch.zeros(())) for later in terms]))
     returns = [a + v for a, v in zip(advantages, before, strict=True)]
     spread, mean = torch.cat(advantages).std(), torch.cat(advantages).mean()
-    advantages = [(a - mean) / spread for a in advantages]
+    advantages = [(a - mean) / spread for a in advantages] if o.whiten_advantages else advantages
 
+    reach = math.inf if o.cliprange_value is None else o.cliprange_value
     for _ in range(o.num_ppo_epochs):
         for mini in torch.randperm(len(rows)).chunk(o.num_mini_batches):
             tokens = sum(spans[i][1] for i in mini.tolist())
@@ -115,7 +118,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
                     gain = gain - o.entropy_coef * (everything.exp() * everything).sum(-1)
                 (-gain.sum() / tokens).backward()
                 v = value(i)
-                near = before[i] + (v - before[i]).clamp(-there(o.cliprange_value), there(o.cliprange_value))
+                near = before[i] + (v - before[i]).clamp(-reach, reach)
                 error = torch.maximum((v - returns[i]) ** 2, (near - returns[i]) ** 2)
                 (o.vf_coef * 0.5 * error.sum() / tokens).backward()
             for optimizer in optimizers:
@@ -135,6 +138,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"whiten_rewards": True},
     {"sigmoid_scores": True, "normalize_scores": False},
     {"score_clip": 0.3},
+    {"kl_estimator": "k2", "kl_coef": 2.0},
+    {"kl_estimator": "k3", "kl_coef": 2.0},
+    {"cliprange_value": None},
+    {"whiten_advantages": False},
 ]
 
 
@@ -187,7 +194,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
             torch.cat([p.detach().flatten() for p in (*step.policy_parameters, *step.critic_parameters)]) - before
         )
     assert stats["policy/clipfrac_avg"] > 0
-    assert stats["val/clipfrac_avg"] > 0
+    assert (stats["val/clipfrac_avg"] > 0) == (settings.cliprange_value is not None)
     assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
     policy = sum(p.numel() for p in step.policy_parameters)
     for part in (slice(None, policy), slice(policy, None)):

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from rlhf.errors import UserError
-from rlhf.models import products
-from rlhf.models.matmul import few_sizes
+from rlhf.models import fused_linear
+from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.trunk import Trunk
 from rlhf.rollout.engine import collate
 from tests.conftest import there
@@ -130,27 +130,28 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     layers[0].bias = nn.Parameter(bias, requires_grad=False)
     a, b = random(3, width).requires_grad_(), random(2 * size, 3).requires_grad_()
     angles = random(1, 5, size // 2)
-    rotary = products.Rotary(angles.cos(), angles.sin(), heads)
-    head_norm = products.Norm(random(heads, size), 1e-3)
-    after = products.HeadNorm(head_norm, rotary) if heads_normed else rotary
-    first = {"nothing": products.Before(), "norm": products.Norm(random(width), 1e-3), "gate": products.Gate()}[before]
+    rotary = fused_linear.Rotary(angles.cos(), angles.sin(), heads)
+    head_norm = fused_linear.Norm(random(heads, size), 1e-3)
+    after = fused_linear.HeadNorm(head_norm, rotary) if heads_normed else rotary
+    input_ops = {"nothing": fused_linear.InputOp(), "norm": fused_linear.Norm(random(width), 1e-3)}
+    op = input_ops.get(before, fused_linear.SwiGLU())
     x = random(2, 5, 2 * width if before == "gate" else width).requires_grad_()
     residual = random(2, 5, 3 * size).requires_grad_()
 
     def node(x: Tensor, residual: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        parts = [products.Part(layers[0], (a, b), 1.5), products.Part(layers[1])]
+        parts = [fused_linear.AdaptedLinear(layers[0], (a, b), 1.5), fused_linear.AdaptedLinear(layers[1])]
         whole = torch.cat([weights[0] + 1.5 * b @ a, weights[1]]).detach() if merged else None
-        y: Tensor = products.Node.apply(x, products.Product(parts, whole, first, after), residual, a, b)
+        y: Tensor = fused_linear.FusedLinear.apply(x, fused_linear.LinearGroup(parts, whole, op, after), residual, a, b)
         return y
 
     torch.autograd.gradcheck(node, (x, residual, a, b))
-    z = first.forward(x.flatten(0, 1))[0]
+    z = op.forward(x.flatten(0, 1))[0]
     plain = torch.cat([z @ (weights[0] + 1.5 * b @ a).t() + bias, z @ weights[1].t()], 1).view(2, 5, -1)
     if heads_normed:
         normed, rest = plain.split([heads * size, size], -1)
         by_head = head_norm.forward(normed.unflatten(-1, (heads, size)))[0]
         plain = torch.cat([by_head.flatten(-2), rest], -1)
-    assert torch.allclose(rotary.turn((node(x, residual, a, b) - residual).detach(), back=True), plain)
+    assert torch.allclose(rotary.rotate_((node(x, residual, a, b) - residual).detach(), back=True), plain)
 
 
 def test_the_gradient_stops_where_nothing_below_can_learn():
@@ -158,14 +159,14 @@ def test_the_gradient_stops_where_nothing_below_can_learn():
     peft = adapted()
     lean = Trunk(peft.get_base_model())
     wanted: list[bool] = []
-    backward = products.Product.backward
+    backward = fused_linear.LinearGroup.backward
 
     def noting(self: Any, dy: Tensor, z: Tensor, needs_input: bool, adapters: bool) -> Any:
         wanted.append(needs_input)
         return backward(self, dy, z, needs_input, adapters)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products.Product, "backward", noting)
+        patch.setattr(fused_linear.LinearGroup, "backward", noting)
         lean.hidden("policy", IDS).sum().backward()
     assert wanted == [True] * (4 * 2 - 1) + [False]
 
@@ -173,8 +174,8 @@ def test_the_gradient_stops_where_nothing_below_can_learn():
 def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
     peft = adapted(layers_to_transform=[1])
     lean = Trunk(peft.get_base_model())
-    assert lean.first_adapted == 1
-    lower = lean.lower(IDS)
+    assert lean.first_adapted_layer == 1
+    lower = lean.lower_states(IDS)
     assert not lower.requires_grad
     for role in ("policy", "reference", "base"):
         assert torch.equal(lean.hidden(role, IDS, AT, lower), lean.hidden(role, IDS, AT)), role
@@ -182,7 +183,7 @@ def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
     actual = gradients(peft, lean.hidden("policy", IDS, AT, lower))
     assert wanted.keys() == actual.keys() and all(".layers.1." in name for name in wanted)
     assert all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
-    assert Trunk(adapted().unload()).first_adapted == 2
+    assert Trunk(adapted().unload()).first_adapted_layer == 2
 
 
 @pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
@@ -334,12 +335,12 @@ def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     lengths = [min(n, longest) for n in (6, 1, 3, 5, 2, 6, 4)]
     rollout = collate([prompts[i] for i in numbers], [tokens(n) for n in lengths], 0, 1)
     if layers:
-        rollout = replace(rollout, lower=lean.lower(rollout.ids))
+        rollout = replace(rollout, lower_states=lean.lower_states(rollout.ids))
     together = replace(rollout, groups=torch.tensor(numbers))
     order = torch.cat(together.by_length(3))
     assert there(together.groups)[order].tolist() == numbers, "rows of one prompt side by side, short ones first"
     inputs: list[int] = []
-    forward = products.Product.forward
+    forward = fused_linear.LinearGroup.forward
 
     def noting(self: Any, z: Tensor) -> Tensor:
         inputs.append(len(z))
@@ -349,15 +350,15 @@ def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     for rows in (rollout, together):
         inputs.clear()
         with pytest.MonkeyPatch.context() as patch, lean.merging("policy"):
-            patch.setattr(products.Product, "forward", noting)
+            patch.setattr(fused_linear.LinearGroup, "forward", noting)
             states = lean.response_hidden("policy", rows)
         assert states.shape[:2] == rows.mask.shape
         results.append((states[rows.mask], gradients(peft, states[rows.mask]), inputs[0]))
     (alone, wanted, most), (states, actual, fewer) = results
     assert distance(states, alone) < 3e-6
     assert actual.keys() == wanted.keys() and all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
-    assert most == 7 * few_sizes(rollout.ids.shape[1])
-    assert fewer == few_sizes(3 * 7 + 7 * max(longest - 1, 1))
+    assert most == 7 * round_to_few_sizes(rollout.ids.shape[1])
+    assert fewer == round_to_few_sizes(3 * 7 + 7 * max(longest - 1, 1))
     single = replace(rollout, groups=torch.arange(7))
     assert torch.equal(lean.response_hidden("policy", single), lean.response_hidden("policy", rollout))
 
@@ -380,14 +381,14 @@ def test_a_prefill_meets_few_shapes():
     peft = adapted()
     lean = Trunk(peft.get_base_model())
     shapes: set[int] = set()
-    forward = products.Product.forward
+    forward = fused_linear.LinearGroup.forward
 
     def noting(self: Any, z: Tensor) -> Tensor:
         shapes.add(len(z))
         return forward(self, z)
 
     with pytest.MonkeyPatch.context() as patch, lean.merging("policy"):
-        patch.setattr(products.Product, "forward", noting)
+        patch.setattr(fused_linear.LinearGroup, "forward", noting)
         for length in range(20, 40):
             lean.prefill("policy", torch.randint(64, (2, length)), torch.tensor([length, 3]), 8)
     assert len(shapes) == 6 + 1  # of 20 lengths, and the two last tokens

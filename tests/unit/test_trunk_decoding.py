@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlhf.models import matmul as matrices
-from rlhf.models.layouts import Growth
-from rlhf.models.matmul import few_sizes, matmul
+from rlhf.models.layouts import DecodingLayout
+from rlhf.models.matmul import matmul, round_to_few_sizes
 from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
@@ -60,13 +60,13 @@ def sampled(peft: Any, trunk: Trunk | None, role: str = "policy", **changes: Any
 def test_tokens_are_those_of_the_library(kind, copies, role, monkeypatch):
     """Prompts of several lengths, key-value heads that are shared, biases, rows that end and are dropped."""
     kept: list[int] = []
-    keep = Growth.keep
+    keep = DecodingLayout.keep
 
-    def counted(self: Growth, rows: Tensor) -> None:
+    def counted(self: DecodingLayout, rows: Tensor) -> None:
         kept.append(len(rows))
         keep(self, rows)
 
-    monkeypatch.setattr(Growth, "keep", counted)
+    monkeypatch.setattr(DecodingLayout, "keep", counted)
     peft = adapted(kind)
     first = sampled(peft, None, role, copies=5)
     often = int(first.tokens[first.mask].mode().values)
@@ -118,8 +118,8 @@ def test_the_keys_of_a_prompt_are_kept_once(monkeypatch):
     run = TrunkDecoding.run
 
     def noted(self: TrunkDecoding) -> list[Tensor]:
-        growth = self.growth
-        sizes.append((len(growth.of_prompts[0][0]), len(growth.of_responses[0][0])))
+        growth = self.layout
+        sizes.append((len(growth.prompt_cache[0][0]), len(growth.response_cache[0][0])))
         return run(self)
 
     monkeypatch.setattr(TrunkDecoding, "run", noted)
@@ -177,7 +177,7 @@ def test_without_onednn_the_trunk_computes_the_same(monkeypatch):
 
 
 def test_lengths_become_few_by_a_little_padding():
-    sizes = [few_sizes(n) for n in range(1, 2049)]
+    sizes = [round_to_few_sizes(n) for n in range(1, 2049)]
     assert all(0 <= size - n < max(4, n / 16) for n, size in enumerate(sizes, 1))
     assert len(set(sizes)) < 110
-    assert all(few_sizes(size) == size for size in sizes)
+    assert all(round_to_few_sizes(size) == size for size in sizes)

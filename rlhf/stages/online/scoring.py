@@ -46,20 +46,20 @@ def per_token(shared: SharedBase, role: Role, rollout: Rollout, size: int, *head
 
 @torch.no_grad()
 def with_lower_states(shared: SharedBase, rollout: Rollout, size: int) -> Rollout:
-    """Return a rollout with `lower`, which the passes of all roles and the update then share.
+    """Return a rollout with `lower_states`, which the passes of all roles and the update then share.
 
     The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
     process computes its share of the rows, `size` at a time.
     """
-    if shared.trunk is None or rollout.lower is not None or not shared.trunk.first_adapted:
+    if shared.trunk is None or rollout.lower_states is not None or not shared.trunk.first_adapted_layer:
         return rollout
     hidden_size, dtype = shared.base.config.hidden_size, dtype_of(shared.base)
     lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
     for rows in rollout.sharded_by_length(size):
         ids = rollout.rows(rows).ids
-        lower[rows, : ids.shape[1]] = shared.trunk.lower(ids)
+        lower[rows, : ids.shape[1]] = shared.trunk.lower_states(ids)
     distributed.all_sum(lower)
-    return replace(rollout, lower=lower)
+    return replace(rollout, lower_states=lower)
 
 
 def logprob_head(shared: SharedBase, temperature: float) -> Head:

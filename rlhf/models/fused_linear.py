@@ -2,7 +2,7 @@
 
 A group of linear layers with the same input is one node:
 
-    q, k, v     rotary(rms_norm(x) W^T + b), in some models with a norm of each head before the rotary embedding
+    q, k, v     rms_norm(x) W^T + b; then q and k get the rotary embedding, in Qwen3 after a norm of each head
     o           x W^T + b + residual
     gate, up    rms_norm(x) W^T + b
     down        (silu(g) * u) W^T + b + residual          of x = [g, u]
@@ -33,7 +33,7 @@ from rlhf.models.nf4 import unpacked
 from rlhf.objectives.masked import at_least_float32
 
 
-class Part(NamedTuple):
+class AdaptedLinear(NamedTuple):
     """One linear layer, W + scaling * B A."""
 
     layer: nn.Linear  # (in, out), frozen; its weight may be packed in 4 bits
@@ -45,18 +45,18 @@ class Part(NamedTuple):
         return unpacked(self.layer).to(dtype)
 
 
-def part_of(layer: Any, role: str) -> Part:
+def adapted_linear(layer: Any, role: str) -> AdaptedLinear:
     if not isinstance(layer, LoraLayer):
-        return Part(layer)
+        return AdaptedLinear(layer)
     base: Any = layer.get_base_layer()
     if role not in layer.lora_A:
-        return Part(base)
+        return AdaptedLinear(base)
     a, b = (weights[role].weight for weights in (layer.lora_A, layer.lora_B))
     assert isinstance(a, Tensor) and isinstance(b, Tensor)
-    return Part(base, (a, b), layer.scaling[role])
+    return AdaptedLinear(base, (a, b), layer.scaling[role])
 
 
-class Before:
+class InputOp:
     """Step before a product, here the identity. `forward` takes x (N, in) and also returns what `backward` needs."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class Before:
         return dz
 
 
-class Norm(Before):
+class Norm(InputOp):
     """RMSNorm: z = w * x / sqrt(mean(x^2) + eps), in float32, rounded once."""
 
     def __init__(self, weight: Tensor, eps: float):
@@ -85,13 +85,13 @@ class Norm(Before):
         return slope.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
 
 
-class Gate(Before):
+class SwiGLU(InputOp):
     """SwiGLU: z = silu(g) * u of x = [g, u]."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = x.chunk(2, -1)
-        open_ = F.silu(gate)
-        return open_ * up, open_
+        activated = F.silu(gate)
+        return activated * up, activated
 
     def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
@@ -114,13 +114,13 @@ class Rotary(NamedTuple):
 
     def forward(self, y: Tensor) -> tuple[Tensor, ...]:
         """Change y (B, T, out) in place; return what `backward` needs."""
-        self.turn(y)
+        self.rotate_(y)
         return ()
 
     def backward(self, dy: Tensor) -> Tensor:
-        return self.turn(dy.clone(memory_format=torch.contiguous_format), back=True)
+        return self.rotate_(dy.clone(memory_format=torch.contiguous_format), back=True)
 
-    def turn(self, y: Tensor, back: bool = False) -> Tensor:
+    def rotate_(self, y: Tensor, back: bool = False) -> Tensor:
         """Turn y (B, T, out) in place, forward or back; return it."""
         cos, sin = self.cos.unsqueeze(2), self.sin.unsqueeze(2)
         first, second = heads_of(y, 2 * cos.shape[-1])[:, :, : self.heads].chunk(2, -1)
@@ -141,7 +141,7 @@ class HeadNorm(NamedTuple):
         heads = self._heads(y)
         before = heads.clone()
         heads.copy_(self.norm.forward(before)[0])
-        self.rotary.turn(y)
+        self.rotary.rotate_(y)
         return (before,)
 
     def backward(self, dy: Tensor, before: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class HeadNorm(NamedTuple):
         return heads_of(y, 2 * self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
 
 
-After = Rotary | HeadNorm
+OutputOp = Rotary | HeadNorm
 
 
 def heads_of(x: Tensor, size: int) -> Tensor:
@@ -162,13 +162,13 @@ def heads_of(x: Tensor, size: int) -> Tensor:
     return x.view(*x.shape[:-1], -1, size)
 
 
-class Product(NamedTuple):
+class LinearGroup(NamedTuple):
     """The products of one group of linear layers, and what comes before and after them."""
 
-    parts: Sequence[Part]
+    parts: Sequence[AdaptedLinear]
     merged: Tensor | None  # (sum of out, in)
-    before: Before
-    after: After | None
+    before: InputOp
+    after: OutputOp | None
 
     @property
     def sizes(self) -> list[int]:
@@ -219,11 +219,11 @@ class Product(NamedTuple):
         return list(torch.mm(torch.cat(downs), z.t()).split([len(a) for a in downs])) if downs else []
 
 
-class Node(torch.autograd.Function):
+class FusedLinear(torch.autograd.Function):
     """A product as one node: (x (B, T, in), product, residual (B, T, out), A and B of each adapter) -> (B, T, out)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, product: Product, residual: Tensor | None, *adapters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, product: LinearGroup, residual: Tensor | None, *adapters: Tensor) -> Tensor:
         ctx.product = product
         z, _ = product.before.forward(x.reshape(-1, x.shape[-1]))
         y = product.forward(z).view(*x.shape[:-1], -1)
