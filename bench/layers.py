@@ -199,6 +199,7 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], save: Path | None) -> No
     with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder:
         for seed in seeds:
             base = Path(folder) / f"{seed}-base"
+            base.mkdir()
             run_stage("pretrain", base, base, changes, seed)
             for layers in LAYERS:
                 runs[layers][str(seed)] = row = measure(layers, Path(folder) / f"{seed}-{layers}", base, seed, changes)
