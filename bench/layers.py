@@ -5,12 +5,13 @@ seed one base serves all choices of `lora.layers`; SFT, reward model and PPO are
 """
 
 import json
-import resource
+import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import date
 from pathlib import Path
 from statistics import mean
@@ -42,7 +43,7 @@ CHANGES = {
 }
 LAYERS = ("all", "upper_half", "upper_third")
 PHASES = ("rollout", "score", "update")
-LEVELS = (0.6, 0.8, 1.0, 1.2)  # true gains, in standard deviations of SFT's samples
+LEVELS = (0.3, 0.4, 0.5, 0.6)  # true gains, in standard deviations of SFT's samples
 CHOSEN = ("true_reward_gain_sd", "score_gain_sd", "kl_per_token", "response_length", "eos_rate", "best_step")
 
 
@@ -91,12 +92,15 @@ def run_stage(stage: str, out: Path, parents: Path, changes: Mapping[str, Any], 
     flags = [part for key, value in changes.items() for part in ("--set", f"{key}={recipe.as_yaml(value)}")]
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--seed", str(seed)]
     command += ["--out", str(out), "--parents", str(parents), *flags]
-    before = _child_seconds()
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment())
-    if done.returncode:
-        raise UserError(f"{stage}: {done.stderr.strip()[-2000:]}")
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=child_environment())
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)  # it is reaped: Popen need not wait
+        errors.seek(0)
+        if process.returncode:
+            raise UserError(f"{stage}: {errors.read().strip()[-2000:]}")
     summary = read_json(_folder(out, stage) / "summary.json") or {}
-    return {"cpu_seconds": round(_child_seconds() - before, 2), "metrics": summary["metrics"]}
+    return {"cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2), "metrics": summary["metrics"]}
 
 
 def measure(layers: str, out: Path, parents: Path, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,6 +118,18 @@ def measure(layers: str, out: Path, parents: Path, seed: int, changes: Mapping[s
         "ppo": {key: stages["ppo"]["metrics"][key] for key in CHOSEN},
         "curve": [point._asdict() for point in curve],
     }
+
+
+def run_seed(seed: int, folder: Path, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Pretrain the base of a seed; return `measure` of each choice of layers."""
+    base = folder / f"{seed}-base"
+    base.mkdir()
+    run_stage("pretrain", base, base, changes, seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for layers in LAYERS:
+        rows[layers] = measure(layers, folder / f"{seed}-{layers}", base, seed, changes)
+        OUT.print(f"seed {seed}, {layers}: {json.dumps(rows[layers]['ppo'])}", markup=False)
+    return rows
 
 
 def summarise(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -162,11 +178,6 @@ def _folder(out: Path, stage: str) -> Path:
     return out / RECIPE.parent.name / RECIPE.name / stage
 
 
-def _child_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 @click.command()
 @click.option(
     "--seed",
@@ -178,8 +189,9 @@ def _child_seconds() -> float:
     help="A seed to run; several times for several.",
 )
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Change a key of all runs.")
+@click.option("--jobs", default=1, show_default=True, help="Seeds to run side by side, each on one core.")
 @click.option("--save", type=click.Path(path_type=Path), help="JSON file for the record.")
-def main(seeds: tuple[int, ...], more: tuple[str, ...], save: Path | None) -> None:
+def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
     code = code_version()
     if save and code["dirty"]:
@@ -195,15 +207,14 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], save: Path | None) -> No
         "overrides": changes,
         "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]),
     }
+    if save:
+        save.parent.mkdir(parents=True, exist_ok=True)
     runs: dict[str, dict[str, dict[str, Any]]] = {layers: {} for layers in LAYERS}
-    with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder:
-        for seed in seeds:
-            base = Path(folder) / f"{seed}-base"
-            base.mkdir()
-            run_stage("pretrain", base, base, changes, seed)
-            for layers in LAYERS:
-                runs[layers][str(seed)] = row = measure(layers, Path(folder) / f"{seed}-{layers}", base, seed, changes)
-                OUT.print(f"seed {seed}, {layers}: {json.dumps(row['ppo'])}", markup=False)
+    with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder, ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(run_seed, seed, Path(folder), changes): seed for seed in seeds}
+        for done in as_completed(waiting):
+            for layers, row in done.result().items():
+                runs[layers][str(waiting[done])] = row
             record = provenance | {"adapters_in": runs, "summary": summarise(runs)}
             if save:
                 write_json(save, record)  # after every seed, so that an interrupted run keeps what it has measured

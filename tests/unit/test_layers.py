@@ -37,15 +37,16 @@ def test_seconds_to_a_gain_lie_on_straight_lines_and_the_first_crossing_counts(l
 
 def test_the_table_has_means_over_seeds_and_a_dash_for_a_gain_that_is_not_reached():
     def run(gain: float) -> dict[str, object]:
+        points = [Point(20, 10.0, 0.4, 0.1), Point(40, 20.0, gain - 0.35, 0.1)]
         return {
             "stage_cpu_seconds": {"sft": 10.0, "rm": 20.0, "ppo": 30.0},
             "ppo": {"true_reward_gain_sd": gain, "kl_per_token": 0.1},
-            "curve": [Point(40, 20.0, gain, 0.1)._asdict()],
+            "curve": [point._asdict() for point in points],
         }
 
     summary = layers.summarise({"upper_half": {"0": run(0.8), "1": run(1.0)}})
     table = layers.markdown({"summary": summary}).splitlines()
-    assert table[-1] == "| upper half | 0.90 (0.80 to 1.00) | 0.100 | 0.50 | 60 | 13.3 | 17.8 | – | – |"
+    assert table[-1] == "| upper half | 0.90 (0.80 to 1.00) | 0.100 | 0.50 | 60 | 7.5 | 10.0 | 16.7 | – |"
     assert len({line.count("|") for line in table}) == 1
 
 
