@@ -153,15 +153,47 @@ def show(row: Mapping[str, Any]) -> None:
     rows_table("predicted, each change alone", ("change", "s", "as fast", "refused today"), gains)
 
 
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the two tables of several recipes side by side, as docs/roofline.md shows them."""
+    names = [row["recipe"] for row in rows]
+    head = ["| phase | " + " | ".join(names) + " |", "|---|" + "---:|" * len(rows)]
+    for phase in _union([row["phases"] for row in rows]):
+        parts = [row["phases"].get(phase) for row in rows]
+        head.append(f"| {phase} | {' | '.join('–' if part is None else _cell(part) for part in parts)} |")
+    totals = (f"**{row['seconds']:.2f} s**" for row in rows)
+    head.append(f"| **all** | {' | '.join(totals)} |")
+    gains = ["| change | " + " | ".join(names) + " |", "|---|" + "---:|" * len(rows)]
+    for name in _union([row["changes"] for row in rows]):
+        changes = [row["changes"].get(name) for row in rows]
+        cells = ("–" if c is None else f"x {c['factor']:.2f}{' †' if c['refused'] else ''}" for c in changes)
+        gains.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*head, "", *gains])
+
+
+def _cell(part: Mapping[str, Any]) -> str:
+    return f"{part['flops'] / 1e12:.0f}, {part['bytes'] / 1e9:.0f}: {part['seconds']:.2f} s, {part['bound']}"
+
+
+def _union(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of several tables in their order."""
+    return list(dict.fromkeys(key for table in sorted(tables, key=len, reverse=True) for key in table))
+
+
 @click.command()
 @click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECIPE...")
 @click.option("--stage", type=click.Choice(recipes.ONLINE), default="ppo", show_default=True)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each recipe.")
-def main(directories: Sequence[Path], stage: OnlineName, changes: tuple[str, ...], as_json: bool) -> None:
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables of docs/roofline.md.")
+def main(
+    directories: Sequence[Path], stage: OnlineName, changes: tuple[str, ...], as_json: bool, as_markdown: bool
+) -> None:
     """Print the least time of a step on a recipe's card, by phase, and what changes would gain. Needs no GPU."""
-    for directory in directories:
-        row = predict(recipes.load(directory, recipes.parse_overrides(changes)), stage)
+    rows = [predict(recipes.load(folder, recipes.parse_overrides(changes)), stage) for folder in directories]
+    if as_markdown:
+        print(markdown(rows))
+        return
+    for row in rows:
         if as_json:
             OUT.print_json(json.dumps(row))
         else:

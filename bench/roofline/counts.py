@@ -1,9 +1,8 @@
 """What a step of PPO, RLOO or GRPO computes and moves at least, counted from a recipe and the sizes of its model.
 
-Floating-point operations of products and attention, and bytes that have to cross the card's memory: weights once for
-each pass of a micro-batch, keys and values, and each tensor between two products written and read once. Left out are
-norms, softmax, rotary embedding, activation functions, padding and launches of kernels: a time that these counts give
-is a lower bound.
+Operations of products and attention, and bytes that have to cross the card's memory: weights once for each pass of a
+micro-batch, keys and values, and each tensor between two products written and read once. Norms, softmax, rotary
+embedding, activation functions, padding and launches of kernels are left out, so that a time is a lower bound.
 """
 
 import math
@@ -162,8 +161,7 @@ class Decoder:
         A packed weight is read packed; where bitsandbytes unpacks it, it is also written and read in full. In row
         groups it is read once for each group.
         """
-        total = float(self.adapter_weights(number) * ADAPTER_BYTES * adapter)
-        count = math.ceil(tokens)
+        total, count = float(self.adapter_weights(number) * ADAPTER_BYTES * adapter), math.ceil(tokens)
         for a, b in self.linear.values():
             if not self.packed or form == "copy":
                 total += a * b * self.size
@@ -200,11 +198,9 @@ class Passes:
 
     def forward(self, rows: Rows, count: float, numbers: range, adapter: bool = True) -> Work:
         """Return the work of a forward pass through some layers of rows in `count` micro-batches."""
-
-        def flops(number: int, narrow: bool) -> float:
-            return self.decoder.forward_flops(number, rows, narrow, adapter)
-
-        return self._sum(rows, count, numbers, flops, 1.0)
+        return self._sum(
+            rows, count, numbers, lambda n, narrow: self.decoder.forward_flops(n, rows, narrow, adapter), 1
+        )
 
     def backward(self, rows: Rows, count: float, numbers: range) -> Work:
         """Return the work of a backward pass: gradients move as much as forward, and its tensors are read again."""
@@ -274,7 +270,8 @@ def _rollout(decoder: Decoder, card: gpu.Gpu, options: OnlineOptions, prompt: fl
     """Return the work of sampling: a copy of the weights where the recipe asks for one, prefill and decoding."""
     merged = options.rollout_weights == "merged"
     copied = merged or (decoder.packed and options.rollout_4bit == "unpacked")
-    form: Form = "copy" if copied else "row_groups" if options.rollout_4bit == "row_groups" else "library"
+    at_once: Form = "copy" if copied else "library"
+    by_token: Form = "row_groups" if options.rollout_4bit == "row_groups" else at_once
     batches = math.ceil(options.batch_size / options.rollout_batch_size)
     count = options.batch_size / batches
     work: dict[str, Work] = {}
@@ -285,7 +282,7 @@ def _rollout(decoder: Decoder, card: gpu.Gpu, options: OnlineOptions, prompt: fl
                 product = 2.0 * decoder.rank_of(number, name) * a * b * merged
                 work["copy"] = work.get("copy", Work()) + Work(product, a * b * (read + decoder.size)).times(batches)
 
-    def sampled(rows: Rows, drawn: float) -> Work:
+    def sampled(rows: Rows, drawn: float, form: Form) -> Work:
         total = decoder.head(drawn, 1)
         for number in range(decoder.layers):
             moved = decoder.weight_bytes(number, rows.tokens, card, form, not merged) + decoder.between_products(rows)
@@ -293,10 +290,10 @@ def _rollout(decoder: Decoder, card: gpu.Gpu, options: OnlineOptions, prompt: fl
         return total
 
     prompts = count / options.samples_per_prompt
-    work["prefill"] = sampled(Rows.of(prompts, prompt, 0), prompts).times(batches)
+    work["prefill"] = sampled(Rows.of(prompts, prompt, 0), prompts, at_once).times(batches)
     steps = options.response_length - 1  # the prefill gives the first token
     keys = prompt + (steps + 1) / 2  # of a query in a mean step
     cached = decoder.layers * 2 * decoder.kv_heads * decoder.head_dim * decoder.size * count * keys
-    step = sampled(Rows(count, count * keys, count, count * keys), count) + Work(moved=cached)
+    step = sampled(Rows(count, count * keys, count, count * keys), count, by_token) + Work(moved=cached)
     work["decode"] = step.times(steps * batches)
     return work

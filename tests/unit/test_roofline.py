@@ -126,6 +126,10 @@ def test_changes_remove_what_they_are_about():
     assert half["update/value backward"].flops < 0.51 * lean["update/value backward"].flops
     assert half["score/shared layers"].flops == pytest.approx(0.5 * work["score/value"].flops, rel=0.01)
     assert half["update/optimizer"].moved == lean["update/optimizer"].moved / 2
+    packed = recipe.load(RECIPES / "4090-llama2-7b/v2").recipe
+    grouped = phases(roofline.changed(packed, {"ppo.rollout_4bit": "row_groups"}), "ppo", 200)
+    assert grouped["rollout/prefill"] == phases(packed, "ppo", 200)["rollout/prefill"], "groups are of decoding steps"
+    assert grouped["rollout/decode"].moved < phases(packed, "ppo", 200)["rollout/decode"].moved
     merged = phases(roofline.changed(plain, {"ppo.rollout_weights": "merged"}), "ppo", 200)
     assert merged["rollout/copy"].moved == 2 * 2 * (7_241_732_096 - 2 * 32_000 * 4096 - 65 * 4096)
     assert merged["rollout/decode"].moved == work["rollout/decode"].moved - 127 * 4 * 41_943_040
@@ -157,6 +161,12 @@ def test_the_command_prints_json_of_every_recipe_of_one_card(capsys, monkeypatch
         assert ("4-bit products in row groups" in row["changes"]) == packed
     roofline.main([str(RECIPES / "4090-mistral-7b/v1")], standalone_mode=False)
     assert "predicted least seconds" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_tables_of_the_command():
+    folders = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")
+    tables = roofline.markdown([roofline.predict(recipe.load(RECIPES / folder), "ppo") for folder in folders])
+    assert tables in (ROOT / "docs/roofline.md").read_text(), "out of date: bench.roofline --markdown"
 
 
 @pytest.mark.parametrize(
