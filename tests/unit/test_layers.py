@@ -1,9 +1,12 @@
 """The comparison of adapters in all layers with adapters in the upper ones: curves, seconds to a gain, the table."""
 
+import json
+
 import pytest
 
 from bench import layers
 from bench.layers import Point
+from bench.paths import ROOT
 from rlhf import recipe
 
 
@@ -48,6 +51,14 @@ def test_the_table_has_means_over_seeds_and_a_dash_for_a_gain_that_is_not_reache
     table = layers.markdown({"summary": summary}).splitlines()
     assert table[-1] == "| upper half | 0.90 (0.80 to 1.00) | 0.100 | 0.50 | 60 | 7.5 | 10.0 | 16.7 | – |"
     assert len({line.count("|") for line in table}) == 1
+
+
+def test_the_page_shows_the_newest_record():
+    newest = max((ROOT / "results/layers").glob("cpu_*.json"), key=lambda file: file.name)
+    record = json.loads(newest.read_text())
+    assert record["code"]["dirty"] is False
+    assert record["summary"] == json.loads(json.dumps(layers.summarise(record["adapters_in"])))
+    assert layers.markdown(record) in (ROOT / "docs/ppo.md").read_text()
 
 
 def test_a_half_and_a_third_of_the_layers_exist_and_the_recipe_accepts_the_changes():
