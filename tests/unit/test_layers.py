@@ -1,6 +1,7 @@
 """The comparison of adapters in all layers with adapters in the upper ones: curves, seconds to a gain, the table."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,14 @@ def test_a_curve_adds_the_seconds_of_the_phases_and_leaves_evaluations_out():
         {"step": n, "cpu/rollout": 1.0, "cpu/score": 2.0, "cpu/update": 4.0, "cpu/evaluate": 100.0, "cpu/total": 107.0}
         for n in (1, 2, 3, 4)
     ]
-    metrics = [{"step": 1}, evaluated(2, 0.5), {"step": 3}, evaluated(4, 0.8)]
+    metrics: list[dict[str, Any]] = [{"step": 1}, evaluated(2, 0.5), {"step": 3}, evaluated(4, 0.8)]
     assert layers.learning_curve(metrics, telemetry) == [Point(2, 14.0, 0.5, 0.05), Point(4, 28.0, 0.8, 0.08)]
 
 
 def test_the_mean_of_curves_is_taken_at_each_step():
     curves = [[Point(5, 10.0, 0.4, 0.1)], [Point(5, 14.0, 0.8, 0.3)]]
-    assert layers.mean_curve(curves) == [Point(5, 12.0, pytest.approx(0.6), 0.2)]
+    (point,) = layers.mean_curve(curves)
+    assert point == pytest.approx(Point(5, 12.0, 0.6, 0.2))
     with pytest.raises(ValueError, match="longer"):
         layers.mean_curve([[], *curves])
 
@@ -64,5 +66,6 @@ def test_the_page_shows_the_newest_record():
 def test_a_half_and_a_third_of_the_layers_exist_and_the_recipe_accepts_the_changes():
     for choice, first in zip(layers.LAYERS, (None, 3, 4), strict=True):
         loaded = recipe.load(layers.RECIPE, layers.CHANGES | {"lora.layers": choice}).recipe
-        numbers = loaded.lora.layer_numbers(loaded.model.architecture.num_hidden_layers)
+        assert loaded.model.architecture and loaded.model.architecture.num_hidden_layers == 6
+        numbers = loaded.lora.layer_numbers(6)
         assert numbers == (None if first is None else list(range(first, 6)))
