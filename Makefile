@@ -251,7 +251,7 @@ results: setup ## write results/README.md from the records in results/
 	@$(VENV)/bin/python -m bench.results
 bench-defaults: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
-bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo"); PPO installs TRL 1.12
+bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo"); installs peers for PPO
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop

@@ -39,7 +39,7 @@ def _line(file: Path, root: Path) -> str:
         record = json.loads(file.read_text(encoding="utf-8"))
     path = file.relative_to(root)
     kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
-    kinds |= {"gpu_item": _gpu, "outside": _outside}
+    kinds |= {"gpu_item": _gpu, "outside": _outside, "adapters_in": _layers}
     describe = next((describe for key, describe in kinds.items() if key in record), None)
     if describe is None:
         raise UserError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
@@ -92,6 +92,11 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
     ratio = seconds[slowest] / seconds[fastest]
     method = record.get("method", "ppo").upper()  # records from before the key are of PPO
     return f"a step of {method} beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
+
+
+def _layers(record: Mapping[str, Any]) -> tuple[str, str]:
+    gains = (f"{layers.replace('_', ' ')} {row['true_gain']:.2f} sd" for layers, row in record["summary"].items())
+    return "PPO with adapters in all or in upper layers", "true gain: " + ", ".join(gains)
 
 
 def _outside(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,8 @@ def show_plan(items: Iterable[Item]) -> None:
     console.rows_table("bench.gpu", ("item", "minutes", "in all", "recipe", "decides whether"), rows)
 
 
-def show_records(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print what the items decided."""
+def show_records(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what the items decided, and how near measured phases are to their bounds."""
     table = [
         (
             row["gpu_item"],
@@ -152,6 +152,19 @@ def show_records(rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows
     ]
     console.rows_table("what was decided", ("item", "outcome", "s", "claim", "figures"), table)
+    phases = [
+        (
+            f"{row['gpu_item']}: {stage}/{phase}",
+            f"{x['seconds']:.3g}",
+            f"{x['least_seconds']:.3g}",
+            f"{x['reached']:.0%}",
+        )
+        for row in rows
+        for stage, figures in (row["measured"].get("stages") or {}).items()
+        for phase, x in figures.get("roofline", {}).items()
+    ]
+    if phases:
+        console.rows_table("seconds of a step beside the roofline", ("phase", "measured", "least", "reached"), phases)
 
 
 def show_problems(out: Path) -> list[str]:

@@ -53,15 +53,24 @@ def verdict(measured: dict[str, Any], recipe: str) -> Verdict:
 
 
 def conclude(record: dict[str, Any], root: Path = ROOT / "recipes") -> None:
-    """Add MFU, MBU and hours to a speed record, and decide its claim. Predicts on the CPU; needs no GPU."""
+    """Add MFU, MBU, hours and the roofline to a speed record, and decide its claim. Predicts on the CPU; needs no GPU.
+
+    The roofline is at the rates that were measured on the same card.
+    """
     from bench.__main__ import derived_figures
+    from bench.roofline.__main__ import beside
     from rlhf.memory.predict import Predictor
+    from rlhf.memory.projection import Card
 
     measured = record["measured"]
     loaded = recipes.load(root / record["recipe"] / record["version"], record["overrides"])
     with Predictor() as predict:
         for stage, row in measured["stages"].items():
             row |= derived_figures(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])
+            if stage in recipes.ONLINE and not row.get("out_of_memory"):
+                card = Card(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
+                medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}
+                row["roofline"] = beside(loaded.recipe, stage, medians, card, measured["shape"] == "longest")
     decided = verdict(measured, record["recipe"])
     complete = record["outcome"] == "done"  # of an item that was cut off some goals are not measured
     decide(record, decided if complete or decided.holds is False else Verdict(None, decided.why))

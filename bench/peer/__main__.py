@@ -2,7 +2,8 @@
 
 Both run in processes of their own, in turn, several times; figures are medians over all measured steps. Ours is the
 real stage: `rlhf run ppo`. TRL 1.12 is the last release with a PPOTrainer and lives in an environment of its own; its
-RLOOTrainer and GRPOTrainer are those of the release that this project uses.
+RLOOTrainer and GRPOTrainer are those of the release that this project uses. A second peer for PPO, torchtune, lives in
+an environment of its own, too; it trains all weights, which is different work.
 """
 
 import json
@@ -14,8 +15,8 @@ import statistics
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -35,6 +36,8 @@ from rlhf.run.provenance import code_version
 ROOT = Path(__file__).parents[2]
 RECIPE = Path(__file__).parent / "recipe" / "v1"
 TRL = "1.12.0"  # the last release with a PPOTrainer
+# torchtune's last release and the last torchao with which it can be imported; what else it needs is left to pip.
+TORCHTUNE = {"torchtune": "0.6.1", "torchao": "0.10.0"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Method:
     ours: dict[str, dict[str, Any]]  # overrides of the recipe
     theirs: dict[str, list[str]]  # arguments of the script that runs TRL's trainer
     epochs: int
+    torchtune: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # arguments of the script that runs torchtune's recipe
 
 
 LEAN = {"hardware.trunk": "lean"}
@@ -83,6 +89,7 @@ METHODS = {
         },
         theirs={"TRL, value model trained whole": [], "TRL, value model through LoRA": ["--lora-value"]},
         epochs=4,
+        torchtune={"torchtune, policy and value model trained whole": []},
     ),
     "rloo": _without_critic("rloo"),
     "grpo": _without_critic("grpo"),
@@ -103,15 +110,27 @@ class OutOfMemory(Exception):
 
 def peer_python(folder: Path) -> Path:
     """Return the interpreter of an environment that holds TRL 1.12 and otherwise the versions installed here."""
+    return _environment(folder, {"trl": TRL}, ("torch", "transformers", "peft", "accelerate", "datasets"))
+
+
+def torchtune_python(folder: Path) -> Path:
+    """Return the interpreter of an environment that holds torchtune, and torch and transformers as installed here."""
+    return _environment(folder, TORCHTUNE, ("torch", "transformers"))
+
+
+def _environment(folder: Path, packages: Mapping[str, str], ours: Sequence[str]) -> Path:
+    """Return the interpreter of an environment with `packages` and the versions installed here of `ours`; make it."""
     python = folder / "bin" / "python"
-    check = [str(python), "-c", f"import peft, trl; assert trl.__version__ == '{TRL}'"]
-    if not python.exists() or subprocess.run(check, capture_output=True).returncode:
-        OUT.print(f"installing TRL {TRL} into {folder}; this takes minutes")
+    check = "; ".join(f"assert version({name!r}) == {wanted!r}" for name, wanted in packages.items())
+    check = f"from importlib.metadata import version; {check}; import {', '.join(packages)}"
+    if not python.exists() or subprocess.run([str(python), "-c", check], capture_output=True).returncode:
+        pins = [f"{name}=={wanted}" for name, wanted in packages.items()]
+        OUT.print(f"installing {' and '.join(pins)} into {folder}; this takes minutes")
         venv.create(folder, with_pip=True, clear=True)
-        others = [f"{name}=={version(name)}" for name in ("torch", "transformers", "peft", "accelerate", "datasets")]
-        pins = [pin.split("+")[0] for pin in others]  # a local version, as 2.13.0+cpu, is not one that can be asked for
+        # A local version, as 2.13.0+cpu, is not one that can be asked for.
+        pins += [f"{name}=={version(name)}".split("+")[0] for name in ours]
         more = shlex.split(os.environ.get("PIP_ARGS", ""))
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *more, f"trl=={TRL}", *pins], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *more, *pins], check=True)
     return python
 
 
@@ -163,14 +182,22 @@ def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
 
 
 def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
-    script = Path(__file__).with_name("trl_ppo.py" if method == "ppo" else "trl_groups.py")
+    return _run_script("trl_ppo.py" if method == "ppo" else "trl_groups.py", python, inputs, flags, steps, micro)
+
+
+def run_torchtune(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+    return _run_script("torchtune_ppo.py", python, inputs, flags, steps, micro)
+
+
+def _run_script(name: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+    script = Path(__file__).with_name(name)
     printed = _call([str(python), str(script), str(inputs), "--steps", str(steps), "--micro", str(micro), *flags])
     return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
 
 
 def _call(command: list[str]) -> str:
     environment = child_environment(**ENVIRONMENT)
-    if not command[1].startswith("-"):  # a script: it finds our modules, and TRL 1.12's packages stay its own
+    if not command[1].startswith("-"):  # a script: it finds our modules, and its environment's packages stay its own
         environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if "CUDA out of memory" in done.stderr:
@@ -231,6 +258,12 @@ def summarise(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str)
 @click.option(
     "--peer", type=click.Path(path_type=Path), default=ROOT / ".venv-trl-1.12", help="Environment for TRL 1.12."
 )
+@click.option(
+    "--torchtune",
+    type=click.Path(path_type=Path),
+    default=ROOT / ".venv-torchtune-0.6",
+    help="Environment for torchtune.",
+)
 @click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
 def main(
     method: str,
@@ -241,6 +274,7 @@ def main(
     micro: int,
     work: Path,
     peer: Path,
+    torchtune: Path,
     save: Path | None,
 ) -> None:
     """Compare one step of PPO, RLOO or GRPO with TRL's, interleaved."""
@@ -248,6 +282,7 @@ def main(
         raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
     contenders = METHODS[method]
     python = peer_python(peer) if method == "ppo" else Path(sys.executable)
+    second = torchtune_python(torchtune) if contenders.torchtune else python
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
     inputs.mkdir(parents=True)
@@ -257,10 +292,13 @@ def main(
     maker.join()
     if maker.exitcode:
         raise click.ClickException("the inputs could not be made")
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*contenders.theirs, *contenders.ours)}
+    names = (*contenders.theirs, *contenders.torchtune, *contenders.ours)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name, flags in contenders.theirs.items():
             runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, micro)))
+        for name, flags in contenders.torchtune.items():
+            runs[name].append(attempt(partial(run_torchtune, second, inputs, flags, steps, micro)))
         for name, changes in contenders.ours.items():
             out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
             runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, micro)))
@@ -294,6 +332,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
         "micro_batch": micro,
         "repeats": repeats,
         "peer": f"trl {TRL if method == 'ppo' else version('trl')}",
+        **({"second_peer": TORCHTUNE} if METHODS[method].torchtune else {}),
         "packages": {name: version(name) for name in packages} | {"trl (ours)": version("trl")},
     }
 

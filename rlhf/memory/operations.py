@@ -43,9 +43,14 @@ class Counts(NamedTuple):
 
 
 def _flops_of(func: Any) -> Callable[[Any, Any, Any], int] | None:
-    """Return what counts an operation's floating-point operations; None where it multiplies nothing."""
-    if func._overloadpacket in flop_registry:
-        count = flop_registry[func._overloadpacket]
+    """Return what counts an operation's floating-point operations; None where it multiplies nothing.
+
+    Torch counts no product that is added in place, such as `addmm_`: it has those of the operation without underscore.
+    """
+    plain = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    packet = func._overloadpacket if func._overloadpacket in flop_registry else plain
+    if packet in flop_registry:
+        count = flop_registry[packet]
         of_shapes = getattr(count, "__wrapped__", None)  # without torch's walk that turns tensors into shapes
         if of_shapes is None:
             return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)

@@ -18,6 +18,8 @@ from bench.gpu import attention, command, memory, nf4, packages, plan, record, r
 from bench.gpu.item import Context, load
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Verdict
+from bench.roofline.counts import phases
+from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.rollout import engine as rollout
 
@@ -349,6 +351,29 @@ def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
     finished = found | {"outcome": "done"}
     speed.conclude(finished)
     assert finished["verdict"] is not None
+
+
+def test_a_speed_record_has_the_bounds_of_its_phases(monkeypatch, capsys):
+    """At 1e15 FLOP/s and 1e12 B/s decoding is bound by reading; its share of what was measured is told."""
+    found = good_record("speed-h100")
+    seconds = {"rollout/decode": {"median": 4.0}, "update": {"median": 4.0}}
+    stage = {"step_seconds": {"median": 8.0}, "peak_vram_bytes": 5, "phase_seconds": seconds}
+    ceilings = {"flops": 1e15, "bandwidth": 1e12}
+    found["measured"] = {"shape": "longest", "ceilings": ceilings, "stages": {"ppo": stage}}
+    monkeypatch.setattr("rlhf.memory.predict.Predictor.__call__", lambda *_: None)
+    monkeypatch.setattr("bench.__main__.derived_figures", lambda *_: {})
+    speed.conclude(found)
+    bounds = found["measured"]["stages"]["ppo"]["roofline"]
+    assert set(bounds) == {"rollout/decode", "update"}
+    recipe = recipes.load(ROOT / "recipes/h100-mistral-7b/v2").recipe
+    decoding = phases(recipe, "ppo", recipe.ppo.max_prompt_length)["rollout/decode"]
+    assert bounds["rollout/decode"] == {
+        "least_seconds": decoding.moved / 1e12,
+        "seconds": 4.0,
+        "reached": decoding.moved / 4e12,
+    }
+    command.show_records([found])
+    assert "speed-h100: ppo/update" in capsys.readouterr().out
 
 
 def test_attention_must_take_the_predicted_kernels_and_build_no_plan():

@@ -84,6 +84,22 @@ def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypa
     assert any(pin.startswith("torch==") and "+" not in pin for pin in install)
     peer.peer_python(tmp_path / "env")
     assert len(commands) == 2, "the second time it only looks whether TRL is there"
+    assert f"version('trl') == '{peer.TRL}'" in commands[1][2]
+
+
+def test_torchtune_has_an_environment_of_its_own_and_no_part_in_the_ratios(tmp_path, monkeypatch):
+    made: list[dict[str, str]] = []
+    monkeypatch.setattr(peer, "_environment", lambda folder, packages, ours: noted(made, packages, folder))
+    assert peer.torchtune_python(tmp_path) == tmp_path and made == [peer.TORCHTUNE]
+    commands: list[list[str]] = []
+    monkeypatch.setattr(peer, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
+    assert peer.run_torchtune(Path("python"), tmp_path, [], 3, 8) == {"cpu": [1.0]}
+    (command,) = commands
+    assert command[1].endswith("torchtune_ppo.py") and Path(command[1]).is_file()
+    method = peer.METHODS["ppo"]
+    (name,) = method.torchtune
+    figures = peer.summarise(method, {**dict.fromkeys(method.theirs, PARTS), name: PARTS}, "cpu")
+    assert figures[name]["times_faster"] == [1.0, 1.0], "its time is compared with TRL's two, and no other with its own"
 
 
 @pytest.mark.parametrize("method", ["rloo", "grpo"])

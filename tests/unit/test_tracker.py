@@ -456,13 +456,14 @@ def test_memory_inside_a_kernel_comes_on_top_while_it_runs():
 
 
 def test_operations_of_products():
-    """2 m n k for a product, once forward and once for each factor that gets a gradient."""
+    """2 m n k for a product, added in place or not, once forward and once for each factor that gets a gradient."""
     a, b = torch.zeros(5, 7), torch.zeros(7, 11)
     w = torch.zeros(7, 11, requires_grad=True)
     with tracker() as found:
         with record_function("load"):
             a @ b
-            a.exp() + 1
+            a.exp().add_(1)
+            torch.zeros(5, 11).addmm_(a, b)
         with record_function("rollout"), record_function("decode"):
             torch.zeros(3, 5, 7) @ torch.zeros(3, 7, 11)
         with record_function("train"):
@@ -470,11 +471,11 @@ def test_operations_of_products():
     flops = {name: peak.flops for name, peak in found.peaks().items()}
     one = 2 * 5 * 7 * 11
     assert flops == {
-        "load": one,
+        "load": 2 * one,
         "rollout": 3 * one,
         "rollout/decode": 3 * one,
         "train": 2 * one,
-        "": 6 * one,
+        "": 7 * one,
     }
 
 

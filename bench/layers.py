@@ -1,0 +1,225 @@
+"""`python -m bench.layers`: what PPO learns with adapters in all layers or in the upper ones, and in how much time.
+
+Runs whole chains of `rlhf run` with the lean trunk on the toy world of cpu-tiny, with a model of six layers. For each
+seed one base serves all choices of `lora.layers`; SFT, reward model and PPO are trained with the same choice.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import date
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import click
+
+from bench.paths import ROOT
+from bench.peer.__main__ import cpu_name
+from rlhf import recipe
+from rlhf.cli import guarded
+from rlhf.errors import UserError
+from rlhf.files import read_json, read_lines, write_json
+from rlhf.observe.console import OUT
+from rlhf.process.distributed import child_environment
+from rlhf.run.provenance import code_version, package_versions
+
+RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
+# Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take
+# half an hour.
+CHANGES = {
+    "model.architecture.num_hidden_layers": 6,
+    "model.architecture.hidden_size": 48,
+    "model.architecture.intermediate_size": 144,
+    "data.toy.documents": 24_000,
+    "rm.max_samples": 12_000,
+    "ppo.eval_steps": 5,
+    "hardware.trunk": "lean",
+}
+LAYERS = ("all", "upper_half", "upper_third")
+PHASES = ("rollout", "score", "update")
+LEVELS = (0.3, 0.4, 0.5, 0.6)  # true gains, in standard deviations of SFT's samples
+CHOSEN = ("true_reward_gain_sd", "score_gain_sd", "kl_per_token", "response_length", "eos_rate", "best_step")
+
+
+class Point(NamedTuple):
+    """An evaluation during PPO, on the validation rows."""
+
+    step: int
+    seconds: float  # CPU seconds of the training steps so far, evaluations left out
+    gain: float  # true reward, standard deviations of SFT's samples
+    kl: float  # nats per token
+
+
+def learning_curve(metrics: Sequence[Mapping[str, Any]], telemetry: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """Return the evaluations of a PPO run from the rows of its metrics.jsonl and telemetry.jsonl."""
+    spent, seconds = 0.0, {}
+    for row in telemetry:
+        spent += sum(row[f"cpu/{phase}"] for phase in PHASES)
+        seconds[row["step"]] = spent
+    return [
+        Point(row["step"], seconds[row["step"]], row["eval/true_reward_gain_sd"], row["eval/kl_per_token"])
+        for row in metrics
+        if "eval/true_reward_gain_sd" in row
+    ]
+
+
+def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
+    """Return the mean of curves with the same steps."""
+    return [
+        Point(points[0].step, *(mean(x) for x in list(zip(*points, strict=True))[1:]))
+        for points in zip(*curves, strict=True)
+    ]
+
+
+def seconds_to_gain(curve: Sequence[Point], level: float) -> float | None:
+    """Return the CPU seconds until a curve first reaches a gain, between evaluations on a straight line; or None."""
+    seconds, gain = 0.0, 0.0
+    for point in curve:
+        if point.gain >= level:
+            return seconds + (point.seconds - seconds) * (level - gain) / (point.gain - gain)
+        seconds, gain = point.seconds, point.gain
+    return None
+
+
+def run_stage(stage: str, out: Path, parents: Path, changes: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Run one stage; return its metrics and the CPU seconds of its process, loading and evaluation included."""
+    flags = [part for key, value in changes.items() for part in ("--set", f"{key}={recipe.as_yaml(value)}")]
+    command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--seed", str(seed)]
+    command += ["--out", str(out), "--reuse", str(parents), *flags]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=child_environment())
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)  # it is reaped: Popen need not wait
+        errors.seek(0)
+        if process.returncode:
+            raise UserError(f"{stage}: {errors.read().strip()[-2000:]}")
+    summary = read_json(_folder(out, stage) / "summary.json") or {}
+    return {"cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2), "metrics": summary["metrics"]}
+
+
+def measure(layers: str, out: Path, parents: Path, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Train SFT, reward model and PPO with adapters in `layers`; return what they cost and learned."""
+    stages = {
+        stage: run_stage(stage, out, parents, {**changes, "lora.layers": layers}, seed)
+        for stage in ("sft", "rm", "ppo")
+    }
+    telemetry = read_lines(_folder(out, "ppo") / "telemetry.jsonl")
+    curve = learning_curve(read_lines(_folder(out, "ppo") / "metrics.jsonl"), telemetry)
+    return {
+        "stage_cpu_seconds": {name: row["cpu_seconds"] for name, row in stages.items()},
+        "reward_model_accuracy": stages["rm"]["metrics"]["accuracy"],
+        "phase_cpu_seconds": {phase: round(sum(row[f"cpu/{phase}"] for row in telemetry), 3) for phase in PHASES},
+        "ppo": {key: stages["ppo"]["metrics"][key] for key in CHOSEN},
+        "curve": [point._asdict() for point in curve],
+    }
+
+
+def run_seed(seed: int, folder: Path, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Pretrain the base of a seed; return `measure` of each choice of layers."""
+    base = folder / f"{seed}-base"
+    base.mkdir()
+    run_stage("pretrain", base, base, changes, seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for layers in LAYERS:
+        rows[layers] = measure(layers, folder / f"{seed}-{layers}", base, seed, changes)
+        OUT.print(f"seed {seed}, {layers}: {json.dumps(rows[layers]['ppo'])}", markup=False)
+    return rows
+
+
+def summarise(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return means over the seeds of each choice of layers: final figures, and the seconds to each gain."""
+    summary: dict[str, dict[str, Any]] = {}
+    for layers, seeds in runs.items():
+        rows = list(seeds.values())
+        curve = mean_curve([[Point(**point) for point in row["curve"]] for row in rows])
+        gains = [row["ppo"]["true_reward_gain_sd"] for row in rows]
+        summary[layers] = {
+            "true_gain": mean(gains),
+            "true_gain_range": [min(gains), max(gains)],
+            "kl_per_token": mean(row["ppo"]["kl_per_token"] for row in rows),
+            "step_cpu_seconds": curve[-1].seconds / curve[-1].step,
+            "chain_cpu_seconds": mean(sum(row["stage_cpu_seconds"].values()) for row in rows),
+            "curve": [point._asdict() for point in curve],
+            "seconds_to_gain": {str(level): seconds_to_gain(curve, level) for level in LEVELS},
+        }
+    return summary
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Return the table of a record as docs/ppo.md shows it."""
+    levels = " | ".join(f"{level:g} sd" for level in LEVELS)
+    lines = [
+        "| adapters in | true gain, sd (range) | KL, nats per token | CPU s per step | CPU s, SFT to PPO "
+        f"| CPU s of steps to a gain of {levels} |",
+        "|---|---|---|---|---|" + "---|" * len(LEVELS),
+    ]
+    for layers, row in record["summary"].items():
+        low, high = row["true_gain_range"]
+        reached = (row["seconds_to_gain"][str(level)] for level in LEVELS)
+        cells = [
+            layers.replace("_", " "),
+            f"{row['true_gain']:.2f} ({low:.2f} to {high:.2f})",
+            f"{row['kl_per_token']:.3f}",
+            f"{row['step_cpu_seconds']:.2f}",
+            f"{row['chain_cpu_seconds']:.0f}",
+            *("–" if seconds is None else f"{seconds:.1f}" for seconds in reached),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _folder(out: Path, stage: str) -> Path:
+    return out / RECIPE.parent.name / RECIPE.name / stage
+
+
+@click.command()
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    default=(0, 1, 2),
+    show_default=True,
+    help="A seed to run; several times for several.",
+)
+@click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Change a key of all runs.")
+@click.option("--jobs", default=1, show_default=True, help="Seeds to run side by side, each on one core.")
+@click.option("--save", type=click.Path(path_type=Path), help="JSON file for the record.")
+def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
+    """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
+    code = code_version()
+    if save and code["dirty"]:
+        raise UserError("--save: the code differs from its commit; commit first, so that the record names its code")
+    changes = CHANGES | recipe.parse_overrides(more)
+    provenance = {
+        "date": date.today().isoformat(),
+        "code": code,
+        "device": f"{cpu_name()}, 1 thread",
+        "packages": package_versions(),
+        "recipe": f"{RECIPE.parent.name} {RECIPE.name}",
+        "recipe_sha256": recipe.load(RECIPE).sha256,
+        "overrides": changes,
+        "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]),
+    }
+    if save:
+        save.parent.mkdir(parents=True, exist_ok=True)
+    runs: dict[str, dict[str, dict[str, Any]]] = {layers: {} for layers in LAYERS}
+    with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder, ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(run_seed, seed, Path(folder), changes): seed for seed in seeds}
+        for done in as_completed(waiting):
+            for layers, row in done.result().items():
+                runs[layers][str(waiting[done])] = row
+            record = provenance | {"adapters_in": runs, "summary": summarise(runs)}
+            if save:
+                write_json(save, record)  # after every seed, so that an interrupted run keeps what it has measured
+    OUT.print(markdown(record), markup=False)
+
+
+if __name__ == "__main__":
+    guarded(main)

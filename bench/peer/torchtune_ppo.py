@@ -1,0 +1,180 @@
+"""torchtune's single-device PPO recipe on the inputs that `python -m bench.peer` made; prints one JSON line.
+
+Runs where torchtune 0.6.1 is, its last release. The recipe trains all weights of a policy and of a value model, and
+keeps a reference and a reward model of its own; it has no adapters. Its code is used as it is, but it saves nothing at
+the end. Seconds and memory are taken as in trl_ppo.py.
+"""
+
+import argparse
+import importlib.util
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchtune  # type: ignore[import-not-found]  # in an environment of its own
+from omegaconf import OmegaConf  # type: ignore[import-not-found]
+from safetensors.torch import load_file, save_file
+from torch.utils.data import Dataset
+
+from bench.peer.training import Clock, timed
+
+EPOCHS, RESPONSE = 4, 64
+
+
+class Vocabulary:
+    """What the recipe asks of a tokenizer: prompts are ids already."""
+
+    pad_id, bos_id, eos_id = 0, 1, 2
+    stop_tokens = (2,)
+
+
+class Prompts(Dataset[dict[str, list[int]]]):
+    """Prompts as token ids, in the form that the recipe's collator takes."""
+
+    def __init__(self, file: str, tokenizer: Vocabulary):
+        self.prompts = json.loads(Path(file).read_text())
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, number: int) -> dict[str, list[int]]:
+        return {"tokens": self.prompts[number], "labels": self.prompts[number]}
+
+
+def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
+    """Return the recipe's configuration: sizes as in trl_ppo.py; what saves memory at the price of time is off."""
+    settings = json.loads((inputs / "settings.json").read_text())
+    batch = settings["batch"]
+    base = json.loads((inputs / "base" / "config.json").read_text())
+    sizes = {
+        "vocab_size": base["vocab_size"],
+        "num_layers": base["num_hidden_layers"],
+        "num_heads": base["num_attention_heads"],
+        "num_kv_heads": base["num_key_value_heads"],
+        "embed_dim": base["hidden_size"],
+        "intermediate_dim": base["intermediate_size"],
+        "max_seq_len": base["max_position_embeddings"],
+        "norm_eps": base["rms_norm_eps"],
+    }
+    models = "torchtune.models.llama2._component_builders"
+
+    def checkpoint(folder: Path, kind: str) -> dict[str, Any]:
+        return {
+            "_component_": "torchtune.training.FullModelHFCheckpointer",
+            "checkpoint_dir": str(folder),
+            "checkpoint_files": ["model.safetensors"],
+            "output_dir": str(work / "saved"),
+            "model_type": kind,
+        }
+
+    policy, scorer = checkpoint(inputs / "base", "LLAMA2"), checkpoint(work / "reward", "REWARD")
+    return OmegaConf.create(
+        {
+            "output_dir": str(work),
+            "device": settings["device"],
+            "dtype": {"float32": "fp32", "bfloat16": "bf16"}[settings["dtype"]],
+            "seed": 0,
+            "tokenizer": {"_component_": "bench.peer.torchtune_ppo.Vocabulary"},
+            "dataset": {"_component_": "bench.peer.torchtune_ppo.Prompts", "file": str(inputs / "prompts.json")},
+            "shuffle": False,
+            "policy_model": {"_component_": f"{models}.llama2", **sizes},
+            "reward_and_value_model": {"_component_": f"{models}.llama2_classifier", "num_classes": 1, **sizes},
+            "checkpointer": policy,
+            "ref_policy_checkpointer": policy,
+            "value_checkpointer": scorer,
+            "reward_checkpointer": scorer,
+            "resume_from_checkpoint": False,
+            "batch_size": batch,
+            "forward_batch_size": batch,
+            "num_steps": batch * steps,
+            "ppo_epochs": EPOCHS,
+            "ppo_batch_size": batch,
+            "gradient_accumulation_steps": batch // micro,
+            "compile": False,
+            "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4, "fused": True},
+            "optimizer_in_bwd": False,
+            "enable_activation_checkpointing": False,
+            "enable_kv_cache": True,
+            "max_generated_tokens": RESPONSE,
+            "temperature": 1.0,
+            "top_k": None,
+            "min_response_length": None,
+            "penalise_no_eos": False,
+            "reward_penalty": 0,
+            "stop_token_ids": [Vocabulary.eos_id],
+            "whiten_rewards": False,
+            "gamma": 1.0,
+            "lmbda": 0.95,
+            "loss": {
+                "_component_": "torchtune.rlhf.loss.PPOLoss",
+                "epsilon": 0.2,
+                "value_coeff": 0.1,
+                "value_clip_range": 0.2,
+            },
+            "kl_coeff": 0.05,
+            "metric_logger": {
+                "_component_": "torchtune.training.metric_logging.DiskLogger",
+                "log_dir": str(work / "logs"),
+            },
+        }
+    )
+
+
+def reward_checkpoint(base: Path, folder: Path) -> None:
+    """Write a reward model in Hugging Face's format: the base with a random head of one class."""
+    folder.mkdir()
+    shutil.copy(base / "config.json", folder)
+    weights: Mapping[str, torch.Tensor] = load_file(base / "model.safetensors")
+    trunk = {name: weight for name, weight in weights.items() if name != "lm_head.weight"}
+    torch.manual_seed(0)
+    head = 0.02 * torch.randn_like(trunk["model.norm.weight"])[None]
+    save_file({**trunk, "score.weight": head}, folder / "model.safetensors")
+
+
+def recipe_class() -> Any:
+    """Return the class of the recipe, whose file lies beside the package and cannot be imported by name."""
+    file = Path(torchtune.__file__).parents[1] / "recipes" / "ppo_full_finetune_single_device.py"
+    spec = importlib.util.spec_from_file_location("torchtune_ppo_recipe", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PPOFullFinetuneRecipeSingleDevice
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("inputs", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--micro", type=int, required=True)
+    options = parser.parse_args()
+    cuda = json.loads((options.inputs / "settings.json").read_text())["device"] == "cuda"
+    if not cuda:
+        torch.set_num_threads(1)
+    clock = Clock()
+
+    class Timed(recipe_class()):  # type: ignore[misc]
+        def cleanup_after_step(self, *arguments: Any, **named: Any) -> None:
+            super().cleanup_after_step(*arguments, **named)
+            clock.mark()
+
+        def save_checkpoint(self, *arguments: Any, **named: Any) -> None:
+            pass
+
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        reward_checkpoint(options.inputs / "base", work / "reward")
+        config = configuration(options.inputs, work, options.steps, options.micro)
+        trainer = Timed(config)
+        trainer.setup(config)
+        figures = timed(trainer, clock, cuda, warm_up=1)
+    versions = {name: version(name) for name in ("torchtune", "torchao", "torch")}
+    print(json.dumps({"versions": versions, **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""`python -m bench.roofline RECIPE`: the least time of a step on a recipe's card, and what changes would gain.
+
+bench/roofline/counts.py counts operations and bytes; rlhf/memory/projection.py has the cards' published rates. The
+larger of the two quotients is a time that no program with these settings beats. Predicted; nothing here is measured.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.roofline.counts import Work, phases
+from rlhf import recipe as recipes
+from rlhf.cli import guarded
+from rlhf.errors import UserError
+from rlhf.memory.projection import CARDS, Card, row_tokens
+from rlhf.observe.console import OUT, rows_table
+from rlhf.recipe import OnlineName, PinnedRecipe, Recipe
+
+LEAN = {"hardware.trunk": "lean", "{stage}.gradient_checkpointing": False, "lora.lora_dropout": 0.0}
+FROM_SAMPLING = {"{stage}.old_logprobs": "rollout", "{stage}.rollout_weights": "adapter"}
+CHANGES: dict[str, dict[str, Any]] = {  # recipe keys; {stage} is the stage
+    "lean trunk": LEAN,
+    "lean trunk, adapters in the upper half": LEAN | {"lora.layers": "upper_half"},
+    "old log-probabilities from sampling": FROM_SAMPLING,
+    "lean trunk, upper half, old log-probabilities from sampling": LEAN | {"lora.layers": "upper_half"} | FROM_SAMPLING,
+    "merged weights for sampling": {"{stage}.rollout_weights": "merged", "{stage}.old_logprobs": "recompute"},
+    "4-bit products in row groups": {"{stage}.rollout_4bit": "row_groups"},
+    "16-bit copy of a 4-bit base for sampling": {"{stage}.rollout_4bit": "unpacked"},
+}
+
+
+def seconds(work: Mapping[str, Work], card: Card) -> float:
+    """Return the least seconds of a step, its phases one after another."""
+    return sum(part.seconds(card) for part in work.values())
+
+
+def bound(work: Work, card: Card) -> str:
+    """Return what bounds a phase on a card, compute or memory."""
+    return "compute" if work.flops / card.flops >= work.moved / card.bandwidth else "memory"
+
+
+def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: Card) -> dict[str, float]:
+    """Return the least seconds of the phases whose time a run measures: those of the rollout, score and update."""
+    sums: dict[str, float] = {}
+    for name, part in phases(recipe, stage, prompt).items():
+        phase = name if name in ("rollout/prefill", "rollout/decode") else name.split("/")[0]
+        sums[phase] = sums.get(phase, 0.0) + part.seconds(card)
+    return sums
+
+
+def beside(
+    recipe: Recipe, stage: OnlineName, measured: Mapping[str, float], card: Card, longest: bool
+) -> dict[str, dict[str, float]]:
+    """Return the least seconds of each measured phase, and their share of the seconds measured.
+
+    longest: prompts are as long as the stage admits, and not of the mean length of those in the recipe's data.
+    """
+    options = getattr(recipe, stage)
+    prompt = options.max_prompt_length if longest else row_tokens(recipe, stage, 1) - options.response_length
+    least = by_phase(recipe, stage, prompt, card)
+    return {
+        phase: {"least_seconds": bound, "seconds": measured[phase], "reached": bound / measured[phase]}
+        for phase, bound in least.items()
+        if phase in measured
+    }
+
+
+def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
+    """Return work, bound and seconds of each phase, and the seconds with each change. Raises UserError.
+
+    Prompts have the mean length of those in the recipe's data, or the longest where that is not known.
+    """
+    recipe = loaded.recipe
+    options = getattr(recipe, stage)
+    if options is None:
+        raise UserError(f"{loaded.directory}: the recipe has no section {stage}")
+    card = CARDS.get(recipe.hardware.name)
+    if card is None or recipe.hardware.count > 1:
+        raise UserError(f"{loaded.directory}: the roofline knows recipes for one card of {', '.join(CARDS)}")
+    prompt = row_tokens(recipe, stage, 1) - options.response_length
+    work = phases(recipe, stage, prompt)
+    now = seconds(work, card)
+    changes: dict[str, Any] = {}
+    for name, keys in CHANGES.items():
+        keys = {key.format(stage=stage): value for key, value in keys.items()}
+        if "rollout_4bit" in "".join(keys) and recipe.model.quantization == "none":
+            continue
+        least = seconds(phases(changed(recipe, keys), stage, prompt), card)
+        changes[name] = {"seconds": least, "factor": now / least}
+    if options.samples_per_prompt > 1:
+        lean = changed(recipe, {key.format(stage=stage): value for key, value in LEAN.items()})
+        apart, shared = (seconds(phases(lean, stage, prompt, once), card) for once in (False, True))
+        name = "prompts once for a group, in the lean trunk"
+        changes[name] = {"seconds": shared, "factor": apart / shared}
+    return {
+        "recipe": f"{loaded.name} {loaded.version}",
+        "stage": stage,
+        "card": {"name": recipe.hardware.name, **card._asdict()},
+        "prompt_tokens": prompt,
+        "response_tokens": options.response_length,
+        "phases": {
+            name: {"flops": p.flops, "bytes": p.moved, "bound": bound(p, card), "seconds": p.seconds(card)}
+            for name, p in work.items()
+        },
+        "seconds": now,
+        "changes": changes,
+    }
+
+
+def changed(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with other values, unchecked."""
+    for key, value in keys.items():
+        section, name = key.split(".")
+        part = getattr(recipe, section).model_copy(update={name: value})
+        recipe = recipe.model_copy(update={section: part})
+    return recipe
+
+
+def show(row: Mapping[str, Any]) -> None:
+    """Print the tables of a recipe."""
+    card, total = row["card"], row["seconds"]
+    rates = f"{card['flops'] / 1e12:.0f} TFLOP/s, {card['bandwidth'] / 1e12:.2f} TB/s"
+    lines = [
+        (
+            phase,
+            f"{part['flops'] / 1e12:.1f}",
+            f"{part['bytes'] / 1e9:.1f}",
+            part["bound"],
+            f"{part['seconds']:.2f}",
+            f"{part['seconds'] / total:.0%}",
+        )
+        for phase, part in row["phases"].items()
+    ]
+    lines.append(("all", "", "", "", f"{total:.2f}", ""))
+    columns = ("phase", "TFLOP", "GB", "bound by", "s", "share")
+    rows_table(f"{row['recipe']}, a step of {row['stage']}, predicted least seconds at {rates}", columns, lines)
+    gains = [(name, f"{change['seconds']:.2f}", f"x {change['factor']:.2f}") for name, change in row["changes"].items()]
+    rows_table("predicted, each change alone", ("change", "s", "as fast"), gains)
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the two tables of several recipes side by side, as docs/roofline.md shows them."""
+    names = [row["recipe"] for row in rows]
+    head = ["| phase | " + " | ".join(names) + " |", "|---|" + "---:|" * len(rows)]
+    for phase in _union([row["phases"] for row in rows]):
+        parts = [row["phases"].get(phase) for row in rows]
+        head.append(f"| {phase} | {' | '.join('–' if part is None else _cell(part) for part in parts)} |")
+    totals = (f"**{row['seconds']:.2f} s**" for row in rows)
+    head.append(f"| **all** | {' | '.join(totals)} |")
+    gains = ["| change | " + " | ".join(names) + " |", "|---|" + "---:|" * len(rows)]
+    for name in _union([row["changes"] for row in rows]):
+        changes = [row["changes"].get(name) for row in rows]
+        cells = ("–" if c is None else f"x {c['factor']:.2f}" for c in changes)
+        gains.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*head, "", *gains])
+
+
+def _cell(part: Mapping[str, Any]) -> str:
+    return f"{part['flops'] / 1e12:.0f}, {part['bytes'] / 1e9:.0f}: {part['seconds']:.2f} s, {part['bound']}"
+
+
+def _union(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of several tables in their order."""
+    return list(dict.fromkeys(key for table in sorted(tables, key=len, reverse=True) for key in table))
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECIPE...")
+@click.option("--stage", type=click.Choice(recipes.ONLINE), default="ppo", show_default=True)
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each recipe.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables of docs/roofline.md.")
+def main(
+    directories: Sequence[Path], stage: OnlineName, changes: tuple[str, ...], as_json: bool, as_markdown: bool
+) -> None:
+    """Print the least time of a step on a recipe's card, by phase, and what changes would gain. Needs no GPU."""
+    rows = [predict(recipes.load(folder, recipes.parse_overrides(changes)), stage) for folder in directories]
+    if as_markdown:
+        print(markdown(rows))
+        return
+    for row in rows:
+        if as_json:
+            OUT.print_json(json.dumps(row))
+        else:
+            show(row)
+
+
+if __name__ == "__main__":
+    guarded(main)

@@ -1,0 +1,299 @@
+"""What a step of PPO, RLOO or GRPO computes and moves at least, counted from a recipe and the sizes of its model.
+
+Operations of products and attention, and bytes that have to cross the card's memory: weights once for each pass of a
+micro-batch, keys and values, and each tensor between two products written and read once. Norms, softmax, rotary
+embedding, activation functions, padding and launches of kernels are left out, so that a time is a lower bound.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from rlhf.errors import UserError
+from rlhf.memory import gpu
+from rlhf.memory.kernels import unpacks_4bit
+from rlhf.memory.projection import Card
+from rlhf.recipe import OnlineName, OnlineOptions, Ppo, Recipe
+
+# Bytes of a weight in NF4: 4 bits, for each 64 weights a scale of 8 bits, for each 256 scales one of 32 bits.
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+ADAPTER_BYTES = 4  # float32
+# Bytes that AdamW moves for a weight: weight and two moments read and written, gradient read; moments of 8 or 32 bits.
+OPTIMIZER_BYTES = {"adamw_8bit": 16, "paged_adamw_8bit": 16}
+ADAMW_BYTES = 28
+INPUTS = ("q_proj", "k_proj", "v_proj")  # the products that read a layer's input
+
+Form = Literal["library", "row_groups", "copy"]  # how packed weights are multiplied with; copy: they lie in 16 bits
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations and bytes of a phase."""
+
+    flops: float = 0.0
+    moved: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.flops + other.flops, self.moved + other.moved)
+
+    def times(self, count: float) -> "Work":
+        """Return this work `count` times."""
+        return Work(self.flops * count, self.moved * count)
+
+    def seconds(self, card: Card) -> float:
+        """Return the least seconds at a card's rates."""
+        return max(self.flops / card.flops, self.moved / card.bandwidth)
+
+
+class Rows(NamedTuple):
+    """Tokens, pairs of a query and a key that attention forms, and the same of the tokens whose states are used."""
+
+    tokens: float
+    pairs: float
+    wanted: float
+    wanted_pairs: float
+
+    @classmethod
+    def of(cls, count: float, prompt: float, response: int, copies: int = 1, last_only: bool = False) -> "Rows":
+        """Return the sizes of `count` responses with their prompts, each computed once for `copies` responses.
+
+        The states before each response token are used, or with `last_only` those of the last token.
+        """
+        own = response * prompt + response * (response + 1) / 2  # a query at position t attends to t + 1 keys
+        pairs = count * (prompt * (prompt + 1) / 2 / copies + own)
+        tokens = count * (prompt / copies + response)
+        if last_only:
+            return cls(tokens, pairs, count, count * (prompt + response))
+        return cls(tokens, pairs, count * response, count * (own - response))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Sizes of a decoder and of its adapters, and the form of its weights."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    rank: int = 0
+    targets: frozenset[str] = frozenset()  # products with adapters
+    adapted: range = range(0)  # layers with adapters
+    size: int = 2  # bytes of a number
+    packed: bool = False  # the layers' weights are NF4
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Decoder":
+        """Return the sizes in a recipe. Raises UserError where they are not those of a plain decoder."""
+        shape = recipe.model.architecture
+        vocab = shape and (shape.vocab_size or recipe.tokenizer.vocab_size)
+        if shape is None or not vocab:
+            raise UserError("the roofline needs model.architecture with vocab_size")
+        if experts := sorted(key for key in shape.others() if "expert" in key):
+            raise UserError(f"the roofline counts no mixture of experts (model.architecture.{experts[0]})")
+        numbers = recipe.lora.layer_numbers(shape.num_hidden_layers) or range(shape.num_hidden_layers)
+        decoder = cls(
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.num_hidden_layers,
+            shape.num_attention_heads,
+            shape.num_key_value_heads,
+            shape.others().get("head_dim") or shape.hidden_size // shape.num_attention_heads,
+            vocab,
+            rank=recipe.lora.r,
+            adapted=range(numbers[0], numbers[-1] + 1),
+            size={"float32": 4, "bfloat16": 2}[recipe.model.dtype],
+            packed=recipe.model.quantization == "nf4",
+        )
+        targets = recipe.lora.target_modules
+        return replace(decoder, targets=frozenset(decoder.linear if targets == "all-linear" else targets))
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Return the inputs and outputs of a layer's weights."""
+        h, i, q, kv = self.hidden, self.intermediate, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = {"q_proj": (h, q), "k_proj": (h, kv), "v_proj": (h, kv), "o_proj": (q, h)}
+        return attention | {"gate_proj": (h, i), "up_proj": (h, i), "down_proj": (i, h)}
+
+    def rank_of(self, number: int, name: str) -> int:
+        """Return the rank of the adapter of a product in layer `number`, 0 without one."""
+        return self.rank if number in self.adapted and name in self.targets else 0
+
+    def adapter_weights(self, number: int) -> int:
+        """Return the number of the adapters' weights in layer `number`."""
+        return sum(self.rank_of(number, name) * (a + b) for name, (a, b) in self.linear.items())
+
+    def forward_flops(self, number: int, rows: Rows, narrow: bool = False, adapter: bool = True) -> float:
+        """Return the operations of a layer; `narrow`: at the wanted tokens only, but for keys and values."""
+        total = 4 * (rows.wanted_pairs if narrow else rows.pairs) * self.heads * self.head_dim
+        for name, (a, b) in self.linear.items():
+            per_token = a * b + self.rank_of(number, name) * (a + b) * adapter
+            total += 2 * self._tokens(name, rows, narrow) * per_token
+        return total
+
+    def backward_flops(self, number: int, rows: Rows, narrow: bool = False) -> float:
+        """Return the operations for the gradients of a layer's input and adapters; its weights are frozen.
+
+        Nothing below the lowest layer with adapters needs a gradient.
+        """
+        total = 8 * (rows.wanted_pairs if narrow else rows.pairs) * self.heads * self.head_dim
+        for name, (a, b) in self.linear.items():
+            to_input = not (number == self.adapted.start and name in INPUTS)
+            per_token = a * b * to_input + self.rank_of(number, name) * (a * (1 + to_input) + 2 * b)
+            total += 2 * self._tokens(name, rows, narrow) * per_token
+        return total
+
+    def between_products(self, rows: Rows, narrow: bool = False) -> float:
+        """Return the bytes of a layer's tensors between products, each written and read once."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        numbers = rows.tokens * (self.hidden + 2 * kv)
+        numbers += (rows.wanted if narrow else rows.tokens) * (self.hidden + 2 * q + 2 * self.intermediate)
+        return 2 * self.size * numbers
+
+    def weight_bytes(self, number: int, tokens: float, card: gpu.Gpu, form: Form, adapter: bool = True) -> float:
+        """Return the bytes of a layer's weights for one pass over `tokens`.
+
+        A packed weight is read packed; where bitsandbytes unpacks it, it is also written and read in full. In row
+        groups it is read once for each group.
+        """
+        total, count = float(self.adapter_weights(number) * ADAPTER_BYTES * adapter), math.ceil(tokens)
+        for a, b in self.linear.values():
+            if not self.packed or form == "copy":
+                total += a * b * self.size
+            elif not unpacks_4bit(card, torch.bfloat16, count, b, a):
+                total += a * b * NF4_BYTES
+            elif form == "row_groups" and (most := _fused_rows(card, count, b, a)):
+                total += a * b * NF4_BYTES * math.ceil(count / most)
+            else:
+                total += a * b * (NF4_BYTES + 2 * self.size)
+        return total
+
+    def head(self, tokens: float, passes: float, products: int = 1) -> Work:
+        """Return the work of the output matrix: logits, and with 2 `products` also the gradient of its input."""
+        matrix = self.hidden * self.vocab
+        return Work(2.0 * products * tokens * matrix, self.size * products * (passes * matrix + tokens * self.hidden))
+
+    def _tokens(self, name: str, rows: Rows, narrow: bool) -> float:
+        return rows.wanted if narrow and name not in ("k_proj", "v_proj") else rows.tokens
+
+
+def _fused_rows(card: gpu.Gpu, rows: int, out: int, inner: int) -> int:
+    """Return up to how many rows bitsandbytes multiplies with a packed weight in one kernel."""
+    fused = (count for count in range(rows, 0, -1) if not unpacks_4bit(card, torch.bfloat16, count, out, inner))
+    return next(fused, 0)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of rows through layers on a card; the lean trunk computes the last layer at the wanted tokens only."""
+
+    decoder: Decoder
+    card: gpu.Gpu
+    lean: bool
+
+    def forward(self, rows: Rows, count: float, numbers: range, adapter: bool = True) -> Work:
+        """Return the work of a forward pass through some layers of rows in `count` micro-batches."""
+        return self._sum(
+            rows, count, numbers, lambda n, narrow: self.decoder.forward_flops(n, rows, narrow, adapter), 1
+        )
+
+    def backward(self, rows: Rows, count: float, numbers: range) -> Work:
+        """Return the work of a backward pass: gradients move as much as forward, and its tensors are read again."""
+        return self._sum(rows, count, numbers, lambda n, narrow: self.decoder.backward_flops(n, rows, narrow), 1.5)
+
+    def _sum(
+        self, rows: Rows, count: float, numbers: range, flops: Callable[[int, bool], float], between: float
+    ) -> Work:
+        total = Work()
+        for number in numbers:
+            narrow = self.lean and number == self.decoder.layers - 1
+            weights = self.decoder.weight_bytes(number, rows.tokens / count, self.card, "library")
+            moved = count * weights + between * self.decoder.between_products(rows, narrow)
+            total += Work(flops(number, narrow), moved)
+        return total
+
+
+def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool = True) -> dict[str, Work]:
+    """Return the work of each phase of one step, with prompts of `prompt` tokens and responses as long as allowed.
+
+    `share_prompts`: the lean trunk computes a prompt once for the responses to it in a micro-batch, as it does.
+    """
+    options: Any = getattr(recipe, stage)
+    decoder, card = Decoder.of(recipe), gpu.find(recipe.hardware.name)
+    passes = Passes(decoder, card, recipe.hardware.trunk == "lean")
+    has_critic = isinstance(options, Ppo) and options.value_model == "adapter"
+    work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}
+
+    def rows(micro: int, last_only: bool = False) -> Rows:
+        copies = min(options.samples_per_prompt, micro) if passes.lean and share_prompts else 1
+        return Rows.of(options.batch_size, prompt, options.response_length, copies, last_only)
+
+    bottom = decoder.adapted.start if passes.lean else 0  # below it all roles share one result
+    upper = range(bottom, decoder.layers)
+    scored, count = rows(options.score_rows), math.ceil(options.batch_size / options.score_rows)
+    if bottom:
+        work["score/shared layers"] = passes.forward(scored, count, range(bottom))
+    once = passes.forward(scored, count, upper)
+    if options.old_logprobs == "recompute":
+        work["score/policy"] = once + decoder.head(scored.wanted, count)
+    if isinstance(options, Ppo) or options.kl_coef:
+        work["score/reference"] = once + decoder.head(scored.wanted, count)
+    if has_critic:
+        work["score/value"] = once
+    if options.model_scores:
+        work["score/reward"] = passes.forward(rows(options.score_rows, last_only=True), count, upper)
+
+    micro = options.per_device_train_batch_size
+    steps = options.passes * options.num_mini_batches
+    count = steps * math.ceil(options.batch_size / options.num_mini_batches / micro)
+    trained = Rows(*(options.passes * size for size in rows(micro)))
+    changed = range(decoder.adapted.start, decoder.layers)
+    for role in ("policy", "value") if has_critic else ("policy",):
+        forward = passes.forward(trained, count, upper)
+        if role == "policy":  # the forward pass also makes the gradient of the log-probabilities
+            forward += decoder.head(trained.wanted, count, 2)
+        work[f"update/{role} forward"] = forward
+        work[f"update/{role} backward"] = passes.backward(trained, count, changed)
+        if options.gradient_checkpointing:
+            work[f"update/{role} recomputed"] = passes.forward(trained, count, changed)
+    weights = sum(decoder.adapter_weights(number) for number in decoder.adapted) * (1 + has_critic)
+    work["update/optimizer"] = Work(moved=weights * steps * OPTIMIZER_BYTES.get(options.optim, ADAMW_BYTES))
+    return work
+
+
+def _rollout(decoder: Decoder, card: gpu.Gpu, options: OnlineOptions, prompt: float) -> dict[str, Work]:
+    """Return the work of sampling: a copy of the weights where the recipe asks for one, prefill and decoding."""
+    merged = options.rollout_weights == "merged"
+    copied = merged or (decoder.packed and options.rollout_4bit == "unpacked")
+    at_once: Form = "copy" if copied else "library"
+    by_token: Form = "row_groups" if options.rollout_4bit == "row_groups" else at_once
+    batches = math.ceil(options.batch_size / options.rollout_batch_size)
+    count = options.batch_size / batches
+    work: dict[str, Work] = {}
+    if copied:
+        read = NF4_BYTES if decoder.packed else decoder.size
+        for number in range(decoder.layers):
+            for name, (a, b) in decoder.linear.items():
+                product = 2.0 * decoder.rank_of(number, name) * a * b * merged
+                work["copy"] = work.get("copy", Work()) + Work(product, a * b * (read + decoder.size)).times(batches)
+
+    def sampled(rows: Rows, drawn: float, form: Form) -> Work:
+        total = decoder.head(drawn, 1)
+        for number in range(decoder.layers):
+            moved = decoder.weight_bytes(number, rows.tokens, card, form, not merged) + decoder.between_products(rows)
+            total += Work(decoder.forward_flops(number, rows, adapter=not merged), moved)
+        return total
+
+    prompts = count / options.samples_per_prompt
+    work["prefill"] = sampled(Rows.of(prompts, prompt, 0), prompts, at_once).times(batches)
+    steps = options.response_length - 1  # the prefill gives the first token
+    keys = prompt + (steps + 1) / 2  # of a query in a mean step
+    cached = decoder.layers * 2 * decoder.kv_heads * decoder.head_dim * decoder.size * count * keys
+    step = sampled(Rows(count, count * keys, count, count * keys), count, by_token) + Work(moved=cached)
+    work["decode"] = step.times(steps * batches)
+    return work

@@ -1,0 +1,193 @@
+"""The roofline: counts by hand, beside torch's own counter, and beside what is published of a model."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench.paths import ROOT
+from bench.roofline import __main__ as roofline
+from bench.roofline import counts
+from bench.roofline.counts import NF4_BYTES, Decoder, Passes, Rows, Work, phases
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.memory import gpu
+from rlhf.memory.projection import Card
+from rlhf.models import matmul
+from rlhf.models.trunk import Trunk
+
+RECIPES = ROOT / "recipes"
+CARD = gpu.find("h100")
+# q 4x4, k and v 4x2, o 4x4, gate and up 4x8, down 8x4: 144 weights
+HAND = Decoder(hidden=4, intermediate=8, layers=2, heads=2, kv_heads=1, head_dim=2, vocab=10)
+BATCH, TOKENS, LAYERS = 2, 16, 4
+TINY = Decoder(32, 48, LAYERS, 4, 2, 8, 64, rank=3, targets=frozenset(HAND.linear), adapted=range(LAYERS), size=4)
+SQUARE = Rows(BATCH * TOKENS, BATCH * TOKENS**2, BATCH * 3, BATCH * 3 * TOKENS)  # torch counts masked pairs as well
+
+
+def test_a_layer_by_hand():
+    rows = Rows(tokens=3, pairs=6, wanted=1, wanted_pairs=3)
+    assert HAND.forward_flops(0, rows) == 2 * 3 * 144 + 2 * (2 * 6 * 4)
+    assert HAND.forward_flops(1, rows, narrow=True) == 2 * 3 * 16 + 2 * 1 * 128 + 2 * (2 * 3 * 4)
+    adapted = replace(HAND, rank=5, targets=frozenset({"down_proj"}), adapted=range(1, 2))
+    assert adapted.forward_flops(0, rows) == HAND.forward_flops(0, rows)
+    assert adapted.forward_flops(1, rows) - HAND.forward_flops(1, rows) == 2 * 3 * 5 * (8 + 4)
+    assert adapted.adapter_weights(1) == 5 * (8 + 4)
+    # Gradients of scores, probabilities, values, queries and keys: four products; q, k and v pass none further down.
+    assert adapted.backward_flops(1, rows) == 2 * 3 * (112 + 2 * 5 * (8 + 4)) + 4 * (2 * 6 * 4)
+    # hidden, queries, keys, values, mixed, hidden, gate and up: 4 + 4 + 2 + 2 + 4 + 4 + 16 numbers of a token
+    assert HAND.between_products(rows) == 2 * 2 * 3 * 36
+    assert HAND.between_products(rows, narrow=True) == 2 * 2 * (3 * 8 + 1 * 28)
+    assert HAND.head(7, passes=2) == Work(2 * 7 * 40, 2 * (2 * 40 + 7 * 4))
+
+
+def test_rows_by_hand():
+    """Prompts of 3 tokens with responses of 2: queries at 0 to 4 see 1 to 5 keys, and those at 2 and 3 predict."""
+    assert Rows.of(1, 3, 2) == Rows(5, 1 + 2 + 3 + 4 + 5, 2, 3 + 4)
+    assert Rows.of(1, 3, 2, last_only=True) == Rows(5, 15, 1, 5)
+    assert Rows.of(2, 3, 2, copies=2) == Rows(3 + 2 + 2, (1 + 2 + 3) + 2 * (4 + 5), 4, 2 * (3 + 4))
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_passes_have_the_operations_that_torch_counts(start):
+    model, decoder = llama(start)
+    ids = torch.randint(0, TINY.vocab, (BATCH, TOKENS))
+    passes = Passes(decoder, CARD, lean=False)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        hidden = model.get_base_model().model(input_ids=ids).last_hidden_state
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
+        hidden.sum().backward()
+    assert forward.get_total_flops() == passes.forward(SQUARE, 1, range(LAYERS)).flops
+    assert backward.get_total_flops() == passes.backward(SQUARE, 1, range(start, LAYERS)).flops
+    with FlopCounterMode(display=False) as head:
+        model.get_base_model().lm_head(hidden)
+    assert head.get_total_flops() == decoder.head(BATCH * TOKENS, 1).flops
+
+
+def test_the_lean_trunk_has_the_operations_that_torch_counts(monkeypatch):
+    """Lower layers once, then upper layers, the last one at three positions; without adapters, which are added in
+    place, where torch does not count."""
+    monkeypatch.setattr(matmul, "ONEDNN", False)  # whose products torch does not count
+    monkeypatch.setattr(Trunk, "_round_up", lambda self, count: count)
+    model, decoder = llama(2)
+    trunk = Trunk(model.get_base_model())
+    ids, positions = torch.randint(0, TINY.vocab, (BATCH, TOKENS)), torch.arange(3).expand(BATCH, 3)
+    passes = Passes(decoder, CARD, lean=True)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as below:
+        lower = trunk.lower_states(ids)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as above, torch.no_grad():
+        trunk.hidden("base", ids, positions, lower)
+    assert below.get_total_flops() == passes.forward(SQUARE, 1, range(2)).flops
+    assert above.get_total_flops() == passes.forward(SQUARE, 1, range(2, LAYERS), adapter=False).flops
+
+
+def test_weights_by_hand(monkeypatch):
+    """Packed weights are unpacked above 4 rows here; 10 rows are 3 groups."""
+    monkeypatch.setattr(counts, "unpacks_4bit", lambda card, dtype, rows, out, inner: rows > 4)
+    packed = replace(HAND, packed=True)
+    assert HAND.weight_bytes(0, 10, CARD, "library") == 144 * 2
+    assert packed.weight_bytes(0, 4, CARD, "library") == pytest.approx(144 * NF4_BYTES)
+    assert packed.weight_bytes(0, 10, CARD, "library") == pytest.approx(144 * (NF4_BYTES + 2 + 2))
+    assert packed.weight_bytes(0, 10, CARD, "row_groups") == pytest.approx(144 * 3 * NF4_BYTES)
+    assert packed.weight_bytes(0, 10, CARD, "copy") == 144 * 2
+    adapted = replace(HAND, rank=5, targets=frozenset({"down_proj"}), adapted=range(1, 2))
+    assert adapted.weight_bytes(1, 10, CARD, "library") == 144 * 2 + 60 * 4
+    assert adapted.weight_bytes(1, 10, CARD, "library", adapter=False) == 144 * 2
+
+
+def test_decoding_reads_the_published_weights_of_mistral_7b():
+    """7,241,732,096 parameters, embeddings and norms left out; 131,072 bytes of keys and values for a token."""
+    loaded = recipe.load(RECIPES / "h100-mistral-7b/v2")
+    weights = 2 * (7_241_732_096 - 32_000 * 4096 - 65 * 4096)
+    adapters = 4 * 41_943_040
+    keys = 16 * 131_072 * (200 + 64)  # 127 steps read 201 to 327 of them
+    step = phases(loaded.recipe, "ppo", 200)["rollout/decode"].moved / 127
+    between = 32 * BETWEEN * 16
+    assert step == pytest.approx(weights + adapters + keys + between + 2 * 16 * 4096, rel=1e-9)
+
+
+BETWEEN = 2 * 2 * (4096 + 4096 + 2 * 1024 + 4096 + 4096 + 2 * 14336)  # bytes between the products of a layer
+
+
+def test_changes_remove_what_they_are_about():
+    plain = recipe.load(RECIPES / "h100-mistral-7b/v2").recipe
+    work = phases(plain, "ppo", 200)
+    assert set(work) - set(phases(roofline.changed(plain, {"ppo.old_logprobs": "rollout"}), "ppo", 200)) == {
+        "score/policy"
+    }
+    lean = phases(roofline.changed(plain, {"hardware.trunk": "lean"}), "ppo", 200)
+    half = phases(roofline.changed(plain, {"hardware.trunk": "lean", "lora.layers": "upper_half"}), "ppo", 200)
+    assert lean["update/value forward"].flops < work["update/value forward"].flops
+    assert half["update/value backward"].flops < 0.51 * lean["update/value backward"].flops
+    assert half["score/shared layers"].flops == pytest.approx(0.5 * work["score/value"].flops, rel=0.01)
+    assert half["update/optimizer"].moved == lean["update/optimizer"].moved / 2
+    packed = recipe.load(RECIPES / "4090-llama2-7b/v2").recipe
+    grouped = phases(roofline.changed(packed, {"ppo.rollout_4bit": "row_groups"}), "ppo", 200)
+    assert grouped["rollout/prefill"] == phases(packed, "ppo", 200)["rollout/prefill"], "groups are of decoding steps"
+    assert grouped["rollout/decode"].moved < phases(packed, "ppo", 200)["rollout/decode"].moved
+    merged = phases(roofline.changed(plain, {"ppo.rollout_weights": "merged"}), "ppo", 200)
+    assert merged["rollout/copy"].moved == 2 * 2 * (7_241_732_096 - 2 * 32_000 * 4096 - 65 * 4096)
+    assert merged["rollout/decode"].moved == work["rollout/decode"].moved - 127 * 4 * 41_943_040
+    checkpointed = phases(roofline.changed(plain, {"ppo.gradient_checkpointing": True}), "ppo", 200)
+    assert checkpointed["update/value recomputed"] == work["update/value forward"]
+
+
+def test_the_lean_trunk_computes_a_prompt_once_for_the_responses_in_a_micro_batch():
+    plain = roofline.changed(recipe.load(RECIPES / "h100-llama31-8b-gsm8k/v1").recipe, {"hardware.trunk": "lean"})
+    apart, shared = (phases(plain, "rloo", 150, once)["update/policy forward"].flops for once in (False, True))
+    assert 1 < apart / shared < 470 / 320
+    single = roofline.changed(plain, {"rloo.per_device_train_batch_size": 1})
+    assert phases(single, "rloo", 150)["update/policy forward"].flops == pytest.approx(apart)
+
+
+def test_a_bound_is_the_larger_quotient():
+    card = Card(flops=10.0, bandwidth=2.0, source="made up")
+    assert (Work(100, 2).seconds(card), roofline.bound(Work(100, 2), card)) == (10, "compute")
+    assert (Work(100, 40).seconds(card), roofline.bound(Work(100, 40), card)) == (20, "memory")
+
+
+def test_the_command_prints_json_of_every_recipe_of_one_card(capsys, monkeypatch):
+    for name in ("4090-llama2-7b/v2", "h100-mistral-7b/v2"):
+        roofline.main([str(RECIPES / name), "--json"], standalone_mode=False)
+        row = json.loads(capsys.readouterr().out)
+        assert row["seconds"] == pytest.approx(sum(part["seconds"] for part in row["phases"].values()))
+        packed = name.startswith("4090")
+        assert ("4-bit products in row groups" in row["changes"]) == packed
+    roofline.main([str(RECIPES / "4090-mistral-7b/v1")], standalone_mode=False)
+    assert "predicted least seconds" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_tables_of_the_command():
+    folders = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")
+    tables = roofline.markdown([roofline.predict(recipe.load(RECIPES / folder), "ppo") for folder in folders])
+    assert tables in (ROOT / "docs/roofline.md").read_text(), "out of date: bench.roofline --markdown"
+
+
+@pytest.mark.parametrize(
+    ("folder", "stage", "said"),
+    [("12gb-qwen3-4b/v1", "ppo", "recipes for one card"), ("h100-mistral-7b/v2", "rloo", "no section rloo")],
+)
+def test_what_has_no_roofline_is_refused(folder, stage, said):
+    with pytest.raises(UserError, match=said):
+        roofline.predict(recipe.load(RECIPES / folder), stage)
+
+
+def llama(start: int):
+    """Return a tiny Llama with adapters from layer `start` on, and its sizes."""
+    config = LlamaConfig(
+        vocab_size=TINY.vocab,
+        hidden_size=TINY.hidden,
+        intermediate_size=TINY.intermediate,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=TINY.heads,
+        num_key_value_heads=TINY.kv_heads,
+    )
+    adapters = LoraConfig(
+        r=TINY.rank, target_modules=sorted(TINY.targets), layers_to_transform=list(range(start, LAYERS))
+    )
+    return get_peft_model(LlamaForCausalLM(config), adapters), replace(TINY, adapted=range(start, LAYERS))
