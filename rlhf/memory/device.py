@@ -4,8 +4,7 @@ The stages run on it unchanged. What they ask of tensors' values is answered whe
 all that follows from them alone are computed beside on the CPU, so that batches have the shapes that they would have.
 What depends on weights is not known: a number reads as 1, a mask as all true, the largest case. Integers that are
 known stay as they are when something unknown is written into them: a response stays free of EOS. Where torch, TRL or
-bitsandbytes would take another path on `meta` than on the device, a patch puts that right and says why; all are undone
-at the end.
+bitsandbytes would take another path on `meta` than on the device, a patch puts that right, says why and is undone.
 """
 
 import contextlib
@@ -40,6 +39,7 @@ META = torch.device("meta")
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
 FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
 RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_like", "native_dropout", "multinomial"}
+UNASKED = {*RANDOM, "pow"}  # nor does anything ask for the angles of rotary embeddings, which begin with a power
 
 
 class StandIn(Tracker):
@@ -76,7 +76,7 @@ class StandIn(Tracker):
             any(x.is_meta for x in made)
             and all(x.numel() <= KNOWN for x in made)
             and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(made))
-            and name not in RANDOM
+            and name not in UNASKED
         ):
             args, kwargs = tuple(map(_value, args)), {key: _value(value) for key, value in kwargs.items()}
             if kwargs.get("device") == META:

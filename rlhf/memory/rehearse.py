@@ -242,8 +242,8 @@ class Rehearser:
 def shortened() -> Iterator[None]:
     """Rehearse what a stage does again and again only once or twice, and give every batch a shorter row.
 
-    What takes no memory of the device is left out (comparing texts, writing a trainer's state) or done once for all
-    stages and depths (making the stand-in tokenizer, encoding the dialogues).
+    What takes no memory of the device is left out (comparing texts, writing a trainer's state, looking for NaN in
+    adapters of zeros) or done once for all stages and depths (making the stand-in tokenizer, encoding the dialogues).
 
     Repeating takes no more memory. A batch of rows that are all as long as the stage admits needs no mask; one shorter
     row can need one, and with it another attention kernel and copies of keys and values for every query head.
@@ -253,6 +253,7 @@ def shortened() -> Iterator[None]:
 
     from rlhf.data import tokenize
     from rlhf.evaluation.references import Overlap
+    from rlhf.models import weights
     from rlhf.rollout import engine as rollout
     from rlhf.stages.online.train_state import TrainState
 
@@ -274,6 +275,7 @@ def shortened() -> Iterator[None]:
         mock.patch.object(tokenize, "words", _made_once(tokenize.words)),
         mock.patch.object(tokenize.Codec, "_ids", _encoded_once(tokenize.Codec._ids)),
         mock.patch.object(torch, "save", lambda *_, **__: None),
+        mock.patch.object(weights, "check_finite", lambda *_: None),
         mock.patch.object(Overlap, "metrics", overlap_on_device),
         mock.patch.object(TrainState, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
         mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
