@@ -22,11 +22,12 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.utils import checkpoint
 
+from rlhf.memory import passes
 from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
 from rlhf.memory.operations import tensors_in
-from rlhf.memory.replay import BACKWARD, CAPTURE, CAPTURED, DROPPED
+from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker
 from rlhf.models import random_base, trunk
@@ -211,7 +212,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     # torch lists once what `with torch.device(...)` acts on: now, and not with the stand-in for torch.tensor in it.
     torch.utils._device._device_constructors()
     yield patch(torch, "tensor", _tensor)
-    yield patch(torch.autograd, "backward", _marked(stand_in, torch.autograd.backward))
+    yield from passes.patches(stand_in)
     yield from _autocast_patches()
     # accelerate finds the trainers' device, and knows no stand-in.
     yield mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="meta")
@@ -370,17 +371,6 @@ def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..
             return function(*args)
         finally:
             stand_in.recomputing -= 1
-
-    return call
-
-
-def _marked(stand_in: StandIn, backward: Callable[..., None]) -> Callable[..., None]:
-    """A backward pass with a mark before and after it: deepen aligns events between marks, in quadratic time."""
-
-    def call(*args: Any, **kwargs: Any) -> None:
-        stand_in.mark(BACKWARD)
-        backward(*args, **kwargs)
-        stand_in.mark(BACKWARD)
 
     return call
 

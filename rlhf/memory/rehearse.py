@@ -275,6 +275,7 @@ def shortened() -> Iterator[None]:
         mock.patch.object(tokenize, "words", _made_once(tokenize.words)),
         mock.patch.object(tokenize.Codec, "_ids", _encoded_once(tokenize.Codec._ids)),
         mock.patch.object(torch, "save", lambda *_, **__: None),
+        mock.patch.object(TrainState, "save", lambda *_: None),
         mock.patch.object(weights, "check_finite", lambda *_: None),
         mock.patch.object(Overlap, "metrics", overlap_on_device),
         mock.patch.object(TrainState, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
