@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -28,6 +28,7 @@ from rlhf.errors import UserError
 from rlhf.memory import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event, gpu
 from rlhf.memory.depth import deepen
 from rlhf.memory.replay import Reserved, replay
+from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import Architecture, PinnedRecipe, Recipe
 from rlhf.run.directory import Run
 from rlhf.stages import module_of
@@ -335,17 +336,6 @@ def _operations(loaded: PinnedRecipe) -> dict[str, dict[str, Any]]:
     }
 
 
-def _import_libraries() -> None:
-    """Import bitsandbytes without torch's compiler, a fifth of all imports, which no rehearsal uses."""
-    import torch
-
-    def compiled(function: Any = None, **options: Any) -> Any:
-        return function or compiled
-
-    with mock.patch.object(torch, "compile", compiled), suppress(ImportError):
-        import bitsandbytes  # noqa: F401
-
-
 def main() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
     gc.disable()  # collections take a tenth of the time; what is predicted is the same with them
@@ -355,7 +345,7 @@ def main() -> None:
     from rlhf.observe.console import quiet_libraries
 
     with quiet_libraries():
-        _import_libraries()
+        import_bitsandbytes()
     with quiet_libraries(), shortened():
         rehearse = Rehearser()
         for line in sys.stdin:
