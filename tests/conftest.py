@@ -99,6 +99,7 @@ SMALL: dict[str, Any] = {
     "ppo.per_device_train_batch_size": 4,
     "ppo.rollout_batch_size": 8,
     "ppo.response_length": 12,
+    "ppo.norm_responses": 16,
     "ppo.warmup_steps": 1,
     "ppo.save_steps": 1,
     "ppo.eval_steps": 2,
