@@ -196,7 +196,7 @@ def _update(repeats: Repeats, run: Callable[..., dict[str, float]]) -> Callable[
 def _shape(rollout: Rollout, index: Tensor | None = None) -> Hashable:
     """Return the lengths and groups of the rows of a rollout; None where they are not known, or computed below."""
     parts = [rollout.prompt_length, rollout.response_length, *([] if rollout.groups is None else [rollout.groups])]
-    known = [getattr(x, "_known", None) for x in (*parts, *([] if index is None else [index]))]
+    known: list[Any] = [getattr(x, "_known", None) for x in (*parts, *([] if index is None else [index]))]
     if any(x is None for x in known):
         return None
     rows = slice(None) if index is None else known.pop()

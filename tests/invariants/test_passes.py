@@ -40,7 +40,9 @@ def numbered(events: list[Event]) -> list[Event]:
 def test_repeated_micro_batches_are_those_that_run(monkeypatch, stage, device):
     """Micro-batches of one row, four in each minibatch, all as long as the recipe admits."""
     place = {"hardware__device": device, "model__dtype": "bfloat16" if device == "cuda" else "float32"}
-    group = {"grpo": GROUP | MANY | {"max_prompt_length": 40, "max_completion_length": 8}} if stage == "grpo" else {}
+    group: dict[str, Any] = (
+        {"grpo": GROUP | MANY | {"max_prompt_length": 40, "max_completion_length": 8}} if stage == "grpo" else {}
+    )
     changes = {f"ppo__{key}": value for key, value in MANY.items()} | {"ppo__value_model": "adapter"}
     loaded = tiny(2, **changes, **group, **place)
     counts: Counter[str] = Counter()
