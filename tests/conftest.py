@@ -21,6 +21,7 @@ from rlhf.files import read_json
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe
+from rlhf.run.directory import Run
 from rlhf.run.finished import result_files, result_hash
 from rlhf.run.records import Manifest, Summary
 from rlhf.stages import runner
@@ -99,6 +100,7 @@ SMALL: dict[str, Any] = {
     "ppo.per_device_train_batch_size": 4,
     "ppo.rollout_batch_size": 8,
     "ppo.response_length": 12,
+    "ppo.norm_responses": 16,
     "ppo.warmup_steps": 1,
     "ppo.save_steps": 1,
     "ppo.eval_steps": 2,
@@ -178,11 +180,34 @@ def beside(trained: Path, out: Path, *stages: str) -> Path:
     return out
 
 
+class Crash(Exception):
+    """Stands for a power cut."""
+
+
+def crash(monkeypatch, after: int) -> None:
+    """Let the next stage die once the checkpoint of step `after` is sealed."""
+    seal = Run.seal_checkpoint
+
+    def sealed_then_dead(self, step, folder):
+        seal(self, step, folder)
+        if step == after:
+            raise Crash
+
+    monkeypatch.setattr(Run, "seal_checkpoint", sealed_then_dead)
+
+
 def content_of(file: Path) -> dict[str, Any]:
     """The object in a JSON file that must be there."""
     found = read_json(file)
     assert found is not None, f"{file} cannot be read"
     return found
+
+
+def one_line_of(caught: pytest.ExceptionInfo[BaseException]) -> str:
+    """An error's message, which must be one line that fits a screen."""
+    said = str(caught.value)
+    assert "\n" not in said and said.isprintable() and len(said) < 700, said
+    return said
 
 
 def there(x: T | None) -> T:

@@ -11,7 +11,7 @@ from rlhf import recipe
 from rlhf.data import tokenize
 from rlhf.models.architecture import architecture_of, config_of
 from rlhf.recipe import Architecture, PinnedRecipe
-from tests.conftest import RECIPE, SMALL
+from tests.conftest import RECIPE, SMALL, small
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -77,6 +77,14 @@ CHECKS = {
     "gradients": ("tests.invariants.test_model_types", "test_training_sees_the_same_log_probabilities_and_gradients"),
     "padding": ("tests.invariants.test_model_types", "test_padding_behind_a_row_changes_nothing"),
     "SFT, RM, PPO, DPO, evaluate, merge, chat": ("tests.e2e.test_chain_of_types", "test_every_stage_runs"),
+}
+# Types that are refused before anything is computed, with the reason that the message gives.
+REFUSED: dict[str, dict[str, str]] = {
+    "gemma2": {"why": "caps its logits"},
+    "qwen3_next": {"why": "has layers of linear_attention"},
+    "gemma3": {"why": "reads more than text"},
+    "t5": {"why": "is an encoder with a decoder"},
+    "bert": {"why": "is no decoder"},
 }
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -155,3 +163,23 @@ def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:
     replaced = ("tokenizer.", "model.architecture.", "pretrain.")
     kept = {key: value for key, value in SMALL.items() if not key.startswith(replaced)}
     return recipe.load(RECIPE, kept | {key.replace("__", "."): value for key, value in (options | changes).items()})
+
+
+def pretrained(trained: Path, folder: Path, **changes) -> PinnedRecipe:
+    """The small recipe without pretraining: base and tokenizer from a folder, data from files."""
+    base = str(trained / "cpu-tiny/v1/pretrain/model")
+    data = [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))]
+    return small(
+        **{
+            "pretrain": None,
+            "model__architecture": None,
+            "model__source": "local",
+            "model__name": base,
+            "tokenizer__source": "local",
+            "tokenizer__name": base,
+            "tokenizer__vocab_size": None,
+            "data__source": "files",
+            "data__files": data,
+        }
+        | changes
+    )

@@ -69,6 +69,8 @@ def _print_stopped(line: str) -> None:
 
 def _failed(error: Exception) -> int:
     """Explain an error. Returns the exit code."""
+    if endings.out_of_memory(error):
+        endings.exit_quietly()
     if isinstance(error, UserError):
         return fail(*error.lines)
     if endings.out_of_memory(error):

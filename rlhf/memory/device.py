@@ -4,8 +4,7 @@ The stages run on it unchanged. What they ask of tensors' values is answered whe
 all that follows from them alone are computed beside on the CPU, so that batches have the shapes that they would have.
 What depends on weights is not known: a number reads as 1, a mask as all true, the largest case. Integers that are
 known stay as they are when something unknown is written into them: a response stays free of EOS. Where torch, TRL or
-bitsandbytes would take another path on `meta` than on the device, a patch puts that right and says why; all are undone
-at the end.
+bitsandbytes would take another path on `meta` than on the device, a patch puts that right, says why and is undone.
 """
 
 import contextlib
@@ -23,11 +22,12 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.utils import checkpoint
 
+from rlhf.memory import passes
 from rlhf.memory.attention import attention
 from rlhf.memory.gpu import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
 from rlhf.memory.operations import tensors_in
-from rlhf.memory.replay import BACKWARD, CAPTURE, CAPTURED, DROPPED
+from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker
 from rlhf.models import random_base, trunk
@@ -40,6 +40,7 @@ META = torch.device("meta")
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
 FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
 RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_like", "native_dropout", "multinomial"}
+UNASKED = {*RANDOM, "pow"}  # nor does anything ask for the angles of rotary embeddings, which begin with a power
 
 
 class StandIn(Tracker):
@@ -76,7 +77,7 @@ class StandIn(Tracker):
             any(x.is_meta for x in outputs)
             and all(x.numel() <= KNOWN for x in outputs)
             and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(outputs))
-            and name not in RANDOM
+            and name not in UNASKED
         ):
             args, kwargs = tuple(map(_value, args)), {key: _value(value) for key, value in kwargs.items()}
             if kwargs.get("device") == META:
@@ -211,7 +212,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     # torch lists once what `with torch.device(...)` acts on: now, and not with the stand-in for torch.tensor in it.
     torch.utils._device._device_constructors()
     yield patch(torch, "tensor", _tensor)
-    yield patch(torch.autograd, "backward", _marked(stand_in, torch.autograd.backward))
+    yield from passes.patches(stand_in)
     yield from _autocast_patches()
     # accelerate finds the trainers' device, and knows no stand-in.
     yield mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="meta")
@@ -370,17 +371,6 @@ def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..
             return function(*args)
         finally:
             stand_in.recomputing -= 1
-
-    return call
-
-
-def _marked(stand_in: StandIn, backward: Callable[..., None]) -> Callable[..., None]:
-    """Return a backward pass between two marks: `deepen` aligns the events between marks, in quadratic time."""
-
-    def call(*args: Any, **kwargs: Any) -> None:
-        stand_in.mark(BACKWARD)
-        backward(*args, **kwargs)
-        stand_in.mark(BACKWARD)
 
     return call
 

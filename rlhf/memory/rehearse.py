@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -29,6 +29,7 @@ from rlhf.memory import gpu
 from rlhf.memory.depth import deepen
 from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
 from rlhf.memory.replay import Reserved, replay
+from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import Architecture, PinnedRecipe, Recipe, StageName
 from rlhf.run.directory import Run
 from rlhf.stages.runner import module_of
@@ -243,8 +244,8 @@ class Rehearser:
 def shortened() -> Iterator[None]:
     """Rehearse what a stage does again and again only once or twice, and give every batch a shorter row.
 
-    What takes no memory of the device is left out (comparing texts, writing a trainer's state) or done once for all
-    stages and depths (making the stand-in tokenizer, encoding the dialogues).
+    What takes no memory of the device is left out (comparing texts, writing a trainer's state, looking for NaN in
+    adapters of zeros) or done once for all stages and depths (making the stand-in tokenizer, encoding the dialogues).
 
     Repeating takes no more memory. A batch of rows that are all as long as the stage admits needs no mask; one shorter
     row can need one, and with it another attention kernel and copies of keys and values for every query head.
@@ -254,6 +255,7 @@ def shortened() -> Iterator[None]:
 
     from rlhf.data import tokenize
     from rlhf.evaluation.references import Overlap
+    from rlhf.models import weights
     from rlhf.rollout import engine as rollout
     from rlhf.stages.online.train_state import TrainState
 
@@ -275,6 +277,8 @@ def shortened() -> Iterator[None]:
         mock.patch.object(tokenize, "words", _made_once(tokenize.words)),
         mock.patch.object(tokenize.Codec, "_ids", _encoded_once(tokenize.Codec._ids)),
         mock.patch.object(torch, "save", lambda *_, **__: None),
+        mock.patch.object(TrainState, "save", lambda *_: None),
+        mock.patch.object(weights, "check_finite", lambda *_: None),
         mock.patch.object(Overlap, "metrics", overlap_on_device),
         mock.patch.object(TrainState, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
         mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
@@ -333,17 +337,6 @@ def _operations(loaded: PinnedRecipe) -> dict[str, dict[str, Any]]:
     }
 
 
-def _import_libraries() -> None:
-    """Import bitsandbytes without torch's compiler, a fifth of all imports, which no rehearsal uses."""
-    import torch
-
-    def compiled(function: Any = None, **options: Any) -> Any:
-        return function or compiled
-
-    with mock.patch.object(torch, "compile", compiled), suppress(ImportError):
-        import bitsandbytes  # noqa: F401
-
-
 def main() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
     gc.disable()  # collections take a tenth of the time; what is predicted is the same with them
@@ -353,7 +346,7 @@ def main() -> None:
     from rlhf.observe.console import quiet_libraries
 
     with quiet_libraries():
-        _import_libraries()
+        import_bitsandbytes()
     with quiet_libraries(), shortened():
         rehearse = Rehearser()
         for line in sys.stdin:

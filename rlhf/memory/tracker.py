@@ -311,10 +311,15 @@ class Tracker(TorchDispatchMode):
             return False
         name = self._names.get(id(operation)) or self._names.setdefault(id(operation), str(operation))
         index = self._add(size, name)
-        self._live[key] = index, weakref.ref(storage, lambda _: self._free(key))
+        self.follow(storage, index)
         if tensor.dim() > 1 and tensor.shape[-1] >= self.vocab_size and tensor.is_floating_point():
             self._storages[index].component = "logits"
         return True
+
+    def follow(self, storage: torch.UntypedStorage, index: int) -> None:
+        """Note the release of a storage, whose number is `index`."""
+        key = id(storage)
+        self._live[key] = index, weakref.ref(storage, lambda _: self._free(key))
 
     def _add(self, size: int, operation: str) -> int:
         size = -(-size // ROUND) * ROUND

@@ -7,6 +7,7 @@ raised, in case something swallowed it. Nothing is lost in any of them, because 
 absent.
 """
 
+import atexit
 import errno
 import os
 import re
@@ -232,6 +233,14 @@ def out_of_memory(error: BaseException) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
+
+
+def exit_quietly() -> None:
+    """Print no traceback of what fails while the process exits.
+
+    Libraries clean up at exit. Where memory ran out, that may fail for the same reason, which is printed already.
+    """
+    atexit.register(setattr, sys, "unraisablehook", lambda _: None)  # registered last, it is called first
 
 
 def memory_limit() -> int | None:

@@ -15,6 +15,7 @@ from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import Watch
 from rlhf.process import cuda, distributed, endings
+from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import verified
@@ -64,6 +65,7 @@ def execute(
                 verified(run.folder_of(policy).parent, policy)
             tracking.check(report_to)
             with quiet_libraries():
+                import_bitsandbytes()
                 from rlhf.models.loading import device_of, set_up_torch
                 from rlhf.observe.telemetry import device_facts
 

@@ -10,7 +10,6 @@ import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,8 @@ from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page, wait
-from tests.conftest import RECIPE, beside, rlhf, run_stages, small, there, write_records
+from tests.conftest import RECIPE, beside, rlhf, run_stages, small, there
+from tests.e2e.evaluations import evaluation, row
 
 HOSTILE = [
     "<script>document.title = 'taken over'</script>",
@@ -31,23 +31,6 @@ HOSTILE = [
     "bell \x07 escape \x1b[31m null \x00 delete \x7f line \u2028 end",
     "\u202eright to left",
 ]
-
-
-def evaluation(out: Path, rows: list[dict[str, Any]]) -> Path:
-    """A finished evaluation as the stage leaves it; returns `<out>/<recipe>/<version>`."""
-    root = out / "cpu-tiny" / "v1"
-    (root / "evaluate").mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps({"step": 0, **row}, ensure_ascii=False) + "\n" for row in rows)
-    (root / "evaluate" / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
-    write_records(root / "evaluate")
-    return root
-
-
-def row(
-    i: int, sft: str = "a poor answer", ppo: str = "a good answer", scores: tuple[float, float] = (0.0, 1.0)
-) -> dict[str, Any]:
-    answers = {"sft": {"response": sft, "score": scores[0]}, "ppo": {"response": ppo, "score": scores[1]}}
-    return {"prompt": f"\n\nHuman: question {i}\n\nAssistant:", **answers}
 
 
 @pytest.fixture

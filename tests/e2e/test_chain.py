@@ -18,26 +18,10 @@ from rlhf.evaluation import comparison
 from rlhf.files import read_lines, sha256
 from rlhf.rating.pairs import compare
 from rlhf.run.directory import Run
-from tests.conftest import content_of, run_stages, small
+from tests.conftest import Crash, content_of, crash, run_stages, small
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
 CHAIN = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
-
-
-class Crash(Exception):
-    """Stands for a power cut."""
-
-
-def crash(monkeypatch, after: int) -> None:
-    """Let the next stage die once the checkpoint of step `after` is sealed."""
-    seal = Run.seal_checkpoint
-
-    def sealed_then_dead(self, step, folder):
-        seal(self, step, folder)
-        if step == after:
-            raise Crash
-
-    monkeypatch.setattr(Run, "seal_checkpoint", sealed_then_dead)
 
 
 def digests(root: Path) -> dict[str, str]:

@@ -16,10 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from tests.conftest import beside, content_of, run_stages, small
-from tests.e2e.test_chain import Crash, crash
-from tests.e2e.test_damaged_runs import ROOT, one_line
+from tests.conftest import Crash, beside, content_of, crash, one_line_of, run_stages, small
 
+ROOT = Path("cpu-tiny/v1")
 STEP = {"pretrain": 6, "sft": 4, "dpo": 4, "ppo": 2}
 
 
@@ -210,7 +209,7 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(interrupted, tmp_path, mon
     seal(folder)
     with pytest.raises(UserError, match=said) as caught:
         run_stages(small(), tmp_path / "out", stage, resume=True)
-    assert f"move {folder} away, and --resume takes the checkpoint before it" in one_line(caught)
+    assert f"move {folder} away, and --resume takes the checkpoint before it" in one_line_of(caught)
     assert not (tmp_path / "unpickled").exists()
 
 

@@ -24,16 +24,10 @@ from rlhf.report.data import quality_of
 from rlhf.run.directory import Run
 from rlhf.run.outcomes import Quality
 from rlhf.use import chat, score
-from tests.conftest import beside, content_of, run_stages, small, there, write_records
+from tests.conftest import beside, content_of, one_line_of, run_stages, small, there, write_records
 
 ROOT = Path("cpu-tiny/v1")
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
-
-
-def one_line(caught: pytest.ExceptionInfo[BaseException]) -> str:
-    said = str(caught.value)
-    assert "\n" not in said and said.isprintable() and len(said) < 700, said
-    return said
 
 
 def copied(trained: Path, out: Path, *stages: str) -> Path:
@@ -120,7 +114,7 @@ def test_a_policy_that_cannot_be_used_stops_the_stage_that_reads_it(trained, tmp
     rehash(root / "sft")
     with pytest.raises(UserError, match=said) as caught:
         run_stages(small(), tmp_path, stage)
-    one_line(caught)
+    one_line_of(caught)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +144,7 @@ def test_a_reward_model_that_cannot_be_used_stops_ppo(trained, tmp_path, damage,
     rehash(root / "rm")
     with pytest.raises(UserError, match=said) as caught:
         run_stages(small(), tmp_path, "ppo")
-    assert "rm/adapter" in one_line(caught)
+    assert "rm/adapter" in one_line_of(caught)
 
 
 def test_a_base_of_nan_stops_the_stage_that_reads_it(trained, tmp_path):
@@ -162,7 +156,7 @@ def test_a_base_of_nan_stops_the_stage_that_reads_it(trained, tmp_path):
     rehash(root / "pretrain")
     with pytest.raises(UserError, match=r"model\.norm\.weight holds NaN or infinity") as caught:
         run_stages(small(), tmp_path, "sft")
-    one_line(caught)
+    one_line_of(caught)
 
 
 # -- parents -----------------------------------------------------------------------------------------------------------
@@ -199,7 +193,7 @@ def test_a_parent_that_was_made_anew_does_not_go_with_what_was_made_from_it(trai
     made_anew(root / anew)
     with pytest.raises(UserError, match=said) as caught:
         readers(tmp_path)[reader]()
-    assert "run " in one_line(caught)
+    assert "run " in one_line_of(caught)
 
 
 def test_chat_asks_the_same(trained, tmp_path):
@@ -275,7 +269,7 @@ def test_generated_data_that_was_changed_is_refused(trained, tmp_path, stage):
     file.write_text(file.read_text().replace(" the ", " teh ", 1))
     with pytest.raises(UserError, match=r"pairs.jsonl has changed since it was made here; delete .*/toy-") as caught:
         run_stages(small(), tmp_path, stage)
-    one_line(caught)
+    one_line_of(caught)
 
 
 def data_folder(trained: Path) -> str:

@@ -18,8 +18,7 @@ from rlhf.rating.pairs import compare
 from rlhf.recipe import as_yaml
 from rlhf.run.directory import Run
 from rlhf.use import chat
-from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, grouped, rlhf, run_stages
-from tests.e2e.test_chain import Crash, crash
+from tests.conftest import GROUP, RECIPE, SMALL, Crash, beside, content_of, crash, grouped, rlhf, run_stages
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = ("pretrain", "sft", "rm")

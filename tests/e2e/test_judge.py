@@ -22,7 +22,7 @@ from rlhf.rating import endpoint, judge, store
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import summarize
 from tests.conftest import RECIPE, rlhf, there
-from tests.e2e.test_ab import evaluation, row
+from tests.e2e.evaluations import evaluation, row
 
 PROBE = "What is 2 + 2?"
 

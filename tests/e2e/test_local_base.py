@@ -13,29 +13,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models.loading import load_base, load_codec
-from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from tests.conftest import content_of, run_stages, small
-
-
-def pretrained(trained: Path, folder: Path, **changes) -> PinnedRecipe:
-    """The small recipe without pretraining: base and tokenizer from a folder, data from files."""
-    base = str(trained / "cpu-tiny/v1/pretrain/model")
-    data = [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))]
-    return small(
-        **{
-            "pretrain": None,
-            "model__architecture": None,
-            "model__source": "local",
-            "model__name": base,
-            "tokenizer__source": "local",
-            "tokenizer__name": base,
-            "tokenizer__vocab_size": None,
-            "data__source": "files",
-            "data__files": data,
-        }
-        | changes
-    )
+from tests.models import pretrained
 
 
 def weights(root: Path, stage: str) -> dict[str, torch.Tensor]:

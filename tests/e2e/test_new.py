@@ -12,7 +12,7 @@ import yaml
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory.phases import Phase, Stage
+from rlhf.memory.phases import Stage
 from rlhf.memory.predict import CONTEXT
 from rlhf.memory.strategies import with_changes
 from rlhf.recipe import PinnedRecipe
@@ -20,47 +20,11 @@ from rlhf.use import new, new_model
 from rlhf.use.new import NewOptions, card_of
 from tests import models
 from tests.conftest import run_stages
+from tests.e2e.predictor import LEAST, Predictor
 from tests.hub import COMMIT, Hub
 
 KINDS = ("llama", "qwen3", "gemma3_text", "phi3")
 ROOT = Path(__file__).parents[2]
-LEAST = 100_000_000  # bytes of a card that the stand-in below needs for anything
-
-
-class Predictor:
-    """A stand-in that needs `row` bytes for each row at once, four times as many without checkpointing."""
-
-    def __init__(self, row: int = 200_000_000, base: int = LEAST):
-        self.row, self.base, self.asked = row, base, 0
-
-    def __enter__(self) -> "Predictor":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
-        self.asked += 1
-        settings, found = loaded.recipe, {}
-        base = self.base // (4 if settings.model.quantization == "nf4" else 1)
-        section: Any = getattr(settings, stage)
-        rows = {"evaluate": settings.evaluate.batch_size}
-        if stage in ("sft", "rm", "ppo", "grpo", "dpo"):
-            factor = 1 if section.gradient_checkpointing else 4
-            rows["train"] = rows["update"] = factor * section.per_device_train_batch_size
-        if stage in ("ppo", "grpo"):
-            rows["rollout"] = section.rollout_batch_size
-        for phase, count in rows.items():
-            found[phase] = self.phase(base + count * self.row)
-        most = max(phase.peak_bytes for phase in found.values())
-        return {"": self.phase(most), **found}
-
-    @staticmethod
-    def phase(size: int) -> Phase:
-        return Phase(size, {"base": size}, 0, 0, 0, 0, 0, reserved_bytes=size, needed_bytes=size)
-
-    def decoding_step(self, loaded: PinnedRecipe) -> None:
-        return None
 
 
 def quiet(what: str) -> None:
@@ -308,7 +272,7 @@ COMMAND = """
 import sys
 from rlhf import cli
 from rlhf.cli import new
-from tests.e2e.test_new import Predictor
+from tests.e2e.predictor import Predictor
 new.Predictor = Predictor
 sys.argv[0] = "rlhf"
 cli.main()

@@ -12,7 +12,7 @@ from rlhf.errors import UserError
 from rlhf.rating import export, store
 from rlhf.rating.pairs import Comparison, compare
 from tests.conftest import rlhf, write_records
-from tests.e2e.test_ab import evaluation, row
+from tests.e2e.evaluations import evaluation, row
 
 
 def rate(root, *verdicts: tuple[str, int, str]) -> Comparison:

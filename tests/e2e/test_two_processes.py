@@ -1,5 +1,6 @@
 """Two processes over gloo make the run that one makes, and end and go on as one does."""
 
+import json
 import os
 import shutil
 import signal
@@ -54,13 +55,42 @@ def compare(one: Path, two: Path, steps: int, adapter: str = "adapter") -> None:
     assert difference.max() < 5e-6 and difference.mean() < 2e-7
 
 
+CHANGES: dict[str, dict[str, Any]] = {
+    **{stage: {f"{stage}.{key}": value for key, value in THIRTY.items()} for stage in ("sft", "rm", "dpo")},
+    **{stage: {stage: GROUP | {"steps": 6, "save_steps": 3, "eval_steps": 3}} for stage in ("rloo", "grpo")},
+}
+for _stage in ("sft", "rm", "dpo"):
+    CHANGES[_stage][f"{_stage}.max_samples"] = 60
+
+
+@pytest.fixture(scope="module")
+def run_by_two(trained, tmp_path_factory) -> Path:
+    """Root of stages that two processes have run; each is left as a command of its own would leave it."""
+    out = beside(trained, tmp_path_factory.mktemp("two"), *PARENTS["ppo"])
+    stages_to_run = [(stage, str(out), CHANGES[stage] | {"hardware.count": 2}) for stage in ("dpo", "rloo", "grpo")]
+    # the chain's reward model is among the parents of these, so that another one is trained elsewhere
+    rm = beside(trained, tmp_path_factory.mktemp("two"), *PARENTS["rm"])
+    stages_to_run.append(("rm", str(rm), CHANGES["rm"] | {"hardware.count": 2}))
+    (out / "stages.json").write_text(json.dumps(stages_to_run))
+    command = [*LAUNCHER, "-m", "tests.e2e.ranks", str(out / "stages.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    (out / ROOT / "rm").unlink()
+    (rm / ROOT / "rm").rename(out / ROOT / "rm")
+    return out
+
+
 @pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
-def test_trl_stages_take_the_same_thirty_steps(trained, tmp_path, stage):
+def test_trl_stages_take_the_same_thirty_steps(request, trained, tmp_path, stage):
     """60 rows in batches of 8: the last of each epoch is a short one, which two processes share too."""
-    changes = {f"{stage}.{key}": value for key, value in THIRTY.items()} | {f"{stage}.max_samples": 60}
-    one, two = (beside(trained, tmp_path / name, *PARENTS[stage]) for name in ("one", "two"))
+    changes = CHANGES[stage]
+    one = beside(trained, tmp_path / "one", *PARENTS[stage])
     run_stages(sizes(changes), one, stage)
-    run_two(stage, two, changes)
+    if stage == "sft":
+        two = beside(trained, tmp_path / "two", *PARENTS[stage])
+        run_two(stage, two, changes)
+    else:
+        two = request.getfixturevalue("run_by_two")
     compare(one / ROOT / stage, two / ROOT / stage, 30)
     manifest = content_of(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
@@ -203,10 +233,8 @@ def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
-def test_groups_take_the_same_steps(trained, tmp_path, stage):
+def test_groups_take_the_same_steps(trained, tmp_path, run_by_two, stage):
     """Two prompts with four answers each: a group is sampled by one process, and both know all rewards."""
-    changes = {stage: GROUP | {"steps": 6, "save_steps": 3, "eval_steps": 3}}
-    one, two = (beside(trained, tmp_path / name, *PARENTS["ppo"]) for name in ("one", "two"))
-    run_stages(sizes(changes), one, stage)
-    run_two(stage, two, changes)
-    compare(one / ROOT / stage, two / ROOT / stage, 6)
+    one = beside(trained, tmp_path, *PARENTS["ppo"])
+    run_stages(sizes(CHANGES[stage]), one, stage)
+    compare(one / ROOT / stage, run_by_two / ROOT / stage, 6)

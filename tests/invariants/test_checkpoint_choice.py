@@ -15,8 +15,7 @@ from rlhf.run.directory import Run
 from rlhf.stages import rm
 from rlhf.stages import supervised as trainer
 from rlhf.stages.online import session
-from tests.conftest import beside, content_of, noted, run_stages, small
-from tests.e2e.test_chain import Crash, crash
+from tests.conftest import Crash, beside, content_of, crash, noted, run_stages, small
 
 ROOT = "cpu-tiny/v1"
 PARENTS = {"sft": ("pretrain",), "rm": ("pretrain", "sft"), "dpo": ("pretrain", "sft")}

@@ -12,19 +12,18 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.models.layouts import SharedPrompts
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import GroupOptions, Role, StageName, stage_name
+from rlhf.recipe import GroupOptions, Role
 from rlhf.rollout.engine import collate, joined, sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm
 from tests.conftest import beside, grouped, noted, run_stages
+from tests.invariants.group_learner import REWARDS, assert_same, learner
 
-CPU = torch.device("cpu")
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
-REWARDS = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, -0.4, 1.1]
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +46,6 @@ def rollout(codec) -> Rollout:
     return collate(prompts, responses, codec.pad_id, codec.eos_id)
 
 
-def options(stage: str, **changes) -> GroupOptions:
-    found = grouped(stage, changes).recipe.section(stage_name(stage))
-    assert isinstance(found, GroupOptions)
-    return found
-
-
-def learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
-    """A policy that has moved away from its reference."""
-    torch.manual_seed(0)
-    sft = run.parent("sft")
-    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
-    made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
-    with torch.no_grad():
-        for weight in made.policy_parameters:
-            weight.add_(0.05 * torch.randn(weight.shape))
-    return made
-
-
 def rewarded(rollout: Rollout, rewards: list[float] = REWARDS) -> Rewarded:
     numbers = torch.tensor(rewards)
     return Rewarded(rollout=rollout, by_name={"model": numbers}, scores=numbers, rewards=numbers)
@@ -75,11 +56,6 @@ def updated(made: Learner, responses: Rewarded) -> tuple[Tensor, dict[str, float
     torch.manual_seed(1)
     stats = made.update(batch)
     return torch.cat([p.detach().flatten() for p in made.policy_parameters]), stats, batch
-
-
-def assert_same(a: Tensor, b: Tensor) -> None:
-    difference = (a - b).abs()
-    assert difference.max() <= 5e-5 and difference.mean() <= 5e-7
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])

@@ -34,42 +34,13 @@ from rlhf.rollout import engine as rollout
 from rlhf.stages import ppo
 from rlhf.stages.online import session
 from tests.conftest import RECIPE
+from tests.invariants.tiny import HIDDEN, INTERMEDIATE, KV_HEADS, PROMPT, RANK, RESPONSE, SIZE, TINY, VOCAB, tiny
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
     pytest.mark.usefixtures("as_in_a_worker"),
 ]
 
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE = 64, 192, 4, 2, 16
-VOCAB, RANK, PROMPT, RESPONSE = 2000, 2, 40, 8
-TINY = {
-    "hardware.threads": 1,
-    "model.architecture.hidden_size": HIDDEN,
-    "model.architecture.intermediate_size": INTERMEDIATE,
-    "model.architecture.num_attention_heads": HEADS,
-    "model.architecture.num_key_value_heads": KV_HEADS,
-    "lora.r": RANK,
-    **{
-        f"{stage}.{key}": value
-        for stage in ("sft", "rm", "dpo")
-        for key, value in {
-            "max_length": 64,
-            "max_prompt_length": 40,
-            "per_device_train_batch_size": 4,
-            "max_eval_samples": 4,
-        }.items()
-    },
-    "ppo.max_prompt_length": PROMPT,
-    "ppo.response_length": RESPONSE,
-    "ppo.batch_size": 8,
-    "ppo.per_device_train_batch_size": 4,
-    "ppo.rollout_batch_size": 8,
-    "ppo.max_eval_samples": 4,
-    "evaluate.max_prompt_length": PROMPT,
-    "evaluate.response_length": RESPONSE,
-    "evaluate.batch_size": 4,
-    "evaluate.max_samples": 4,
-}
 NF4 = {
     "hardware.device": "cuda",
     "model.dtype": "bfloat16",
@@ -77,14 +48,6 @@ NF4 = {
     **{f"{stage}.optim": "paged_adamw_8bit" for stage in ("sft", "rm", "ppo", "dpo")},
     **{f"{stage}.gradient_checkpointing": True for stage in ("sft", "rm", "ppo", "dpo")},
 }
-
-
-def tiny(layers: int, vocab: int = VOCAB, **changes) -> PinnedRecipe:
-    """The CPU recipe with random weights; `changes` name keys with double underscores."""
-    base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
-    overrides = recipe.with_random_weights(base, 50, "longest") | TINY
-    overrides |= {key.replace("__", "."): value for key, value in changes.items()}
-    return recipe.load(RECIPE, overrides | {"model.architecture.num_hidden_layers": layers})
 
 
 def peaks(found: dict[str, Any]) -> dict[str, dict[str, int]]:

@@ -16,7 +16,7 @@ from rlhf.rollout import engine
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.engine import Window, sample
 from rlhf.rollout.responses import Sampling, pick
-from tests.unit.test_decoding_layers import activated, adapted
+from tests.decoding_models import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0
 KV = ("keys", "values")

@@ -21,10 +21,10 @@ from rlhf.stages.groups import Rewarded
 from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import scoring
 from tests.conftest import beside, grouped, run_stages, small, there
-from tests.invariants.test_group_batches import REWARDS, assert_same
-from tests.invariants.test_group_batches import learner as group_learner
-from tests.invariants.test_ppo import PROMPTS, assert_close, trainer, updated
-from tests.invariants.test_prediction import tiny
+from tests.invariants.group_learner import REWARDS, assert_same
+from tests.invariants.group_learner import learner as group_learner
+from tests.invariants.ppo_learner import PROMPTS, assert_close, trainer, updated
+from tests.invariants.tiny import tiny
 
 TWO_STEPS: dict[str, Any] = {f"{stage}__{key}": 2 for stage in ("sft", "rm") for key in ("max_steps", "save_steps")}
 

@@ -21,15 +21,6 @@ from rlhf.models.architecture import (
 from rlhf.recipe import Architecture
 from tests import models
 
-# Types that are refused before anything is computed, with the reason that the message gives.
-REFUSED: dict[str, dict[str, str]] = {
-    "gemma2": {"why": "caps its logits"},
-    "qwen3_next": {"why": "has layers of linear_attention"},
-    "gemma3": {"why": "reads more than text"},
-    "t5": {"why": "is an encoder with a decoder"},
-    "bert": {"why": "is no decoder"},
-}
-
 
 def of(kind: str, **changes: Any) -> Architecture:
     return Architecture.model_validate(models.architecture(kind, vocab_size=64, **changes))
@@ -79,10 +70,10 @@ def test_as_many_key_value_heads_as_heads_may_be_written_as_null():
     assert differences(Architecture.model_validate(section), config) == {}
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", models.REFUSED)
 def test_what_the_engine_cannot_do_is_refused_with_the_reason(kind):
     config = AutoConfig.for_model(kind).to_dict()
-    with pytest.raises(UserError, match=f"config.json: {kind} {REFUSED[kind]['why']}"):
+    with pytest.raises(UserError, match=f"config.json: {kind} {models.REFUSED[kind]['why']}"):
         architecture_of(config)
 
 

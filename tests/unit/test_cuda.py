@@ -90,7 +90,7 @@ def test_a_deterministic_recipe_fixes_the_workspace_of_cublas(environment):
 
 
 def test_a_stage_sets_the_variables_before_torch_starts(tmp_path):
-    """Afterwards it stops: there is no GPU."""
+    """Afterwards it stops: there is no GPU. By then all libraries are imported, without torch's compiler."""
     code = f"""
 import os, sys
 from rlhf import cli; from rlhf.process import cuda
@@ -99,11 +99,14 @@ def spy(recipe, real=cuda.set_environment):
     print("torch" in sys.modules, os.environ["PYTORCH_ALLOC_CONF"])
 cuda.set_environment = spy
 sys.argv = ["rlhf", "run", "pretrain", "--hw", "cpu", "--out", {str(tmp_path)!r}, "--set", "hardware.device=cuda"]
-cli.main()
+try:
+    cli.main()
+finally:
+    print("peft" in sys.modules, "torch._inductor.compile_fx" in sys.modules)
 """
     environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines()[0] == "False expandable_segments:True"
+    assert done.stdout.splitlines() == ["False expandable_segments:True", "True False"]
     assert "finds no usable GPU" in done.stderr
 
 

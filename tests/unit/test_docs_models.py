@@ -8,7 +8,6 @@ import pytest
 
 from rlhf.models.architecture import TESTED
 from tests import models
-from tests.unit.test_architecture import REFUSED
 
 FILE = Path(__file__).parents[2] / "docs" / "models.md"
 PAGE = FILE.read_text(encoding="utf-8")
@@ -31,5 +30,5 @@ def test_a_check_runs_over_all_types(check):
 
 
 def test_refused_types_are_named():
-    for kind in REFUSED:
+    for kind in models.REFUSED:
         assert f"`{kind}`" in PAGE

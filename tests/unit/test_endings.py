@@ -194,3 +194,38 @@ def test_under_a_limit_a_library_that_cannot_be_mapped_is_out_of_memory(monkeypa
     monkeypatch.setattr(endings, "memory_limit", lambda: 10**9)
     assert endings.out_of_memory(error)
     assert endings.limit_in_words() == " (this process may have 1.0 GB of addresses: ulimit -v)"
+
+
+FAILS_AT_EXIT = """
+import atexit
+import click
+from rlhf.cli import guard
+from rlhf.errors import UserError
+
+class Library:
+    def __del__(self):
+        raise MemoryError("in a destructor")
+
+def clean_up():
+    raise MemoryError("at exit")
+
+@click.command()
+def command():
+    raise {error}
+
+library = Library()
+atexit.register(clean_up)
+guard.guarded(command)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "quiet"),
+    [('MemoryError("no")', True), ('UserError("no") from MemoryError()', True), ('UserError("no")', False)],
+)
+def test_after_memory_ran_out_failures_at_exit_are_not_printed(error, quiet):
+    code = FAILS_AT_EXIT.format(error=error)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    first, *others = done.stderr.splitlines()
+    assert done.returncode == 1 and first.startswith("error: ")
+    assert (not others) is quiet, done.stderr

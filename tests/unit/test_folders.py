@@ -14,7 +14,7 @@ from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, load_merged
 from rlhf.run.directory import Run
 from tests.conftest import small
-from tests.e2e.test_local_base import pretrained
+from tests.models import pretrained
 
 CPU = torch.device("cpu")
 

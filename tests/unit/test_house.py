@@ -105,6 +105,13 @@ def test_files_stay_short_enough_to_read():
         assert len(file.read_text().splitlines()) <= 450, file
 
 
+def test_no_test_module_imports_another():
+    """What several of them need is in a conftest.py or in a module without tests."""
+    for file in (ROOT / "tests").rglob("*.py"):
+        imported = re.findall(r"^\s*(?:from|import) (.+)", file.read_text(), re.M)
+        assert not [line for line in imported if re.search(r"\btest_", line)], file
+
+
 def test_the_longest_files_of_the_suite_are_there():
     names = {file.name for file in (ROOT / "tests").rglob("test_*.py")}
     assert set(LONGEST) <= names

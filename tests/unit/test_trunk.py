@@ -2,12 +2,10 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
@@ -19,8 +17,6 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from rlhf.errors import UserError
@@ -29,38 +25,11 @@ from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.trunk import Trunk
 from rlhf.rollout.engine import collate
 from tests.conftest import there
-from tests.unit.test_decoding_layers import SIZES, four_bit
+from tests.decoding_models import SIZES
+from tests.trunk_models import ALL, KINDS, adapted, distance
 
-KINDS: dict[str, Any] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),  # with biases in q, k, v
-    "qwen3": (partial(Qwen3Config, head_dim=16), Qwen3ForCausalLM),  # with norms of heads
-}
 IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
 AT = torch.tensor([[2, 3, 4, 5], [0, 1, 2, 2], [5, 6, 7, 8]])  # the places of responses differ
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-def adapted(kind: str = "llama", dtype: torch.dtype = torch.float32, nf4: bool = False, **lora: Any) -> Any:
-    """A base with the roles `policy` and `reference`, whose scaling is no power of two and whose norms are not 1."""
-    torch.manual_seed(0)
-    config, model = KINDS[kind]
-    base = model(config(**SIZES))
-    if nf4:
-        four_bit(base)
-    settings: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": ALL, "init_lora_weights": False} | lora
-    peft = get_peft_model(base, LoraConfig(**settings), adapter_name="policy")
-    peft.add_adapter("reference", LoraConfig(**settings))
-    for name, parameter in peft.named_parameters():
-        if "lora_" in name or "bias" in name:
-            parameter.data = 0.1 * torch.randn_like(parameter)
-        elif "norm" in name:
-            parameter.data += 0.3 * torch.randn_like(parameter)
-        if "lora_" not in name and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-        parameter.requires_grad_(".policy." in name)
-    return peft.eval()
 
 
 def by_peft(peft: Any, role: str, at: Tensor | None) -> Tensor:
@@ -81,10 +50,6 @@ def gradients(peft: Any, states: Tensor) -> dict[str, Tensor]:
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
     (states.float() * weights).sum().backward()
     return {name: p.grad.clone() for name, p in peft.named_parameters() if p.grad is not None}
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).norm() / b.double().norm())
 
 
 @pytest.mark.parametrize("targets", [ALL, ["q_proj", "v_proj"]], ids=["all", "two"])

@@ -14,7 +14,7 @@ from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.rollout.trunk_decoding import TrunkDecoding
-from tests.unit.test_trunk import KINDS, adapted, distance
+from tests.trunk_models import KINDS, adapted, distance
 
 ROOM = 56
 PROMPTS = [[5, 9, 3, 7], [11, 4], [8, 8, 21, 2, 30, 6, 17], [40]]

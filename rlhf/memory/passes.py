@@ -1,0 +1,218 @@
+"""Forward and backward passes on the stand-in device: marked among the events, and run once where they are repeated.
+
+A batch is scored and trained on in micro-batches, most of them of one shape. Of those that follow each other with the
+same role, one is run; the events of the others are copies of its events, with storages of their own. The allocator's
+replay is asked for all of them, so that the predicted memory is the same as if each was run.
+"""
+
+import copy
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from rlhf.data.batch import Rollout
+from rlhf.memory.phases import Event
+from rlhf.memory.replay import PASS
+from rlhf.memory.tracker import Tracker
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import AdapterName
+from rlhf.stages import groups, ppo
+from rlhf.stages.online.train_state import TrainState
+
+if TYPE_CHECKING:
+    from rlhf.memory.tracker import _Storage
+
+T = TypeVar("T")
+Work = tuple[int, int, int, int]  # flops, recomputed, moved and launched, as in tracker.Peak
+
+
+class _Made(NamedTuple):
+    """A new tensor that a pass returns."""
+
+    storage: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Pass(NamedTuple):
+    """What a pass did."""
+
+    events: list[Event]
+    storages: "dict[int, _Storage]"  # that it made
+    work: Work
+    result: Any  # a _Made in place of a tensor
+
+
+class Repeats:
+    """Runs passes and remembers them until `forget` is called.
+
+    Remembered is a pass that leaves nothing behind but its result: each storage that it makes it releases, and no
+    other. One that makes gradients, or merges weights for later passes, is run again.
+    """
+
+    def __init__(self, tracker: Tracker):
+        self._tracker = tracker
+        self._known: dict[Hashable, _Pass] = {}
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def __call__(self, key: Hashable, run: Callable[[], T]) -> T:
+        """Return `run()`, or the same once more if that was remembered. `key` is all that its events depend on."""
+        key = (key, self._tracker._phase)
+        if key in self._known:
+            result: T = self._repeat(self._known[key])
+            return result
+        start, before = len(self._tracker._events), self._work()
+        result = run()
+        done = self._pass(self._tracker._events[start:], before, result)
+        if done is not None:
+            self._known[key] = done
+        return result
+
+    def _work(self) -> Work:
+        tracker = self._tracker
+        flops, recomputed, moved, launched = (counter[tracker._phase] for counter in self._counters())
+        return flops, recomputed, moved, launched
+
+    def _counters(self) -> tuple[Any, ...]:
+        tracker = self._tracker
+        return tracker._flops, tracker._recomputed, tracker._moved, tracker._launched
+
+    def _pass(self, events: list[Event], before: Work, result: Any) -> _Pass | None:
+        """Return what is remembered of a pass; None if it cannot be repeated."""
+        if any(event.storage is None and event.name != PASS for event in events):
+            return None  # another phase, or something that happens once
+        made = {event.storage for event in events if event.storage is not None and event.bytes > 0}
+        left = made ^ {event.storage for event in events if event.storage is not None and event.bytes < 0}
+        if isinstance(result, Tensor):
+            storage = result.untyped_storage()
+            index, _ = self._tracker._live.get(id(storage), (None, None))
+            whole = result.is_contiguous() and result.nbytes == storage.nbytes() and not hasattr(result, "_known")
+            if index is None or not whole or result.requires_grad:
+                return None
+            left ^= {index}
+            result = _Made(index, result.shape, result.stride(), result.dtype)
+        if left:
+            return None
+        storages = {index: copy.copy(self._tracker._storages[index]) for index in made if index is not None}
+        flops, recomputed, moved, launched = (now - then for now, then in zip(self._work(), before, strict=True))
+        return _Pass(events, storages, (flops, recomputed, moved, launched), result)
+
+    def _repeat(self, done: _Pass) -> Any:
+        tracker = self._tracker
+        places: dict[int, int] = {}  # of storages: in the pass that was run -> now
+        for event in done.events:
+            if event.storage is None:
+                tracker._events.append(event)
+                continue
+            if event.bytes > 0:
+                places[event.storage] = len(tracker._storages)
+                tracker._storages.append(copy.copy(done.storages[event.storage]))
+            tracker._events.append(event._replace(storage=places[event.storage]))
+        for counter, amount in zip(self._counters(), done.work, strict=True):
+            counter[tracker._phase] += amount
+        if not isinstance(done.result, _Made):
+            return copy.copy(done.result)
+        with tracker.paused():
+            tensor = torch.empty_strided(done.result.shape, done.result.stride, dtype=done.result.dtype, device="meta")
+        tracker.follow(tensor.untyped_storage(), places[done.result.storage])
+        return tensor
+
+
+def patches(tracker: Tracker) -> Iterator[Any]:
+    """Yield context managers by which passes are marked and repeated. depth.py aligns events between marks."""
+    patch = mock.patch.object
+    repeats = Repeats(tracker)
+    yield patch(torch.autograd, "backward", _marked(tracker, torch.autograd.backward))
+    yield patch(SharedBase, "response_hidden", _states(repeats, _marked(tracker, SharedBase.response_hidden)))
+    yield patch(SharedBase, "score", _scores(repeats, _marked(tracker, SharedBase.score)))
+    yield patch(SharedBase, "activate", _forgetting(repeats, SharedBase.activate))
+    yield patch(TrainState, "updating", _updating(repeats, TrainState.updating))
+    for learner, method, role in (
+        (ppo.Learner, "_add_policy_gradient", "policy"),
+        (ppo.Learner, "_add_value_gradient", "value"),
+        (groups.Learner, "_add_gradient", "policy"),
+    ):
+        yield patch(learner, method, _gradient(repeats, role, getattr(learner, method)))
+
+
+def _marked(tracker: Tracker, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a pass with a mark before and after it."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        tracker.mark(PASS)
+        result = run(*args, **options)
+        tracker.mark(PASS)
+        return result
+
+    return call
+
+
+def _states(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def response_hidden(self: SharedBase, rollout: Rollout) -> Tensor:
+        shape = _shape(rollout)
+        if torch.is_grad_enabled() or shape is None:
+            return run(self, rollout)
+        return repeats(("states", self._active, self.base.training, shape), lambda: run(self, rollout))
+
+    return response_hidden
+
+
+def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def score(self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
+        self.activate("reward")
+        key = ("score", self.base.training, ids.shape, ids.is_meta, lower_states is None)
+        return repeats(key, lambda: run(self, ids, last, lower_states))
+
+    return score
+
+
+def _forgetting(
+    repeats: Repeats, run: Callable[[SharedBase, AdapterName], None]
+) -> Callable[[SharedBase, AdapterName], None]:
+    def activate(self: SharedBase, role: AdapterName) -> None:
+        if role != self._active:
+            repeats.forget()  # a role may prepare its weights in its first pass
+        run(self, role)
+
+    return activate
+
+
+def _gradient(repeats: Repeats, role: str, run: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+    """Return a learner's method that adds the gradient of a micro-batch, repeated for those that are equal."""
+
+    def add_gradient(self: Any, batch: Any, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
+        shape = _shape(batch.rollout, micro_rows)
+        if shape is None:
+            return run(self, batch, micro_rows, mini_rows)
+        without = tuple(p.grad is None for parameters in self.state.parameters_of.values() for p in parameters)
+        key = ("update", role, shape, len(mini_rows), without)
+        return repeats(key, lambda: run(self, batch, micro_rows, mini_rows))
+
+    return add_gradient
+
+
+def _updating(repeats: Repeats, run: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
+    def updating(self: TrainState) -> Any:
+        repeats.forget()
+        return run(self)
+
+    return updating
+
+
+def _shape(rollout: Rollout, index: Tensor | None = None) -> Hashable:
+    """Return the lengths and groups of the rows of a rollout; None where they are not known, or computed below."""
+    parts = [rollout.prompt_length, rollout.response_length, *([] if rollout.groups is None else [rollout.groups])]
+    known: list[Any] = [getattr(x, "_known", None) for x in (*parts, *([] if index is None else [index]))]
+    if any(x is None for x in known):
+        return None
+    rows = slice(None) if index is None else known.pop()
+    prompts, responses, *groups = (x[rows].tolist() for x in known)
+    numbers: dict[int, int] = {}
+    order = [numbers.setdefault(group, len(numbers)) for group in groups[0]] if groups else None
+    return tuple(prompts), tuple(responses), None if order is None else tuple(order), rollout.lower_states is None

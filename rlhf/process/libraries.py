@@ -1,0 +1,36 @@
+"""Imports of libraries that take long."""
+
+import functools
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from unittest import mock
+
+
+def import_bitsandbytes() -> None:
+    """Import bitsandbytes, where it is installed, before peft does; its functions are compiled at their first call.
+
+    As it is written it compiles some of them while it is imported. That imports torch's compiler, which takes a fifth
+    of the processor time of a stage's imports and which most stages never use.
+    """
+    import torch
+
+    with mock.patch.object(torch, "compile", _at_first_call(torch.compile)), suppress(ImportError):
+        import bitsandbytes  # noqa: F401
+
+
+def _at_first_call(compile_now: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function in place of `torch.compile` whose results are compiled when they are first called."""
+
+    def compile_later(function: Any = None, **options: Any) -> Any:
+        if function is None:
+            return functools.partial(compile_later, **options)
+        compiled = functools.cache(lambda: compile_now(function, **options))
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    return compile_later

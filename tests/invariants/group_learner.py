@@ -1,0 +1,40 @@
+"""A learner of RLOO or GRPO with small settings, and the rewards that it learns from."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.models.loading import load_base
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import GroupOptions, StageName, stage_name
+from rlhf.run.directory import Run
+from rlhf.stages.groups import Learner
+from rlhf.stages.online.scoring import ScoreNorm
+from tests.conftest import grouped
+
+CPU = torch.device("cpu")
+REWARDS = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, -0.4, 1.1]
+
+
+def options(stage: str, **changes) -> GroupOptions:
+    found = grouped(stage, changes).recipe.section(stage_name(stage))
+    assert isinstance(found, GroupOptions)
+    return found
+
+
+def learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
+    """A policy that has moved away from its reference."""
+    torch.manual_seed(0)
+    sft = run.parent("sft")
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
+    made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
+    with torch.no_grad():
+        for weight in made.policy_parameters:
+            weight.add_(0.05 * torch.randn(weight.shape))
+    return made
+
+
+def assert_same(a: Tensor, b: Tensor) -> None:
+    difference = (a - b).abs()
+    assert difference.max() <= 5e-5 and difference.mean() <= 5e-7

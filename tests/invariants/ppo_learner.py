@@ -1,0 +1,75 @@
+"""A learner of PPO with small settings, and one update of it."""
+
+from collections.abc import Callable
+
+import torch
+
+from rlhf.data.batch import Rollout
+from rlhf.models.loading import load_base
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Ppo
+from rlhf.run.directory import Run
+from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.ppo import Learner, make_batch
+from tests.conftest import small
+
+NORM = ScoreNorm(0.1, 0.7)
+CPU = torch.device("cpu")
+PROMPTS = [
+    [1, 7, 8, 9],
+    [1, 30, 31],
+    [1, 40, 41, 42, 43, 44],
+    [1, 5],
+    [1, 6, 7, 8, 8],
+    [1, 60],
+    [1, 61, 62],
+    [1, 9, 9, 9],
+]
+
+
+def options(**changes) -> Ppo:
+    changes = {"value_model": "head", "vf_coef": 0.1} | changes
+    return small(**{f"ppo__{key}": value for key, value in changes.items()}).recipe.ppo
+
+
+def roles(run: Run, lean: bool = False) -> SharedBase:
+    torch.manual_seed(0)
+    sft = run.parent("sft")
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
+    shared.add_reward(run.parent("rm"))
+    return shared
+
+
+def trainer(run: Run, kind: str = "head", lean: bool = False, **changes) -> Learner:
+    shared = roles(run, lean)
+    learner = Learner(shared, run.parent("rm"), options(value_model=kind, **changes), NORM)
+    if kind == "head":  # a critic that says 0 everywhere would hide mistakes
+        assert shared.value_head
+        torch.nn.init.normal_(shared.value_head.weight, std=0.1)
+    return learner
+
+
+def updated(
+    run: Run,
+    rollout: Rollout,
+    kind: str = "head",
+    change: Callable[[SharedBase], None] = lambda shared: None,
+    **changes,
+):
+    """Trainable weights after one step on the same rollouts, and the step's statistics."""
+    learner = trainer(run, kind, **changes)
+    change(learner.shared)
+    batch = make_batch(learner, rollout)
+    torch.manual_seed(1)
+    stats = learner.update(batch)
+    return (
+        torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)]),
+        stats,
+        batch,
+    )
+
+
+def assert_close(a: torch.Tensor, b: torch.Tensor, largest: float, mean: float) -> None:
+    difference = (a - b).abs()
+    assert difference.max() <= largest
+    assert difference.mean() <= mean

@@ -1,0 +1,131 @@
+"""Passes that a rehearsal repeats instead of running them: the events and the peaks are those of running each."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.data.batch import Rollout
+from rlhf.memory.device import StandIn
+from rlhf.memory.passes import Repeats, _shape
+from rlhf.memory.phases import Event
+from rlhf.memory.rehearse import PHASES, Rehearsals
+from tests.conftest import GROUP
+from tests.invariants.tiny import tiny
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("as_in_a_worker"),
+]
+
+MANY: dict[str, Any] = {
+    "batch_size": 8,
+    "per_device_train_batch_size": 1,
+    "rollout_batch_size": 4,
+    "score_batch_size": 1,
+    "num_mini_batches": 2,
+}
+CARD = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
+
+
+def numbered(events: list[Event]) -> list[Event]:
+    """Events with storages numbered as they first appear; a run pass also makes some that no event names."""
+    numbers: dict[int | None, int | None] = {None: None}
+    return [event._replace(storage=numbers.setdefault(event.storage, len(numbers))) for event in events]
+
+
+@pytest.mark.parametrize(("stage", "device"), [("ppo", "cuda"), ("grpo", "cpu")])
+def test_repeated_micro_batches_are_those_that_run(monkeypatch, stage, device):
+    """Micro-batches of one row, four in each minibatch, all as long as the recipe admits."""
+    place = {"hardware__device": device, "model__dtype": "bfloat16" if device == "cuda" else "float32"}
+    group: dict[str, Any] = (
+        {"grpo": GROUP | MANY | {"max_prompt_length": 40, "max_completion_length": 8}} if stage == "grpo" else {}
+    )
+    changes = {f"ppo__{key}": value for key, value in MANY.items()} | {"ppo__value_model": "adapter"}
+    loaded = tiny(2, **changes, **group, **place)
+    counts: Counter[str] = Counter()
+    repeat, call = Repeats._repeat, Repeats.__call__
+
+    def counted(self: Repeats, done: Any) -> Any:
+        counts["repeated"] += 1
+        return repeat(self, done)
+
+    monkeypatch.setattr(Repeats, "_repeat", counted)
+    some = Rehearsals(2)
+    peaks = some(loaded, stage)
+    assert counts["repeated"] > 8
+
+    def runs(self: Repeats, key: Any, run: Any) -> Any:
+        self.forget()
+        return call(self, key, run)
+
+    before = counts["repeated"]
+    monkeypatch.setattr(Repeats, "__call__", runs)
+    every = Rehearsals(2)
+    assert every(loaded, stage) == peaks
+    assert numbered(every.events) == numbered(some.events)
+    assert counts["repeated"] == before, "each pass has run"
+
+
+def test_a_shape_is_all_that_the_events_of_rows_depend_on():
+    def shape(prompts: list[int], groups: list[int] | None = None, index: list[int] | None = None) -> Any:
+        with StandIn("cuda", PHASES, 1000):
+            ids = torch.zeros(len(prompts), 9, dtype=torch.int64).to("meta")
+            lengths, ones = (torch.tensor(x).to("meta") for x in (prompts, [1] * len(prompts)))
+            rollout = Rollout(ids, lengths, ones, ones > 0)
+            if groups is not None:
+                rollout = replace(rollout, groups=torch.tensor(groups).to("meta"))
+            return _shape(rollout, None if index is None else torch.tensor(index).to("meta"))
+
+    assert shape([3, 4]) == shape([3, 4]) != shape([4, 4])
+    assert shape([3, 4, 5], index=[1, 2]) == shape([4, 5])
+    assert shape([3, 3, 3], [7, 7, 8]) == shape([3, 3, 3], [1, 1, 0]) != shape([3, 3, 3], [0, 1, 1])
+    assert shape([3, 3], [0, 0]) != shape([3, 3])
+    unknown = torch.zeros(2, dtype=torch.int64, device="meta")
+    assert _shape(Rollout(unknown, unknown, unknown, unknown)) is None, "outside the stand-in nothing is known"
+
+
+@pytest.fixture
+def stand_in():
+    with StandIn("cuda", PHASES, 1000) as found:
+        yield found
+
+
+def test_what_leaves_something_behind_runs_again(stand_in):
+    repeats, calls, kept = Repeats(stand_in), Counter[str](), []
+
+    def makes(name: str, keep: bool) -> torch.Tensor:
+        calls[name] += 1
+        x = torch.ones(300, 4, device="meta")
+        if keep:
+            kept.append(x * 2)
+        return x + x
+
+    for _ in range(3):
+        repeats("closed", lambda: makes("closed", keep=False))
+        repeats("open", lambda: makes("open", keep=True))
+    assert calls == {"closed": 1, "open": 3}
+    repeats.forget()
+    repeats("closed", lambda: makes("closed", keep=False))
+    assert calls["closed"] == 2
+
+
+def test_a_repeated_result_is_followed_until_it_is_released(stand_in):
+    repeats = Repeats(stand_in)
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2) + 1
+
+    x = torch.ones(300, 4, device="meta")
+    results = [repeats("double", lambda: double(x)) for _ in range(3)]
+    assert [result.shape for result in results] == [x.shape] * 3
+    assert len({id(result.untyped_storage()) for result in results}) == 3
+    results.clear()
+    x = torch.empty(0)
+    alive: Counter[int | None] = Counter()
+    for event in stand_in.events():
+        alive[event.storage] += event.bytes
+    assert alive and not any(alive.values())
+    assert stand_in.peaks()[""].launched == 7, "ones, and three times two operations"
