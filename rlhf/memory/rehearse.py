@@ -160,7 +160,7 @@ class Rehearsals:
     def __init__(self, layers: int | None, watch: Watch | None = None):
         self.layers, self.watch = layers, watch
         self.folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
-        self.finished: set[tuple[str, str]] = set()  # (stage, hash of model and adapter) whose adapters are there
+        self.finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its model) whose adapters are there
         self.events: list[Event] = []
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
@@ -172,14 +172,15 @@ class Rehearsals:
         present = [name for name in recipes.POLICIES if getattr(changed.recipe, name) is not None]
         policies = present if stage == "evaluate" else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
-        missing = [name for name in needed if (name, shape) not in self.finished]
+        owner = f"{changed.name} {changed.version} {shape}"
+        missing = [name for name in needed if (name, owner) not in self.finished]
         if self.watch is None and missing:
             with self._device(changed.recipe):
                 _write_adapters(_Rehearsal(folder, changed, stage), missing)
         elif self.watch is not None:
             for name in missing:
                 self._rehearse(changed, name, folder)
-        self.finished |= {(name, shape) for name in (*missing, stage)}
+        self.finished |= {(name, owner) for name in (*missing, stage)}
         return self._rehearse(changed, stage, folder)
 
     def _rehearse(self, changed: PinnedRecipe, stage: StageName, folder: Path) -> dict[str, Any]:
