@@ -112,9 +112,8 @@ def main(check: bool) -> None:
     """Write results/README.md."""
     file = RESULTS / "README.md"
     if check:
-        sys.exit(
-            0 if file.read_text(encoding="utf-8") == page() else "results/README.md is out of date: `make results-index`"
-        )
+        current = file.read_text(encoding="utf-8") == page()
+        sys.exit(0 if current else "results/README.md is out of date: `make results-index`")
     file.write_text(page(), encoding="utf-8")
     print(f"written to {file}")
 
