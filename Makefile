@@ -7,13 +7,13 @@
 
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
-## RECIPE     folder of a recipe version, used instead of HW: recipes/cpu-tiny/v2
+## RECIPE     folder of a recipe version, used instead of HW, for example recipes/cpu-tiny/v2
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
 ## OUT        root of the run directories [runs, or a folder in it where WEIGHTS, DATA or SEED is set]
 OUT ?= $(OUT_DEFAULT)
-## REUSE      another root of run directories; runs in OUT build on its finished stages: runs
+## REUSE      another root of run directories, for example runs; runs in OUT build on its finished stages
 REUSE ?=
 ## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
 WEIGHTS ?=
@@ -25,7 +25,7 @@ PROMPT ?=
 RESPONSE ?=
 ## FILES      for `make score`: files to score, instead of PROMPT and RESPONSE; no spaces in their names
 FILES ?=
-## FIT        12GB: `make plan` looks for the fastest settings that need no more; card: that fit the recipe's card
+## FIT        memory limit for `make plan`, which looks for the fastest settings: 12GB, or card for the recipe's card
 FIT ?=
 ## RUNTIME    docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
 RUNTIME ?= $(if $(on_cpu),local,docker)
@@ -35,7 +35,7 @@ IMAGE ?= rlhf-one-gpu:$(version)
 BASE ?=
 ## FLASH_ATTN 1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
 FLASH_ATTN ?= 0
-## VRAM_CAP   24GB: limit the memory used of a larger card, to try what fits a smaller one
+## VRAM_CAP   limit on the memory used of a card, for example 24GB, to try what fits a smaller one
 VRAM_CAP ?=
 ## TEMPERATURE temperature of `make chat`; 0: always the likeliest token [the recipe's]
 TEMPERATURE ?=
@@ -49,13 +49,13 @@ URL ?=
 MODEL ?=
 ## SUMMARY    1: `make ab` prints win rates and agreement so far, and serves no page
 SUMMARY ?=
-## AB_ARGS    more arguments for `make ab` and `make judge`: "--a sft --b dpo --limit 50"
+## AB_ARGS    more arguments for `make ab` and `make judge`, for example "--a sft --b dpo --limit 50"
 AB_ARGS ?=
 ## SEED       seed, used instead of the recipe's
 SEED ?=
 ## SEEDS      seeds for `make reproduce` ["0 1 2"]
 SEEDS ?= 0 1 2
-## SET        recipe values to change for this run: "ppo.steps=10 ppo.kl_coef=0.1"
+## SET        recipe values to change for this run, for example "ppo.steps=10 ppo.kl_coef=0.1"
 SET ?=
 ## RESUME     1: continue an interrupted stage from its newest checkpoint
 RESUME ?=
@@ -68,28 +68,28 @@ PYTHON ?= python3
 ## VENV       folder of the installed packages [.venv]
 VENV ?= .venv
 ## EXTRAS     optional parts to install [dev,tracking,report,serve; gpu unless the recipe is for cpu; REPORT_TO's; docs]
-EXTRAS ?= dev,tracking,report,serve$(if $(on_cpu),,$(comma)gpu)$(subst $(space),,$(addprefix $(comma),$(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
-## PIP_ARGS   more arguments for pip, "--extra-index-url URL" for CPU-only torch (PyTorch's install page has the URL)
+EXTRAS ?= $(subst $(space),$(comma),$(strip dev tracking report serve $(if $(on_cpu),,gpu) $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
+## PIP_ARGS   more arguments for pip, for example "--extra-index-url URL" (for CPU-only torch, see PyTorch's site)
 PIP_ARGS ?=
-## BENCH_ARGS more arguments for a benchmark: "--steps 4 --shape longest" for `make bench`, "--box 50m" for bench-gpu
+## BENCH_ARGS more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
 BENCH_ARGS ?=
-## CHECK_ARGS more arguments for `make data-check`: "--heldout test.jsonl --tokenizer DIR --to report.json"
+## CHECK_ARGS more arguments for `make data-check`, for example "--heldout test.jsonl --tokenizer DIR --to report.json"
 CHECK_ARGS ?=
-## SHOW_ARGS  more arguments for `make data-show`: "--rows 20 --only unfinished"
+## SHOW_ARGS  more arguments for `make data-show`, for example "--rows 20 --only unfinished"
 SHOW_ARGS ?=
-## SCORE_ARGS more arguments for `make score`: "--to runs/scores.jsonl"
+## SCORE_ARGS more arguments for `make score`, for example "--to runs/scores.jsonl"
 SCORE_ARGS ?=
 ## CASES      number of malformed inputs that `make fuzz` tries [1050]
 CASES ?=
 ## KILLS      number of times that `make fuzz` interrupts stages [119]
 KILLS ?=
-## ONLY       one group of `make fuzz`, or one case: run_dirs, run_dirs:17, kills
+## ONLY       one group of `make fuzz`, or one case, for example run_dirs, kills or run_dirs:17
 ONLY ?=
-## TEST_ARGS  more arguments for pytest: "-m 'not slow'"
+## TEST_ARGS  more arguments for pytest, for example "-m 'not slow'"
 TEST_ARGS ?=
 
 STAGES  := pretrain sft rm ppo rloo grpo dpo evaluate merge
-TARGETS := help help-all setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-defaults bench-memory bench-outside budgets results test fuzz lint docs lock clean
+TARGETS := help help-all setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-peer-supervised bench-memory bench-outside budgets results-index test fuzz lint docs lock clean
 
 export RLHF_VRAM_CAP := $(VRAM_CAP)
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -101,39 +101,38 @@ SHELL := bash
 comma := ,
 space := $(subst ,, )
 
-# A misspelt variable would be ignored by make; here it is refused, with the nearest names that there are.
-known    := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
-given    := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
-quoted    = '$(subst ','\'',$1)'
-near_to   = $(shell $(PYTHON) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 3, 0.4))' $(call quoted,$1) $2 2>/dev/null)
-nearest   = $(if $(near_to),; nearest: $(subst $(space),$(comma)$(space),$(strip $(near_to))))
-upper     = $(shell printf %s $(call quoted,$1) | tr a-z A-Z)
-$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'$(call nearest,$(call upper,$v),$(known)). `make help-all` lists them))
+# make itself would ignore a misspelt variable.
+known := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
+$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `make help-all` lists them))
 
-# The recipe's device decides whether a container and CUDA's packages are needed: name=device of each recipe.
-recipe_files := $(if $(RECIPE),$(wildcard $(RECIPE:/=)/recipe.yaml),$(wildcard $(or $(RLHF_RECIPES),recipes)/*/v*/recipe.yaml))
-hardware     := $(sort $(shell awk 'function value(key) {return match($$0, key ": *[^ ,}\#]+") ? substr($$0, RSTART + length(key) + 1, RLENGTH - length(key) - 1) : ""} \
-                  FNR == 1 {name = device = ""} /^[^ \#]/ {inside = /^hardware:/} \
-                  inside && value("name") {name = value("name")} inside && value("device") {device = value("device")} \
-                  inside && name && device {gsub(/[" ]/, "", name); gsub(/[" ]/, "", device); print name "=" device; inside = 0}' /dev/null $(recipe_files)))
-names        := $(sort $(foreach h,$(hardware),$(firstword $(subst =, ,$h))))
-$(if $(RECIPE),$(if $(recipe_files),,$(error RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as recipes/cpu-tiny/v1)))
-$(if $(filter $(if $(RECIPE),%,$(HW)=%),$(hardware)),,$(error HW=$(HW): no recipe for such hardware$(call nearest,$(HW),$(names)). `make recipes` lists them))
-device   := $(lastword $(subst =, ,$(filter $(if $(RECIPE),%,$(HW)=%),$(hardware))) $(patsubst hardware.device=%,%,$(filter hardware.device=%,$(SET))))
-on_cpu   := $(filter cpu,$(device))
+# The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
+# first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
+ifneq ($(RECIPE),)
+recipe_file := $(wildcard $(RECIPE:/=)/recipe.yaml)
+no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as recipes/cpu-tiny/v1
+else
+recipe_dirs := $(or $(RLHF_RECIPES),recipes)
+recipe_file := $(firstword $(shell grep -lE '\bname: *"?$(HW)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null))
+no_recipe   := HW=$(HW): no recipe for such hardware. `make recipes` lists them
+endif
+$(if $(recipe_file),,$(error $(no_recipe)))
+device_of_recipe := $(shell sed -nE '/^[^\#]*\bdevice: *"?(cpu|cuda)/ {s/.*\bdevice: *"?(cpu|cuda).*/\1/p; q}' $(recipe_file))
+device_in_set    := $(patsubst hardware.device=%,%,$(filter hardware.device=%,$(SET)))
+on_cpu           := $(filter cpu,$(lastword $(device_of_recipe) $(device_in_set)))
 local  = $(filter local,$(RUNTIME))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
 $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
-# A mistyped target gets a clear answer, also where a folder has that name (make would call it up to date).
-$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'$(call nearest,$t,$(TARGETS)). `make help-all` lists them))
+# A misspelt target is refused also where a folder has that name, which make would call up to date.
+$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make help-all` lists them))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
 MAIN           := help-all setup recipes plan sft rm ppo rloo grpo dpo evaluate merge report chat serve
 MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
-                  /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-14s %s\n", group, $$1, $$2; group = ""}' Makefile
+                  /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-21s %s\n", group, $$1, $$2; group = ""}' Makefile
 list_variables  = sed -n 's/^\#\# /  /p' Makefile | awk -v only=' $(1) ' 'only == "  " || index(only, " " $$1 " ")'
 
 ##@ Start
@@ -245,13 +244,13 @@ bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
-budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write writes new pins)
+budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write: pin anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
-results: setup ## write results/README.md from the records in results/
+results-index: setup ## write results/README.md from the records in results/
 	@$(VENV)/bin/python -m bench.results
-bench-defaults: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
+bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
-bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo"); installs peers for PPO
+bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo")
 	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop

@@ -21,7 +21,7 @@ from rlhf.run.reader import check, reading
 HEAD = """# Results
 
 Measured, each with its commit, recipe hash, package versions, device and seeds; predictions stand beside the recipes
-(`predicted.json`), not here. This page is made by `make results` and checked by the tests.
+(`predicted.json`), not here. This page is made by `make results-index` and checked by the tests.
 
 | record | what | device | date | commit | headline |
 | --- | --- | --- | --- | --- | --- |
@@ -117,9 +117,8 @@ def main(check: bool) -> None:
     """Write results/README.md."""
     file = RESULTS / "README.md"
     if check:
-        sys.exit(
-            0 if file.read_text(encoding="utf-8") == page() else "results/README.md is out of date: `make results`"
-        )
+        current = file.read_text(encoding="utf-8") == page()
+        sys.exit(0 if current else "results/README.md is out of date: `make results-index`")
     file.write_text(page(), encoding="utf-8")
     print(f"written to {file}")
 

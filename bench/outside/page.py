@@ -11,13 +11,13 @@ from rlhf.memory.projection import CALIBRATED, SPREAD, Card
 MIB = 1 << 20
 COLUMNS = (
     "method",
-    "max measured",
+    "max reserved, MiB: measured",
     "predicted",
     "error",
-    "avg measured",
+    "average reserved, MiB: measured",
     "predicted",
     "error",
-    "alloc",
+    "allocated, MiB: measured",
     "predicted",
     "error",
 )
@@ -94,7 +94,7 @@ None of these runs samples. `rlhf plan` multiplies projected training hours with
 which {inside} of the {tested} runs lie that the fit never saw.
 """
 TIME_COLUMNS = ("run", "products, TFLOP", "moved, GB", "launches", "measured, s", "projected, s", "error", "")
-PACKED_COLUMNS = ("run", "peak measured", "predicted", "error", "after a step", "predicted", "error")
+PACKED_COLUMNS = ("run", "peak, GB: measured", "predicted", "error", "after a step, GB: measured", "predicted", "error")
 PACKED_SIZES = ("peak_allocated", "allocated")
 PACKED = """
 ## NF4 and gradient checkpointing

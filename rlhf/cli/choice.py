@@ -68,7 +68,7 @@ class Choice:
         if self.hw is None:
             raise UserError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
         directory = recipe.resolve(self.hw, recipes_root())
-        announce_version(self.hw, directory)
+        announce_version(directory)
         return directory
 
 
@@ -215,8 +215,8 @@ def recipes_given() -> list[str]:
     return ["--recipe-root", str(context.meta[KEY])] if context and KEY in context.meta else []
 
 
-def announce_version(hw: str, directory: Path) -> None:
-    """Print one line on stderr: the version of a recipe that `--hw` takes, and the description of the first version.
+def announce_version(directory: Path) -> None:
+    """Print on stderr which version of a recipe `--hw` takes, and where the first one is if a user may expect that.
 
     Nothing is printed if there is only one version, or in a process that a launcher started, whose parent has printed
     it.
@@ -224,7 +224,14 @@ def announce_version(hw: str, directory: Path) -> None:
     versions = [d for d in recipe.available(recipes_root()) if d.parent == directory.parent]
     if len(versions) == 1 or distributed.launched():
         return
-    line = f"--hw {hw} takes {directory.parent.name} {directory.name}"
-    if directory != versions[0]:
-        line += f'; its first version, --recipe {versions[0]}, is "{recipe.load(versions[0]).recipe.description}"'
-    say(line)
+    chosen, first = recipe.load(directory), recipe.load(versions[0])
+    line = f"recipe: {chosen.name} {chosen.version}"
+    guide = next((figure.guide for figure in first.targets if figure.guide), None)
+    if directory == versions[0]:
+        say(line)
+    elif guide:
+        say(f"{line}. The {guide}'s own settings are in --recipe {first.directory}")
+    elif first.recipe.model != chosen.recipe.model:
+        say(f"{line}. The first version has another model: --recipe {first.directory}")
+    else:
+        say(line)

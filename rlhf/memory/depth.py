@@ -17,7 +17,7 @@ import numpy as np
 from rlhf.memory.phases import DEPTHS, Event
 
 GAP = 3  # cost of an insertion in the alignment
-OTHER_SIZE = 20  # cost of a pair of allocations by one operation, of different sizes: something as wide as all layers
+OTHER_SIZE = 20  # cost of a pair of one operation's allocations of two sizes: a buffer whose size grows with depth
 OTHER = 100  # cost of a pair that has nothing in common
 _NEW = tuple.__new__  # makes an Event in half the time; a deep model has hundreds of thousands
 

@@ -21,22 +21,28 @@ class Fit(NamedTuple):
     too_large: tuple[StageName, ...]  # the stages that still need more than the limit
 
 
-class Choice(NamedTuple):
+class Candidate(NamedTuple):
+    """Values for the settings of one group."""
+
     changes: dict[str, Any]
-    seconds: float  # of a row, by which choices of one axis are ranked
+    seconds: float  # of a row, by which the candidates of one group are ranked
     rows: int  # on the card at once
 
 
-class Axis(NamedTuple):
-    """Settings that are chosen together, apart from all others."""
+class SettingGroup(NamedTuple):
+    """Settings that are chosen together and apart from all others, with the values to try.
 
-    places: tuple[tuple[StageName, str], ...]  # (stage, phase) whose memory they decide
-    ladders: list[list[Choice]]  # each from the choice that needs least to the one that needs most
-    others: dict[str, Any]  # settings of other axes that decide the same places, at their smallest
+    `candidates` has one list, or one without and one with gradient checkpointing. Within a list memory grows and time
+    falls; the last list needs least memory for the same number of rows.
+    """
+
+    phases: tuple[tuple[StageName, str], ...]  # (stage, phase) whose memory they decide
+    candidates: list[list[Candidate]]
+    smallest_of_other_groups: dict[str, Any]  # settings of other groups that decide the same phases
 
 
-# The share of its rows with which a choice would fit: 1 or more where it fits as it is. Below 1 it is an estimate.
-Share = Callable[[Choice], float]
+# Of its rows, the fraction with which a candidate would fit: 1 or more if it fits. Below 1 it is an estimate.
+FractionThatFits = Callable[[Candidate], float]
 GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kernels")  # components that grow with rows
 
 
@@ -49,9 +55,9 @@ def fit(
 ) -> Fit:
     """Return the fastest settings with which each of `stages` needs at most `limit` bytes of the card.
 
-    Batches of the optimizers stay as they are. More prompts decoded together count as faster; of checkpointing and
-    micro-batches `_row_seconds` is the judge. Where a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are
-    tried, which change the result. `say` gets a line for each candidate.
+    Batches of the optimizers stay as they are. More prompts decoded together count as faster; `_row_seconds` ranks
+    checkpointing and micro-batch sizes. If a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are tried,
+    which change the result. `say` gets a line for each prediction.
     """
     result = _Search(predict, loaded, stages, limit, say)()
     if result.too_large and loaded.recipe.model.quantization == "none":
@@ -63,7 +69,7 @@ def fit(
 
 
 class _Search:
-    """One search: the axes one after the other, each with what was chosen on those before it."""
+    """A search through the groups of settings in turn, each with the settings that were chosen before it."""
 
     def __init__(
         self,
@@ -74,50 +80,56 @@ class _Search:
         say: Callable[[str], None],
     ):
         self.predict, self.loaded, self.stages, self.limit, self.say = predict, loaded, stages, limit, say
-        self.axes = _axes(loaded, stages)
-        self.asked_first = {key: value for axis in self.axes for key, value in axis.ladders[-1][-1].changes.items()}
+        self.groups = _setting_groups(loaded, stages)
+        largest = [group.candidates[-1][-1] for group in self.groups]
+        self.default_settings = {key: value for candidate in largest for key, value in candidate.changes.items()}
         self.chosen: dict[str, Any] = {}
 
     def __call__(self) -> Fit:
-        for axis in self.axes:
-            self.chosen |= _fastest(axis, partial(self._share, axis)).changes
+        for group in self.groups:
+            self.chosen |= _fastest(group, partial(self._fraction_that_fits, group)).changes
         predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
         too_large = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
         before = self.loaded.recipe.model_dump()
         changes = {key: value for key, value in self.chosen.items() if _value(before, key) != value}
         return Fit(changes, predictions, too_large)
 
-    def _share(self, axis: Axis, choice: Choice) -> float:
-        """Return the smallest share in the places of an axis; those after one that does not fit are not looked at."""
+    def _fraction_that_fits(self, group: SettingGroup, candidate: Candidate) -> float:
+        """Return the smallest fraction over the phases of a group; phases after one that does not fit are skipped."""
         least = inf
-        for stage, phase in axis.places:
-            least = min(least, self._share_in_place(axis, choice, stage, phase))
+        for stage, phase in group.phases:
+            least = min(least, self._fraction_in_phase(group, candidate, stage, phase))
             if least < 1:
                 break
         return least
 
-    def _share_in_place(self, axis: Axis, choice: Choice, stage: StageName, phase: str) -> float:
-        """Return the share in one phase, with the settings about which the stage's other axes ask first.
+    def _fraction_in_phase(self, group: SettingGroup, candidate: Candidate, stage: StageName, phase: str) -> float:
+        """Return the fraction for one phase.
 
-        So one rehearsal answers for all axes of the stage. Only where the phase does not fit with them, they are taken
-        at their smallest.
+        Settings of the stage that are not chosen yet are first taken at their defaults, the values that are tried first
+        for them, so that one rehearsal serves all groups of the stage. If the phase does not fit with those, they are
+        taken at their smallest.
         """
-        assumed = {key: value for key, value in self.asked_first.items() if key.startswith(f"{stage}.")} | self.chosen
-        share = self._share_with(assumed | choice.changes, stage, phase)
-        if share < 1 and axis.others:
-            share = max(share, self._share_with(self.chosen | axis.others | choice.changes, stage, phase))
-        return share
+        defaults = {key: value for key, value in self.default_settings.items() if key.startswith(f"{stage}.")}
+        fraction = self._fraction_with(defaults | self.chosen | candidate.changes, stage, phase)
+        if fraction < 1 and group.smallest_of_other_groups:
+            smallest = self.chosen | group.smallest_of_other_groups | candidate.changes
+            fraction = max(fraction, self._fraction_with(smallest, stage, phase))
+        return fraction
 
-    def _share_with(self, changes: dict[str, Any], stage: StageName, phase: str) -> float:
+    def _fraction_with(self, changes: dict[str, Any], stage: StageName, phase: str) -> float:
         settings = {key.removeprefix(f"{stage}."): value for key, value in changes.items()}
         words = ", ".join(f"{key} {as_yaml(value)}" for key, value in settings.items() if "." not in key)
         self.say(f"looking for settings that fit: {stage} with {words}" if words else f"rehearsing {stage}")
         predicted = self.predict(with_changes(self.loaded, changes), stage).get(phase)
-        return _share(predicted, self.limit) if predicted else inf
+        return _fraction_of_rows(predicted, self.limit) if predicted else inf
 
 
-def _share(phase: Phase, limit: int) -> float:
-    """Return the share of its rows with which a phase would fit, if what grows does so in proportion to them."""
+def _fraction_of_rows(phase: Phase, limit: int) -> float:
+    """Return the fraction of its rows with which a phase would fit, if the growing components are proportional to them.
+
+    Above 1 there is memory left. `limit` is in bytes.
+    """
     need = needed(phase)
     growing = sum(phase.components.get(name, 0) for name in GROWING)
     if not growing:
@@ -125,61 +137,64 @@ def _share(phase: Phase, limit: int) -> float:
     return max(0.0, (limit - need + growing) / growing)
 
 
-def _fastest(axis: Axis, share: Share) -> Choice:
-    """Return the fastest choice that fits, with few questions; the least demanding one where none does.
+def _fastest(group: SettingGroup, fraction: FractionThatFits) -> Candidate:
+    """Return the fastest candidate that fits, with few predictions; the one that needs least if none does.
 
-    Within a ladder memory grows and time falls. The last ladder needs least for the same place in it: of those before
-    it only choices up to the place that fits there, and faster than that, are asked about.
+    The last list needs least memory for the same index: of the lists before it, only candidates up to the index that
+    fits there and faster than that one are tried.
     """
-    best, room = None, len(axis.ladders[-1])
-    for ladder in axis.ladders[::-1]:
-        worthwhile = [c for c in ladder[:room] if best is None or c.seconds < best.seconds]
-        choice = _largest_that_fits(worthwhile, share, hopeful=best is None)
-        if best is None and choice is None:
-            return ladder[0]
-        best = choice or best
-        room = ladder.index(best) + 1 if best in ladder else room
+    best, index_limit = None, len(group.candidates[-1])
+    for candidates in group.candidates[::-1]:
+        faster = [c for c in candidates[:index_limit] if best is None or c.seconds < best.seconds]
+        candidate = _largest_that_fits(faster, fraction, try_largest_first=best is None)
+        if best is None and candidate is None:
+            return candidates[0]
+        best = candidate or best
+        index_limit = candidates.index(best) + 1 if best in candidates else index_limit
     assert best
     return best
 
 
-def _largest_that_fits(choices: Sequence[Choice], share: Share, hopeful: bool) -> Choice | None:
-    """Return the last of `choices` that fits, None where none does.
+def _largest_that_fits(
+    candidates: Sequence[Candidate], fraction: FractionThatFits, try_largest_first: bool
+) -> Candidate | None:
+    """Return the last of `candidates` that fits, None if none does.
 
-    The first question is about the last choice where `hopeful`, else about the first. The second one is where that
-    answer's share points to, and from then on the choices that are left are halved.
+    The last candidate is tried first if `try_largest_first`, else the first one. The second try is where the fraction
+    of the first points to. After that, each try halves the candidates that are left.
     """
-    rows = [choice.rows for choice in choices]
-    fits, refused = -1, len(choices)  # the last place that is known to fit, and the first that is known not to
-    at, guess = (refused - 1 if hopeful else 0), True
-    while fits + 1 < refused:
-        share_here = share(choices[at])
-        fits, refused = (at, refused) if share_here >= 1 else (fits, at)
-        pointed_to = bisect_right(rows, share_here * rows[at]) - 1
-        at = min(max(pointed_to, fits + 1), refused - 1) if guess else (fits + refused) // 2
-        guess = False
-    return choices[fits] if fits >= 0 else None
+    rows = [candidate.rows for candidate in candidates]
+    fits, too_large = -1, len(candidates)  # the last index that is known to fit, and the first that is known not to
+    at, estimated = (too_large - 1 if try_largest_first else 0), False
+    while fits + 1 < too_large:
+        fraction_here = fraction(candidates[at])
+        fits, too_large = (at, too_large) if fraction_here >= 1 else (fits, at)
+        estimate = bisect_right(rows, fraction_here * rows[at]) - 1
+        at = (fits + too_large) // 2 if estimated else min(max(estimate, fits + 1), too_large - 1)
+        estimated = True
+    return candidates[fits] if fits >= 0 else None
 
 
-def _axes(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[Axis]:
+def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[SettingGroup]:
+    """Return what is searched: prompts decoded together, then checkpointing and micro-batch size of each stage."""
     recipe = loaded.recipe
-    axes = []
+    groups = []
     sampling = [stage for stage in stages if stage in ("sft", "dpo", "evaluate")]  # with the settings of evaluate
     if sampling:
-        places = tuple((stage, "evaluate") for stage in sampling)
+        phases = tuple((stage, "evaluate") for stage in sampling)
         smallest = {key: n for s in sampling if s in STAGES for key, n in micro_batch(loaded, s, 1).items()}
-        axes.append(Axis(places, [_at_once("evaluate.batch_size", recipe.evaluate.batch_size)], smallest))
+        decoding = _batch_sizes("evaluate.batch_size", divisors(recipe.evaluate.batch_size))
+        groups.append(SettingGroup(phases, [decoding], smallest))
     for stage, options in recipe.online().items():
         if stage in stages:
-            whole = options.samples_per_prompt
-            sizes = [n for n in divisors(options.batch_size) if n % whole == 0]
-            decoding = [Choice({f"{stage}.rollout_batch_size": n}, 1 / n, n) for n in sizes]
-            axes.append(Axis(((stage, "rollout"), (stage, "evaluate")), [decoding], {}))
+            sizes = [n for n in divisors(options.batch_size) if n % options.samples_per_prompt == 0]
+            decoding = _batch_sizes(f"{stage}.rollout_batch_size", sizes)
+            groups.append(SettingGroup(((stage, "rollout"), (stage, "evaluate")), [decoding], {}))
     for stage in stages:
         if stage in STAGES:
-            ladders = [
+            training = [
                 [
-                    Choice(
+                    Candidate(
                         {f"{stage}.gradient_checkpointing": checkpointing, **micro_batch(loaded, stage, n)},
                         _row_seconds(recipe, stage, checkpointing, n),
                         n,
@@ -188,13 +203,13 @@ def _axes(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[Axis]:
                 ]
                 for checkpointing in (False, True)
             ]
-            phases = ("score", "update") if stage in ONLINE else ("train", "evaluate")
-            axes.append(Axis(tuple((stage, phase) for phase in phases), ladders, {}))
-    return axes
+            names = ("score", "update") if stage in ONLINE else ("train", "evaluate")
+            groups.append(SettingGroup(tuple((stage, name) for name in names), training, {}))
+    return groups
 
 
-def _at_once(key: str, most: int) -> list[Choice]:
-    return [Choice({key: n}, 1 / n, n) for n in divisors(most)]
+def _batch_sizes(key: str, sizes: Sequence[int]) -> list[Candidate]:
+    return [Candidate({key: n}, 1 / n, n) for n in sizes]
 
 
 def _value(recipe: dict[str, Any], key: str) -> Any:

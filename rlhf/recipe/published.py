@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
@@ -45,6 +45,7 @@ class Figure(Section):
     stands for 10 %. Without either, a number is exact to its last digit and a range to its ends.
     """
 
+    documented_in: ClassVar[str] = "docs/metrics.md"
     name: str
     stage: StageName | Literal["all"]
     guide: str | None = None

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -18,6 +18,7 @@ class Section(BaseModel):
     """A section of a recipe: frozen, strictly typed, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    documented_in: ClassVar[str] = "docs/recipes.md"  # the page that explains its keys
 
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -80,18 +81,23 @@ def _location(problem: Mapping[str, Any]) -> list[str]:
 
 
 def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
-    """Name the keys that were probably meant: a similar sibling, or equal and similar keys elsewhere."""
+    """Name the keys that were probably meant, and the page that lists all.
+
+    They are siblings that are spelt alike or begin alike; else keys of other sections with the same or a similar name.
+    """
     *section, name = location
-    siblings = difflib.get_close_matches(name, _keys_at(kind, section), n=1, cutoff=0.7)
-    if siblings:
-        return f"the nearest key is '{prefix}{'.'.join([*section, *siblings])}'"
-    valid = _dotted_keys(kind)
-    same_name = [key for key in valid if key.rpartition(".")[2] == name]
-    candidates = same_name or difflib.get_close_matches(".".join(location), valid, n=1, cutoff=0.8)
+    siblings, everywhere = _keys_at(kind, section), _dotted_keys(kind)
+    alike = difflib.get_close_matches(name, siblings, n=3, cutoff=0.7)
+    begun = difflib.get_close_matches(name, [key for key in siblings if key.startswith(name)], n=3, cutoff=0)
+    elsewhere = [key for key in everywhere if key.rpartition(".")[2] == name]
+    candidates = (
+        [".".join([*section, key]) for key in alike or begun]
+        or elsewhere
+        or difflib.get_close_matches(".".join(location), everywhere, n=1, cutoff=0.8)
+    )
     if not candidates:
-        return f"the keys there are {', '.join(_keys_at(kind, section))}"
-    listing = ", ".join(f"'{prefix}{key}'" for key in candidates)
-    return f"the nearest key is {listing}" if len(candidates) == 1 else f"there are {listing}"
+        return f"{kind.documented_in} lists the keys"
+    return f"nearest: {', '.join(prefix + key for key in candidates)} ({kind.documented_in} lists all)"
 
 
 def _dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:

@@ -40,7 +40,7 @@ def checkpoint_problem(folder: Path) -> str | None:
     return f"{unnamed[0]} does not belong to it" if unnamed else None
 
 
-def resuming(folder: Path) -> AbstractContextManager[None]:
+def with_resume_advice(folder: Path) -> AbstractContextManager[None]:
     """Add a way out to a UserError that is raised while a checkpoint is read: resume from the one before it."""
     return reader.advising(f"move {folder} away, and --resume takes the checkpoint before it")
 

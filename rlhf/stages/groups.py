@@ -38,7 +38,7 @@ from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo, StageName
 from rlhf.rollout.engine import joined
-from rlhf.run.checkpoints import resuming
+from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.run.records import Number
 from rlhf.stages.online import scoring
@@ -104,7 +104,7 @@ def make_learner(session: Session, options: GroupOptions) -> "Learner":
     """Make the learner, from the newest checkpoint where the run is resumed."""
     checkpoint, stage = session.run.resumed_from, session.run.stage
     if checkpoint:
-        with resuming(checkpoint):
+        with with_resume_advice(checkpoint):
             learner = Learner.load(stage, session.shared, options, checkpoint)
     else:
         norm = ScoreNorm()

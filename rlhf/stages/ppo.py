@@ -32,7 +32,7 @@ from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import Ppo
 from rlhf.rollout.responses import ValueFn
-from rlhf.run.checkpoints import resuming
+from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.run.records import Number
 from rlhf.stages.online import scoring
@@ -91,7 +91,7 @@ def make_learner(session: Session, options: Ppo) -> "Learner":
     """Make the learner, from the newest checkpoint if the run is resumed."""
     shared, checkpoint = session.shared, session.run.resumed_from
     if checkpoint:
-        with resuming(checkpoint):
+        with with_resume_advice(checkpoint):
             learner = Learner.load(shared, session.rm_dir, options, checkpoint)
     else:
         with session.phase("evaluate"):

@@ -24,7 +24,8 @@ from rlhf.run.records import Summary
 from rlhf.stages.result import Result
 
 FULL_DISK_BYTES = 1_000_000
-LEAST_ADDRESSES = 2_000_000_000  # bytes; under 1.0e9 importing libraries aborted the process, under 2.6e9 SFT ran
+# Bytes of address space. With a limit of 1.0e9, importing the libraries aborted; with 2.6e9, SFT ran.
+LEAST_ADDRESSES = 2_000_000_000
 
 
 def execute(

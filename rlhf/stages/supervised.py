@@ -27,7 +27,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
-from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, resuming
+from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
 from rlhf.stages.training_forward import hide_right_padding, use_trunk
@@ -224,7 +224,7 @@ def _check_resumed(trainer: Trainer, run: Run) -> None:
     """
     folder = run.resumed_from
     assert folder
-    with resuming(folder):
+    with with_resume_advice(folder):
         state = reader.read(folder / "trainer_state.json", records.TrainerState)
         if state is None or state.global_step != checkpoint_step(folder):
             raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
@@ -263,7 +263,7 @@ def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
     """Return `load` with every error as one line that names the checkpoint."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        with resuming(folder), reading(folder):
+        with with_resume_advice(folder), reading(folder):
             return load(*args, **kwargs)
 
     return guarded
@@ -305,7 +305,7 @@ class _RunCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         if self.run.resumed_from:
-            with resuming(self.run.resumed_from):
+            with with_resume_advice(self.run.resumed_from):
                 stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
         page_states(optimizer)  # a resumed run has just loaded its states
         self.tokens = state.num_input_tokens_seen  # a resumed run starts above 0

@@ -75,13 +75,13 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
     folder = recipe.default_root() / "h100-mistral-7b/v1"
-    guide = f'its first version, --recipe {folder}, is "Mistral-7B in bfloat16 on HH-RLHF, the H100 guide as published"'
-    assert first == f"--hw h100 takes h100-mistral-7b v2; {guide}"
+    assert first == f"recipe: h100-mistral-7b v2. The H100 guide's own settings are in --recipe {folder}"
     assert not stdout
-    assert not [line for line in others if " takes " in line]
-    assert "takes 4090-llama2-7b v2; its first version, --recipe" in command("report", "--hw", "4090", *out)[2]
-    assert " takes " not in command("report", "--hw", "2x4090", *out)[2]
-    assert " takes " not in command("report", "--recipe", folder, *out)[2]
+    assert not [line for line in others if line.startswith("recipe: ")]
+    toy = f"recipe: cpu-tiny v2. The first version has another model: --recipe {folder.parents[1] / 'cpu-tiny/v1'}\n"
+    assert toy in command("report", "--hw", "cpu", *out)[2]
+    assert "recipe: " not in command("report", "--hw", "2x4090", *out)[2]
+    assert "recipe: " not in command("report", "--recipe", folder, *out)[2]
 
 
 def test_a_shell_completes_hardware_and_stages():
@@ -97,7 +97,7 @@ def test_a_shell_completes_hardware_and_stages():
 
 def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "launched", lambda: True)
-    assert " takes " not in command("report", "--hw", "h100", "--out", tmp_path)[2]
+    assert "recipe: " not in command("report", "--hw", "h100", "--out", tmp_path)[2]
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,17 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["run", "sft"], "name a recipe: --hw NAME or --recipe DIR"),
         (["run", "sft", "--hw", "tpu"], "--hw tpu: no default recipe"),
         (["run", "sft", "--recipe", "nowhere/v1"], "nowhere/v1/recipe.yaml: no such file"),
-        (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "the nearest key is 'ppo.kl_coef'"),
+        (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "nearest: ppo.kl_coef (docs/recipes.md lists all)"),
         (
             ["run", "sft", "--hw", "cpu", "--set", "kl_coef=1"],
-            "unknown key 'kl_coef'; the nearest key is 'ppo.kl_coef'",
+            "unknown key 'kl_coef'; nearest: ppo.kl_coef",
         ),
-        (["run", "sft", "--hw", "cpu", "--set", "ppo.algorithm=x"], "the keys there are steps, batch_size, "),
-        (["run", "sft", "--hw", "cpu", "--set", "save_steps=1"], "there are 'pretrain.save_steps', 'sft.save_steps', "),
+        (
+            ["run", "sft", "--hw", "cpu", "--set", "ppo.algorithm=x"],
+            "unknown key 'ppo.algorithm'; docs/recipes.md lists",
+        ),
+        (["run", "sft", "--hw", "cpu", "--set", "ppo.kl=1"], "unknown key 'ppo.kl'; nearest: ppo.kl_coef, ppo.kl_"),
+        (["run", "sft", "--hw", "cpu", "--set", "save_steps=1"], "nearest: pretrain.save_steps, sft.save_steps, "),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coef"], "write it as key=value"),
         (["run", "sftt", "--hw", "cpu"], "'sftt' is not one of"),
         (["run", "sft", "--hw", "cpu", "--seed", "-1"], "-1"),

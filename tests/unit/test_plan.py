@@ -316,48 +316,50 @@ def test_a_smaller_base_is_the_last_resort_of_all_stages_alike():
     assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 425).too_large) == {"dpo"}, "3 x 10 for a prompt"
 
 
-@pytest.mark.parametrize(("blur", "most"), [(lambda share: share, 5), (lambda share: inf if share >= 1 else 0.0, 8)])
+@pytest.mark.parametrize(
+    ("blur", "most"), [(lambda fraction: fraction, 5), (lambda fraction: inf if fraction >= 1 else 0.0, 8)]
+)
 @pytest.mark.parametrize("ratio", [0.01, 0.3, 1.0, 3.0, 30.0])
-def test_the_search_finds_what_trying_everything_finds_and_asks_less(ratio, blur, most):
+def test_the_search_finds_what_trying_everything_finds_with_fewer_predictions(ratio, blur, most):
     """Needs of 100 a row, or 20 with checkpointing, above 1000; `ratio`: reading the weights over computing a row.
 
-    Shares are estimates: where they point nowhere (`blur`) the search takes more questions and finds the same.
+    Fractions are estimates: where they point nowhere (`blur`), the search takes more predictions and finds the same.
     """
     sizes = (1, 2, 4, 8, 16)
-    ladders = [[fit.Choice({"sft.n": n, "c": c}, (2 + c) * (1 + ratio / n), n) for n in sizes] for c in (False, True)]
-    axis = fit.Axis((("sft", "train"),), ladders, {})
+    ways = [[fit.Candidate({"sft.n": n, "c": c}, (2 + c) * (1 + ratio / n), n) for n in sizes] for c in (False, True)]
+    group = fit.SettingGroup((("sft", "train"),), ways, {})
     for limit in range(900, 2800, 10):
-        asked: list[fit.Choice] = []
+        tried: list[fit.Candidate] = []
 
-        def share(choice: fit.Choice, limit: int = limit, asked: list[fit.Choice] = asked) -> float:
-            asked.append(choice)
-            growing = (20 if choice.changes["c"] else 100) * choice.rows
+        def fraction(candidate: fit.Candidate, limit: int = limit, tried: list[fit.Candidate] = tried) -> float:
+            tried.append(candidate)
+            growing = (20 if candidate.changes["c"] else 100) * candidate.rows
             estimate: float = blur(max(0.0, (limit - 1000) / growing))
             return estimate
 
-        found = fit._fastest(axis, share)
-        count = len({id(choice) for choice in asked})
-        fitting = [choice for ladder in ladders for choice in ladder if share(choice) >= 1]
-        assert found == min(fitting, key=lambda choice: choice.seconds, default=ladders[-1][0])
+        found = fit._fastest(group, fraction)
+        count = len({id(candidate) for candidate in tried})
+        fitting = [candidate for way in ways for candidate in way if fraction(candidate) >= 1]
+        assert found == min(fitting, key=lambda candidate: candidate.seconds, default=ways[-1][0])
         assert count <= most
-        if fitting and found == ladders[1][-1]:
-            assert count <= 4, "what fits with most memory is asked about first"
+        if fitting and found == ways[1][-1]:
+            assert count <= 4, "the largest candidate is tried first"
 
 
-def test_a_phase_s_share_of_its_rows_by_hand():
+def test_the_fraction_of_its_rows_with_which_a_phase_fits_by_hand():
     """400 bytes that stay and 600 that grow with the rows, beside the driver's context."""
     grown = phase(0, base=400, activations=500, logits=100)
     held = needed(grown) - 1000
-    assert fit._share(grown, held + 1000) == 1
-    assert fit._share(grown, held + 700) == 0.5
-    assert fit._share(grown, held + 1600) == 2
-    assert fit._share(grown, held + 999) < 1
-    assert fit._share(grown, held) == 0
-    assert [fit._share(phase(0, base=1000), held + limit) for limit in (999, 1000)] == [0, inf]
+    assert fit._fraction_of_rows(grown, held + 1000) == 1
+    assert fit._fraction_of_rows(grown, held + 700) == 0.5
+    assert fit._fraction_of_rows(grown, held + 1600) == 2
+    assert fit._fraction_of_rows(grown, held + 999) < 1
+    assert fit._fraction_of_rows(grown, held) == 0
+    assert [fit._fraction_of_rows(phase(0, base=1000), held + limit) for limit in (999, 1000)] == [0, inf]
 
 
 def test_one_rehearsal_answers_for_all_settings_of_a_stage():
-    """Room for all: the settings that are asked about first are those that are chosen."""
+    """There is memory for all: the settings that are tried first are those that are chosen."""
     asked = set()
 
     def noted(changed: PinnedRecipe, stage: str) -> dict[str, Phase]:

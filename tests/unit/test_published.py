@@ -432,7 +432,10 @@ def test_a_figure_that_says_two_things_is_refused(keys, said):
         ("targets: 3", "needs a key 'targets' with a list of figures"),
         ("targets: [3]", "needs a key 'targets' with a list of figures"),
         ("goals: 1\ntargets: []", "unknown key 'goals'"),
-        ("targets: [{name: f, stage: sft, metric: hours, rnage: [0, 1], unit: h, source: s}]", "'targets.0.range'"),
+        (
+            "targets: [{name: f, stage: sft, metric: hours, rnage: [0, 1], unit: h, source: s}]",
+            "nearest: targets.0.range (docs/metrics",
+        ),
     ],
 )
 def test_a_mistake_in_published_yaml_is_one_line(tmp_path, text, said):

@@ -39,8 +39,8 @@ def test_every_recipe_loads(directory):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["ppo"].update(kl_coeff=0.1), "unknown key 'ppo.kl_coeff'; the nearest key is 'ppo.kl_coef'"),
-        (lambda c: c.update(sfft={}), "unknown key 'sfft'; the nearest key is 'sft'"),
+        (lambda c: c["ppo"].update(kl_coeff=0.1), "unknown key 'ppo.kl_coeff'; nearest: ppo.kl_coef (docs/recipes.md"),
+        (lambda c: c.update(sfft={}), "unknown key 'sfft'; nearest: sft (docs/recipes.md lists all)"),
         (lambda c: c["ppo"].pop("lam"), "key 'ppo.lam' is missing"),
         (lambda c: c["lora"].update(target_modules=["q_proj", "lm_head"]), "lora: target_modules: lm_head is shared"),
         (lambda c: c["ppo"].update(kl_penalty="loss"), "ppo: kl_penalty: loss needs kl_estimator k2 or k3"),
@@ -133,7 +133,7 @@ def test_overrides_are_typed_and_mark_the_run_modified():
 
 
 def test_an_override_of_an_unknown_key_names_set_and_the_nearest_key():
-    with pytest.raises(UserError, match=r"with --set: unknown key 'ppo.kl_koef'; the nearest key is 'ppo.kl_coef'"):
+    with pytest.raises(UserError, match=r"with --set: unknown key 'ppo.kl_koef'; nearest: ppo.kl_coef"):
         recipe.load(CPU, {"ppo.kl_koef": 0.1})
 
 

@@ -45,7 +45,7 @@ def test_every_record_of_a_gpu_can_be_traced():
 
 
 def test_the_page_of_results_is_made_from_the_records():
-    assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results`"
+    assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results-index`"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rules of the house that a program can check: who may import whom, and what starts without torch."""
+"""Structure of the package: which part imports which, which commands start without torch, and the size of files."""
 
 import ast
 import re
@@ -95,12 +95,12 @@ def test_only_the_command_line_knows_click():
             assert not re.search(r"^\s*(import|from) click\b", file.read_text(), re.M), file
 
 
-def test_the_package_has_fewer_than_twenty_rooms():
-    rooms = {path.name for path in (ROOT / "rlhf").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert len(rooms - {"__init__.py"}) < 20, rooms
+def test_the_package_has_fewer_than_twenty_parts():
+    parts = {path.name for path in (ROOT / "rlhf").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert len(parts - {"__init__.py"}) < 20, parts
 
 
-def test_files_stay_short_enough_to_read():
+def test_no_file_of_the_package_is_longer_than_450_lines():
     for file in FILES:
         assert len(file.read_text().splitlines()) <= 450, file
 
@@ -117,9 +117,9 @@ def test_the_longest_files_of_the_suite_are_there():
     assert set(LONGEST) <= names
 
 
-@pytest.mark.parametrize("room", ["rlhf", "bench"])
-def test_an_init_file_holds_a_docstring_and_imports_at_most(room):
-    for file in (ROOT / room).rglob("__init__.py"):
+@pytest.mark.parametrize("package", ["rlhf", "bench"])
+def test_an_init_file_holds_a_docstring_and_imports_at_most(package):
+    for file in (ROOT / package).rglob("__init__.py"):
         for node in ast.parse(file.read_text()).body:
             names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
             text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
