@@ -236,7 +236,7 @@ def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, roll
 
 
 def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout: Rollout):
-    options = small(ppo__batch_size=128, ppo__rollout_batch_size=2).recipe.ppo
+    options = small(ppo__batch_size=128, ppo__rollout_batch_size=2, ppo__norm_responses=256).recipe.ppo
     shared = trained_roles(trained, options).shared
     scores = []
     shared.activate("reward")
