@@ -19,13 +19,16 @@ from rlhf.memory.projection import CARDS, Card, row_tokens
 from rlhf.observe.console import OUT, rows_table
 from rlhf.recipe import OnlineName, PinnedRecipe, Recipe
 
-LEAN = {"hardware.trunk": "lean", "{stage}.gradient_checkpointing": False, "lora.lora_dropout": 0.0}
+LEAN = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
+KEPT = {"{stage}.gradient_checkpointing": False}
 FROM_SAMPLING = {"{stage}.old_logprobs": "rollout", "{stage}.rollout_weights": "adapter"}
 CHANGES: dict[str, dict[str, Any]] = {  # recipe keys; {stage} is the stage
-    "lean trunk": LEAN,
-    "lean trunk, adapters in the upper half": LEAN | {"lora.layers": "upper_half"},
     "old log-probabilities from sampling": FROM_SAMPLING,
-    "lean trunk, upper half, old log-probabilities from sampling": LEAN | {"lora.layers": "upper_half"} | FROM_SAMPLING,
+    "no gradient checkpointing": KEPT,
+    "lean trunk": LEAN,
+    "lean trunk, no gradient checkpointing": LEAN | KEPT,
+    "lean trunk, no gradient checkpointing, adapters in the upper half": LEAN | KEPT | {"lora.layers": "upper_half"},
+    "the same, old log-probabilities from sampling": LEAN | KEPT | {"lora.layers": "upper_half"} | FROM_SAMPLING,
     "merged weights for sampling": {"{stage}.rollout_weights": "merged", "{stage}.old_logprobs": "recompute"},
     "4-bit products in row groups": {"{stage}.rollout_4bit": "row_groups"},
     "16-bit copy of a 4-bit base for sampling": {"{stage}.rollout_4bit": "unpacked"},
@@ -46,8 +49,9 @@ def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: Card) -> di
     """Return the least seconds of the phases whose time a run measures: those of the rollout, score and update."""
     sums: dict[str, float] = {}
     for name, part in phases(recipe, stage, prompt).items():
-        phase = name if name in ("rollout/prefill", "rollout/decode") else name.split("/")[0]
-        sums[phase] = sums.get(phase, 0.0) + part.seconds(card)
+        detail = [name] if name in ("rollout/prefill", "rollout/decode") else []
+        for phase in (name.split("/")[0], *detail):
+            sums[phase] = sums.get(phase, 0.0) + part.seconds(card)
     return sums
 
 
@@ -62,8 +66,8 @@ def beside(
     prompt = options.max_prompt_length if longest else row_tokens(recipe, stage, 1) - options.response_length
     least = by_phase(recipe, stage, prompt, card)
     return {
-        phase: {"least_seconds": bound, "seconds": measured[phase], "reached": bound / measured[phase]}
-        for phase, bound in least.items()
+        phase: {"least_seconds": seconds_, "seconds": measured[phase], "reached": seconds_ / measured[phase]}
+        for phase, seconds_ in least.items()
         if phase in measured
     }
 

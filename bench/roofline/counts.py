@@ -221,7 +221,8 @@ class Passes:
 def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool = True) -> dict[str, Work]:
     """Return the work of each phase of one step, with prompts of `prompt` tokens and responses as long as allowed.
 
-    `share_prompts`: the lean trunk computes a prompt once for the responses to it in a micro-batch, as it does.
+    `share_prompts`: the lean trunk computes a prompt once for the responses to it in a micro-batch. Here all of them
+    are in one, although the minibatches of an update are drawn at random.
     """
     options: Any = getattr(recipe, stage)
     decoder, card = Decoder.of(recipe), gpu.find(recipe.hardware.name)

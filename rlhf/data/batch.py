@@ -15,9 +15,9 @@ class Rollout:
     ids (B, T) int64, prompt then response then padding; prompt_length, response_length (B,) int64, the response with
     its EOS; mask (B, R) bool, slot t is the t-th response token; ended (B,) bool, the response ends with EOS; logprobs
     (B, R) float32, of each response token when it was sampled; values (B, R), of a value function at the hidden state
-    from which each token was sampled; lower (B, T, H), the hidden states that go into the first layer with an adapter;
+    from which each token was sampled; lower_states (B, T, H), those that go into the first layer with an adapter;
     groups (B,) int64, the number of the prompt, if passes may compute it once for neighbouring rows.
-    logprobs is None without sampling, values without a value function, lower if it was not computed.
+    logprobs is None without sampling, values without a value function, lower_states if they were not computed.
     """
 
     ids: Tensor

@@ -30,7 +30,7 @@ from rlhf.memory.operations import tensors_in
 from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import OUTSIDE, Tracker
-from rlhf.models import random_base, trunk
+from rlhf.models import layouts, random_base, trunk
 from rlhf.rollout import engine as rollout
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -221,7 +221,13 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: None)
     # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
     yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
-    for setting in (rollout.STEPS_BETWEEN_CHECKS, rollout.WINDOW, rollout.FEW_KERNELS, trunk.MERGED):
+    for setting in (
+        rollout.STEPS_BETWEEN_CHECKS,
+        rollout.WINDOW,
+        rollout.FEW_KERNELS,
+        trunk.MERGED,
+        layouts.COPIES_HEADS,
+    ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))

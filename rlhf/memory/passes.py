@@ -1,7 +1,8 @@
 """Forward and backward passes on the stand-in device: marked among the events, and run once where they are repeated.
 
 A batch is scored and trained on in micro-batches, most of them of one shape. Of those that follow each other with the
-same role, one is run; the events of the others are copies of its events, with storages of their own. The allocator's
+same role, those that leave something behind are run (they make gradients, or merge weights), and one of the others; the
+events of the rest are copies of its events, with storages of their own. The allocator's
 replay is asked for all of them, so that the predicted memory is the same as if each was run.
 """
 

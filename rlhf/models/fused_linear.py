@@ -159,7 +159,7 @@ OutputOp = Rotary | HeadNorm
 
 def heads_of(x: Tensor, size: int) -> Tensor:
     """Return x (B, T, heads * size) as (B, T, heads, size)."""
-    return x.view(*x.shape[:-1], -1, size)
+    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 class LinearGroup(NamedTuple):
@@ -226,7 +226,8 @@ class FusedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, product: LinearGroup, residual: Tensor | None, *adapters: Tensor) -> Tensor:
         ctx.product = product
         z, _ = product.before.forward(x.reshape(-1, x.shape[-1]))
-        y = product.forward(z).view(*x.shape[:-1], -1)
+        y = product.forward(z)
+        y = y.view(*x.shape[:-1], y.shape[-1])
         ctx.save_for_backward(x, *(product.after.forward(y) if product.after else ()))
         return y if residual is None else y.add_(residual)
 

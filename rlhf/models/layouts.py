@@ -8,6 +8,10 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 
+# Whether a key that several heads share is copied for each where there is a mask. On a card, fused kernels take either
+# a mask or shared keys: with both, torch would form all scores.
+COPIES_HEADS = {"cpu": False, "cuda": True}
+
 
 class Sequences:
     """Rows of tokens (B, T), each of which attends to those before it.
@@ -195,13 +199,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
     Shapes: q (B, Q, heads, D); k, v (B, K, shared heads, D).
     """
+    grouped = q.shape[2] != k.shape[2]
+    if grouped and mask is not None and COPIES_HEADS[q.device.type]:
+        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+        grouped = False
     mixed = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=None if mask is None else mask[:, None],
         is_causal=mask is None,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=grouped,
     )
     return mixed.transpose(1, 2)
 

@@ -24,12 +24,13 @@ def response_statistics(
     temperature: float,
     entropy: EntropyMode = "none",
     likeliest: bool = False,
-    fast: bool = False,
+    few_sizes: bool = False,
 ) -> TokenStatistics:
     """Return statistics (B, R) of the response tokens given the hidden states (B, R, H) that predict them.
 
     `entropy` and `likeliest` as in `linear_token_logprobs`. All are 0 in masked slots. Logits are computed for real
-    response tokens only, a chunk at a time. `fast` multiplies with `rlhf.models.matmul`.
+    response tokens only, a chunk at a time. `few_sizes` rounds the number of tokens up to one of few,
+    and multiplies with `rlhf.models.matmul`.
     Raises UserError for an output layer with a bias or an adapter.
     """
     head: Any = base.get_output_embeddings()
@@ -38,7 +39,7 @@ def response_statistics(
     mask = rollout.mask
     states, tokens = hidden[mask], rollout.tokens[mask]
     count = len(tokens)
-    if fast and (extra := round_to_few_sizes(count) - count):
+    if few_sizes and (extra := round_to_few_sizes(count) - count):
         states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
     statistics = linear_token_logprobs(
         states,
@@ -47,7 +48,7 @@ def response_statistics(
         temperature / logit_scale(base.config),
         max(1, LOGITS // len(head.weight)),
         entropy,
-        matmul if fast else torch.mm,
+        matmul if few_sizes else torch.mm,
         likeliest,
     )
 

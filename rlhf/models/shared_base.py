@@ -199,8 +199,8 @@ class SharedBase:
 
         As rlhf/models/output_layer.py describes.
         """
-        lean = self.trunk is not None and self.trunk.merges
-        logp, entropies, _ = response_statistics(self.base, hidden, rollout, temperature, entropy, fast=lean)
+        few_sizes = self.trunk is not None and self.trunk.rounds
+        logp, entropies, _ = response_statistics(self.base, hidden, rollout, temperature, entropy, few_sizes=few_sizes)
         return logp, entropies
 
     def values(self, hidden: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class SharedBase:
     def score(self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
         """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T).
 
-        lower: as in `Rollout`.
+        lower_states: as in `Rollout`.
         """
         assert self.score_head is not None
         self.activate("reward")

@@ -57,7 +57,7 @@ CLASSIFIERS = (
     Qwen2ForSequenceClassification,
     Qwen3ForSequenceClassification,
 )
-MERGED = {"cpu": True, "cuda": False}  # merge weights that are multiplied in float32
+MERGED = {"cpu": True, "cuda": False}  # merge weights in float32, for products by oneDNN
 
 
 class Trunk:
@@ -144,8 +144,13 @@ class Trunk:
     @property
     def merges(self) -> bool:
         """Return whether weights are merged with their adapters in a block of `merging`."""
+        return self.rounds and not self._packed
+
+    @property
+    def rounds(self) -> bool:
+        """Return whether numbers of rows are rounded up to few, because oneDNN may multiply them."""
         weight = self.decoder.embed_tokens.weight
-        return weight.dtype == torch.float32 and MERGED[weight.device.type] and not self._packed
+        return weight.dtype == torch.float32 and MERGED[weight.device.type]
 
     @torch.no_grad()
     def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, PrefillLayout]:
@@ -165,7 +170,7 @@ class Trunk:
         return self._final_states(role, self._embed(newest), layout, False).squeeze(1)
 
     def _round_up(self, count: int) -> int:
-        return round_to_few_sizes(count) if self.merges else count
+        return round_to_few_sizes(count) if self.rounds else count
 
     def _padded(self, x: Tensor) -> Tensor:
         """Return x (B, T, …) with zeros behind, to one of few lengths where oneDNN may multiply."""

@@ -1,6 +1,6 @@
 """The forward pass inside TRL's trainers: without a mask for padding, or with the lean trunk."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -57,8 +57,8 @@ def without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> 
 def use_trunk(trainer: Trainer, pairs: bool = False) -> None:
     """Compute training steps with the lean trunk; evaluation keeps the library's layers.
 
-    The model has adapters, and batches are padded on the right. `pairs`: row n of the first half of a batch has the
-    prompt of row n of the second half, which is computed once for both in float32 on a CPU.
+    The model has adapters, and `hide_right_padding` checks its batches. `pairs`: row n of the first half of a batch has
+    the prompt of row n of the second half, which is computed once for both.
     Raises UserError for a model that the trunk does not support.
     """
     model: Any = trainer.model
@@ -67,7 +67,14 @@ def use_trunk(trainer: Trainer, pairs: bool = False) -> None:
     usual = trainer.training_step
 
     def training_step(*args: Any, **kwargs: Any) -> Tensor:
-        with as_decoder(trunk) if statistics is None else replaced_forwards({trunk.base: statistics}):
+        with ExitStack() as block:
+            for role in model.peft_config:  # weights merged for the forward pass serve a recomputation too
+                block.enter_context(trunk.merging(role))
+            if statistics is None:
+                block.enter_context(as_decoder(trunk))
+            else:
+                block.enter_context(replaced_forwards({trunk.base: statistics}))
+                block.callback(statistics.forget)
             loss: Tensor = usual(*args, **kwargs)
         return loss
 
@@ -105,27 +112,29 @@ class LabelStatistics:
     """
 
     def __init__(self, trunk: Trunk, pairs: bool):
-        # A card's attention to a prompt that two rows share would need a copy of its keys and values for each, for
-        # every head, and keep them: predicted to cost more memory than the prompts.
-        self.trunk, self.pairs = trunk, pairs and trunk.merges
+        self.trunk, self.pairs = trunk, pairs
         self.mean_output = trunk.base.get_output_embeddings().weight.mean(0, dtype=torch.float32)  # (H,)
-        # DPO's policy and reference get the same ids.
-        self._newest: tuple[Tensor, Tensor] | None = None  # the last ids and their lower states
+        self._lower: tuple[Tensor, Tensor] | None = None  # ids and their lower states, until `forget`
+
+    def forget(self) -> None:
+        """Let go of the lower states, which DPO's policy and reference share."""
+        self._lower = None
 
     def __call__(
         self,
         input_ids: Tensor,
         labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
         fused_lm_head: bool = False,
+        position_ids: None = None,
+        inputs_embeds: None = None,
+        shift_labels: None = None,
         **_: Any,
     ) -> FusedCausalLMOutput:
         """Return statistics (B, T - 1) of the labels (B, T): in each row the tokens of a response, elsewhere IGNORED.
 
-        The loss is the sum of their negative log-likelihoods, divided by `num_items_in_batch` or their number.
-        Raises ValueError for calls without labels, and for labels with gaps.
+        Raises ValueError for other calls, labels with gaps, and pairs whose prompts differ in length.
         """
-        if not fused_lm_head or labels is None:
+        if not fused_lm_head or labels is None or not (position_ids is inputs_embeds is shift_labels is None):
             raise ValueError("the lean trunk gives statistics of labels, and no logits")
         scored, role = labels[:, 1:] != IGNORED, _active_role(self.trunk)
         rollout = _rollout(input_ids, scored, self._lower_states(input_ids))
@@ -133,22 +142,22 @@ class LabelStatistics:
         if self.pairs:
             order = order.view(2, -1).t().flatten()
             rollout = replace(rollout.rows(order), groups=torch.arange(len(labels), device=labels.device) // 2)
+            if (rollout.prompt_length[::2] != rollout.prompt_length[1::2]).any():
+                raise ValueError("the prompts of a pair differ in length")
         with self.trunk.merging(role):
             hidden = self.trunk.response_hidden(role, rollout)
-        fast = self.trunk.merges
-        logp, entropy, likeliest = response_statistics(self.trunk.base, hidden, rollout, 1.0, "value", True, fast)
+        few_sizes = self.trunk.rounds
+        logp, entropy, likeliest = response_statistics(self.trunk.base, hidden, rollout, 1.0, "value", True, few_sizes)
+        assert entropy is not None and likeliest is not None
         back, mask = order.argsort(), rollout.mask
 
         def of_labels(x: Tensor) -> Tensor:
             return x.new_zeros(scored.shape).masked_scatter(scored[order], x[mask])[back]
 
-        assert entropy is not None and likeliest is not None
-        count = scored.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         return FusedCausalLMOutput(
-            loss=-logp.sum() / count,
             log_probs=of_labels(logp),
             entropy=of_labels(entropy),
-            mean_logits=of_labels(hidden.detach().float() @ self.mean_output),
+            mean_logits=of_labels((hidden.detach().float() * self.mean_output).sum(-1)),  # autocast rounds products
             is_top1=of_labels(likeliest),
             label_mask=scored,
         )
@@ -157,9 +166,10 @@ class LabelStatistics:
         """Return the states that go into the first layer with an adapter, None if that is the first of all."""
         if not self.trunk.first_adapted_layer:
             return None
-        if self._newest is None or self._newest[0] is not ids:
-            self._newest = ids, self.trunk.lower_states(ids)
-        return self._newest[1]
+        if self._lower is None or self._lower[0] is not ids:
+            self.forget()
+            self._lower = ids, self.trunk.lower_states(ids)
+        return self._lower[1]
 
 
 def _rollout(ids: Tensor, scored: Tensor, lower: Tensor | None) -> Rollout:

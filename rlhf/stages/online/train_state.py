@@ -84,11 +84,13 @@ class TrainState:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Make the trainable roles ready for backward passes inside the block. No gradient is left behind it."""
+        """Make the trainable roles ready for backward passes inside the block. Gradients are cleared at its end."""
         self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
         self.shared.scatter()
-        yield
-        self.optimizer.zero_grad()
+        try:
+            yield
+        finally:
+            self.optimizer.zero_grad()
         self.shared.gather()
 
     def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
