@@ -64,7 +64,7 @@ class Responses:
         logits = self.logits(hidden)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
-        ids, logp = pick(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
+        ids, logp = draw_tokens(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
         ids = ids.where(~self.ended, self.pad_id)
         self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
         self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
@@ -83,7 +83,7 @@ class Responses:
             whole[self.rows] = part
 
 
-def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
     """Draw from softmax(logits / temperature) by inverting its distribution function at given numbers in [0, 1).
 
     Shapes: logits (B, V), uniforms (B,); returns ids (B,) int64 and their log-probabilities (B,) float32. At

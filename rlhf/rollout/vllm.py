@@ -1,4 +1,4 @@
-"""Client of a vLLM server that samples rollouts in place of `rollout.sample`, with the same interface, over HTTP.
+"""Client of a vLLM server that samples rollouts in place of `engine.sample`, over HTTP; without values and top-p.
 
 The server runs in an environment of its own, because vLLM pins other versions of transformers than this project:
 

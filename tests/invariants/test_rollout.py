@@ -15,7 +15,7 @@ from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import engine
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.engine import Window, sample
-from rlhf.rollout.responses import Sampling, pick
+from rlhf.rollout.responses import Sampling, draw_tokens
 from tests.decoding_models import activated, adapted
 
 VOCAB, EOS, PAD = 50, 2, 0
@@ -269,7 +269,7 @@ def test_greedy_decoding_of_one_row_and_one_token(model):
 def test_drawing_inverts_the_distribution_function():
     logits = torch.tensor([0.1, 0.2, 0.0, 0.7]).log().expand(6, 4)
     numbers = torch.tensor([0.0, 0.05, 0.15, 0.31, 0.999, 1 - 2**-24])
-    ids, logp = pick(logits, numbers, 1.0)
+    ids, logp = draw_tokens(logits, numbers, 1.0)
     assert ids.tolist() == [0, 0, 1, 3, 3, 3]
     assert logp.exp().tolist() == pytest.approx([0.1, 0.1, 0.2, 0.7, 0.7, 0.7])
 
@@ -280,7 +280,7 @@ def test_drawing_follows_the_distribution():
     numbers = torch.rand(100_000, generator=torch.Generator().manual_seed(1))
     for temperature in (1.0, 0.5):
         expected = (logits / temperature).softmax(-1)
-        ids, _ = pick(logits.expand(len(numbers), -1), numbers, temperature)
+        ids, _ = draw_tokens(logits.expand(len(numbers), -1), numbers, temperature)
         share = torch.bincount(ids, minlength=30) / len(numbers)
         error = (expected * (1 - expected) / len(numbers)).sqrt()
         assert ((share - expected).abs() <= 4.5 * error + 1e-5).all()

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlhf.rollout import responses
-from rlhf.rollout.responses import pick
+from rlhf.rollout.responses import draw_tokens
 
 FEW = settings(max_examples=100, deadline=None, derandomize=True)
 HAND = [0.1, 0.2, 0.3, 0.4]
@@ -32,7 +32,7 @@ def oracle(probabilities: list[float], top_p: float) -> dict[int, float]:
 def drawn(row: list[float], top_p: float, temperature: float = 1.0, count: int = 512) -> dict[int, float]:
     """Tokens that numbers evenly spread over [0, 1) give, with the log-probabilities that come with them."""
     numbers = torch.arange(count) / count
-    ids, logp = pick(torch.tensor(row).expand(count, -1), numbers, temperature, top_p)
+    ids, logp = draw_tokens(torch.tensor(row).expand(count, -1), numbers, temperature, top_p)
     return dict(zip(ids.tolist(), logp.tolist(), strict=True))
 
 
@@ -59,7 +59,7 @@ def test_numbers_fall_into_the_intervals_of_what_is_left():
     """Of 0.1, 0.2, 0.3, 0.4 at 0.71 the tokens 1, 2, 3 are left, up to 2/9, 5/9 and 1, in the order of their ids."""
     row = torch.tensor([math.log(p) for p in HAND])
     numbers = torch.tensor([0.0, 0.22, 0.23, 0.55, 0.56, 0.999])
-    ids, _ = pick(row.expand(6, -1), numbers, 1.0, 0.71)
+    ids, _ = draw_tokens(row.expand(6, -1), numbers, 1.0, 0.71)
     assert ids.tolist() == [1, 1, 2, 2, 3, 3]
 
 
@@ -112,10 +112,10 @@ def test_the_whole_distribution_is_as_without(row, temperature, seed):
     """At 1 the log-probabilities are those of a plain softmax, to the bit."""
     numbers = torch.rand(64, generator=torch.Generator().manual_seed(seed))
     rows = torch.tensor(row).expand(64, -1)
-    ids, logp = pick(rows, numbers, temperature, 1.0)
+    ids, logp = draw_tokens(rows, numbers, temperature, 1.0)
     plain = (rows / temperature).log_softmax(-1)
     assert torch.equal(logp, plain.gather(1, ids[:, None])[:, 0])
-    for found, expected in zip((ids, logp), pick(rows, numbers, temperature), strict=True):
+    for found, expected in zip((ids, logp), draw_tokens(rows, numbers, temperature), strict=True):
         assert torch.equal(found, expected)
 
 
@@ -151,7 +151,7 @@ def test_the_likeliest_token_is_greedy_s_choice_in_any_nucleus():
     rows = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
     numbers = torch.zeros(20)
     for top_p in (0.01, 0.5, 1.0):
-        ids, _ = pick(rows, numbers, 0.0, top_p)
+        ids, _ = draw_tokens(rows, numbers, 0.0, top_p)
         assert torch.equal(ids, rows.argmax(-1))
 
 
@@ -166,7 +166,7 @@ def test_impossible_tokens_stay_impossible():
 def test_rows_have_a_nucleus_of_their_own():
     rows = torch.tensor([[0.97, 0.01, 0.01, 0.01], [0.25] * 4, [0.01, 0.01, 0.01, 0.97]]).log()
     for number in (0.0, 0.3, 0.6, 0.9):
-        ids, _ = pick(rows, torch.full((3,), number), 1.0, 0.9)
+        ids, _ = draw_tokens(rows, torch.full((3,), number), 1.0, 0.9)
         assert ids[[0, 2]].tolist() == [0, 3]
         assert ids[1] == int(4 * number)
 
@@ -178,9 +178,9 @@ def test_few_tokens_give_what_all_of_them_give(monkeypatch):
     numbers = torch.rand(8, generator=draw)
     for rows in (peaked, flat, torch.where(torch.arange(8)[:, None] < 4, peaked, flat)):
         monkeypatch.setattr(responses, "FEW_TOKENS", 64)
-        expected = pick(rows, numbers, 1.0, 0.8)
+        expected = draw_tokens(rows, numbers, 1.0, 0.8)
         monkeypatch.setattr(responses, "FEW_TOKENS", 8)
-        for found, other in zip(pick(rows, numbers, 1.0, 0.8), expected, strict=True):
+        for found, other in zip(draw_tokens(rows, numbers, 1.0, 0.8), expected, strict=True):
             assert torch.equal(found, other)
 
 
@@ -192,7 +192,7 @@ def test_a_real_vocabulary(vocab):
     probabilities = row.double().softmax(-1)
     assert probabilities[7] + probabilities[70] < 0.95 < probabilities[[7, 70, 700]].sum()
     numbers = torch.arange(64) / 64
-    ids, logp = pick(row.expand(64, -1), numbers, 1.0, 0.95)
+    ids, logp = draw_tokens(row.expand(64, -1), numbers, 1.0, 0.95)
     assert set(ids.tolist()) == {7, 70, 700}
     expected = (probabilities[ids] / probabilities[[7, 70, 700]].sum()).log()
     assert (logp - expected).abs().max() < 1e-5

@@ -29,7 +29,7 @@ from rlhf.stages.online.train_state import TrainState
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
-SHOWN = 8  # held-out prompts whose responses are logged
+LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
 
 
 class Session:
@@ -71,8 +71,8 @@ class Session:
                 self.shared.add_reward(self.rm_dir)
             check_sampling(self.shared.base, self.codec)
         self.telemetry.loaded()
-        self.before = self.evaluate("reference")
-        self.after: PolicySamples | None = None
+        self.reference_samples = self.evaluate("reference")
+        self.policy_samples: PolicySamples | None = None
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Measure time and memory of a block under this name."""
@@ -133,9 +133,11 @@ class Session:
         tokens = int((rollout.prompt_length + rollout.response_length).sum())
         self.telemetry.count(tokens)
         if save or done % options.eval_steps == 0:
-            self.after = self.evaluate("policy")
-            metrics |= {f"eval/{name}": value for name, value in compare(self.before, self.after).items()}
-            rows = zip(self.validation[:SHOWN], self.after.texts, strict=False)
+            self.policy_samples = self.evaluate("policy")
+            metrics |= {
+                f"eval/{name}": value for name, value in compare(self.reference_samples, self.policy_samples).items()
+            }
+            rows = zip(self.validation[:LOGGED_PROMPTS], self.policy_samples.texts, strict=False)
             run.log_samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
         if last or done % options.logging_steps == 0:
             run.log(done, metrics)
@@ -158,10 +160,10 @@ class Session:
             say(f"{run.stage}: no checkpoint is within {limit}; the result is the last")
         elif options.adapter == "best" and best is not None and best != state.step:
             state.take_policy(run.checkpoint(best))
-            self.after = None
+            self.policy_samples = None
         save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
         test = self.corpus.heldout[: options.max_eval_samples]
-        before, after = self.before, self.after
+        before, after = self.reference_samples, self.policy_samples
         if self.corpus.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # so also in a resumed run that had done its last step already
