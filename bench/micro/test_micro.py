@@ -17,7 +17,7 @@ from rlhf.data.worlds import lengths
 from rlhf.objectives import kl, masked
 from rlhf.objectives.gae import gae
 from rlhf.objectives.logprobs import linear_token_logprobs
-from rlhf.rollout.responses import pick
+from rlhf.rollout.responses import draw_tokens
 
 ROWS, LENGTH = 64, 128  # a batch of responses
 Batch = tuple[Tensor, Tensor, Tensor]  # two of floats and a mask
@@ -73,7 +73,7 @@ def test_draw_a_token(benchmark: BenchmarkFixture, vocabulary: int, top_p: float
     """Time the sampling of one token for each of 16 rows, without the model."""
     torch.manual_seed(0)
     logits, uniforms = zipf(vocabulary), torch.rand(16)
-    ids, logp = benchmark(pick, logits, uniforms, 1.0, top_p)
+    ids, logp = benchmark(draw_tokens, logits, uniforms, 1.0, top_p)
     assert ids.shape == logp.shape == (16,) and bool((logp <= 0).all())
 
 

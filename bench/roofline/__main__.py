@@ -11,13 +11,15 @@ from typing import Any
 
 import click
 
-from bench.roofline.counts import Work, phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.memory.projection import CARDS, Card, row_tokens
-from rlhf.observe.console import OUT, rows_table
+from rlhf.observe.console import OUT, quiet_libraries, rows_table
 from rlhf.recipe import OnlineName, PinnedRecipe, Recipe
+
+with quiet_libraries():
+    from bench.roofline.counts import Work, phases
 
 LEAN = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
 KEPT = {"{stage}.gradient_checkpointing": False}
@@ -83,7 +85,8 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
         raise UserError(f"{loaded.directory}: the recipe has no section {stage}")
     card = CARDS.get(recipe.hardware.name)
     if card is None or recipe.hardware.count > 1:
-        raise UserError(f"{loaded.directory}: the roofline knows recipes for one card of {', '.join(CARDS)}")
+        known = ", ".join(name for name, card in CARDS.items() if card.link is None)
+        raise UserError(f"{loaded.directory}: the roofline knows recipes for one card: {known}")
     prompt = row_tokens(recipe, stage, 1) - options.response_length
     work = phases(recipe, stage, prompt)
     now = seconds(work, card)

@@ -39,7 +39,10 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
-_UNDER_A_LIMIT = re.compile("failed to map segment|without exception set")  # without a limit these have other causes
+# Without a limit these have other causes; the last is oneDNN's.
+_UNDER_A_LIMIT = re.compile(
+    "failed to map segment|without exception set|could not (create|execute) a (primitive|memory object)"
+)
 
 
 class Stopped(BaseException):
@@ -229,7 +232,8 @@ def out_of_memory(error: BaseException) -> bool:
         is_own = type(cause).__module__.partition(".")[0] == "rlhf"  # our errors are explicit and may quote others
         if not is_own and not isinstance(cause, ValueError | OSError) and _OUT_OF_MEMORY.search(str(cause)):
             return True
-        if memory_limit() and isinstance(cause, ImportError | SystemError) and _UNDER_A_LIMIT.search(str(cause)):
+        loader_or_library = isinstance(cause, ImportError | SystemError | RuntimeError)
+        if memory_limit() and loader_or_library and _UNDER_A_LIMIT.search(str(cause)):
             return True
         cause = cause.__cause__ or cause.__context__
     return False

@@ -189,8 +189,16 @@ def test_memory_that_runs_out_is_recognised(error, expected):
     assert endings.out_of_memory(error) is expected
 
 
-def test_under_a_limit_a_library_that_cannot_be_mapped_is_out_of_memory(monkeypatch):
-    error = ImportError("libtorch.so: failed to map segment from shared object")
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch.so: failed to map segment from shared object"),
+        RuntimeError("could not create a primitive"),  # oneDNN
+    ],
+)
+def test_under_a_limit_a_library_that_fails_is_out_of_memory(monkeypatch, error):
+    monkeypatch.setattr(endings, "memory_limit", lambda: None)
+    assert not endings.out_of_memory(error)
     monkeypatch.setattr(endings, "memory_limit", lambda: 10**9)
     assert endings.out_of_memory(error)
     assert endings.limit_in_words() == " (this process may have 1.0 GB of addresses: ulimit -v)"
