@@ -258,9 +258,9 @@ def shortened() -> Iterator[None]:
     from rlhf.evaluation.references import Overlap
     from rlhf.models import weights
     from rlhf.rollout import engine as rollout
-    from rlhf.stages.online.train_state import TrainState
+    from rlhf.stages.online.train_state import TrainState, Update
 
-    every, decoding = TrainState.minibatches, rollout._Decoding.__init__
+    every, decoding = Update.minibatches, rollout._Decoding.__init__
     overlap = Overlap.metrics
     collate = DataCollatorMixin.__call__
 
@@ -281,7 +281,7 @@ def shortened() -> Iterator[None]:
         mock.patch.object(TrainState, "save", lambda *_: None),
         mock.patch.object(weights, "check_finite", lambda *_: None),
         mock.patch.object(Overlap, "metrics", overlap_on_device),
-        mock.patch.object(TrainState, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
+        mock.patch.object(Update, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
         mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
         mock.patch.object(rollout._Decoding, "__init__", decode_padded),
     ):

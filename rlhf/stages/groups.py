@@ -252,21 +252,20 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used.
 
-        With `max_update_kl` the update ends before a minibatch for which the policy has moved further than that; the
-        first one is always used.
+        With `max_update_kl` the update ends at the minibatch for which the policy has moved further than that.
         """
-        state = self.state
-        used: list[dict[str, float]] = []
-        with state.updating():
-            for mini_rows in state.minibatches(len(batch.rollout.ids), self.options.num_iterations):
-                with self.shared.role("policy"):
-                    micro_batches = state.micro_batches(batch.rollout, mini_rows)
-                    shares = [self._add_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
-                stats = state.sum_of(shares)
-                if used and state.moved_too_far(stats):
+        with self.state.updating() as update:
+            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
+                if not update.step(self._add_gradients(batch, mini_rows)):
                     break
-                used.append(stats | state.step_optimizer())
-        return state.update_metrics(used)
+        return update.metrics()
+
+    def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
+        """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
+        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
+        with self.shared.role("policy"):
+            shares = [self._add_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
+        return self.state.sum_of(shares)
 
     def _add_gradient(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradient of a micro-batch of the minibatch `mini_rows`; return its share of the statistics."""

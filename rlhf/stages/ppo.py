@@ -212,18 +212,13 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used.
 
-        With `max_update_kl` the update ends before a minibatch for which the policy has moved further than that; the
-        first one is always used.
+        With `max_update_kl` the update ends at the minibatch for which the policy has moved further than that.
         """
-        state = self.state
-        used: list[dict[str, float]] = []
-        with state.updating():
-            for mini_rows in state.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
-                stats = self._add_gradients(batch, mini_rows)
-                if used and state.moved_too_far(stats):
+        with self.state.updating() as update:
+            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
+                if not update.step(self._add_gradients(batch, mini_rows)):
                     break
-                used.append(stats | state.step_optimizer())
-        return state.update_metrics(used)
+        return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""

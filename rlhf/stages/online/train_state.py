@@ -83,20 +83,15 @@ class TrainState:
         return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
 
     @contextmanager
-    def updating(self) -> Iterator[None]:
+    def updating(self) -> Iterator["Update"]:
         """Make the trainable roles ready for backward passes inside the block. Gradients are cleared at its end."""
         self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
         self.shared.scatter()
         try:
-            yield
+            yield Update(self)
         finally:
             self.optimizer.zero_grad()
         self.shared.gather()
-
-    def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
-        """Yield the rows of each minibatch of a batch of `count` rows. Each epoch has a random order of its own."""
-        for _ in range(epochs):
-            yield from torch.randperm(count).to(self.shared.device).chunk(self.options.num_mini_batches)
 
     def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
         """Return the rows of the batch that form each micro-batch of a minibatch, of this process."""
@@ -108,11 +103,6 @@ class TrainState:
         names = list(dict.fromkeys(name for share in shares for name in share))
         sums = {name: sum(share.get(name, 0.0) for share in shares) for name in names}
         return distributed.sum_of(sums, self.shared.device)
-
-    def moved_too_far(self, stats: Mapping[str, float]) -> bool:
-        """Return whether the policy has moved further from the one that sampled than `max_update_kl` allows."""
-        limit = self.options.max_update_kl
-        return limit is not None and stats["policy/approxkl_avg"] > limit
 
     def step_optimizer(self) -> dict[str, float]:
         """Clip the gradients of each role and take a step. Return the gradient norms.
@@ -128,11 +118,6 @@ class TrainState:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return {GRAD_NORMS[role]: norm.item() for role, norm in norms.items()}
-
-    def update_metrics(self, used: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Return the means of the statistics of the minibatches that were used, their number and the learning rate."""
-        means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
-        return means | {"update/optimizer_steps": len(used), "lr": self.schedule.get_last_lr()[0]}
 
     def advance(self, kl: float) -> None:
         """Go to the next step of the schedule.
@@ -181,6 +166,37 @@ class TrainState:
             way_out = f"set {self.stage}.adapter=last"
             raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
         _copy(self.parameters_of["policy"], saved_state(folder, SavedState)["policy"], f"{folder}/state.pt: policy")
+
+
+class Update:
+    """Passes over one batch in minibatches, each with a step of the optimizer, and what they measured."""
+
+    def __init__(self, state: TrainState):
+        self.state = state
+        self.used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
+
+    def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
+        """Yield the rows of each minibatch of a batch of `count` rows. Each epoch has a random order of its own."""
+        options, device = self.state.options, self.state.shared.device
+        for _ in range(epochs):
+            yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
+
+    def step(self, stats: dict[str, float]) -> bool:
+        """Take a step with the gradients of a minibatch, whose statistics are given. Return whether it was taken.
+
+        It is not where the policy has moved further from the one that sampled than `max_update_kl` allows; the first
+        minibatch is always used.
+        """
+        limit = self.state.options.max_update_kl
+        if self.used and limit is not None and stats["policy/approxkl_avg"] > limit:
+            return False
+        self.used.append(stats | self.state.step_optimizer())
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means of the statistics of the minibatches that were used, their number and the learning rate."""
+        means = {name: sum(stats[name] for stats in self.used) / len(self.used) for name in self.used[0]}
+        return means | {"update/optimizer_steps": len(self.used), "lr": self.state.schedule.get_last_lr()[0]}
 
 
 def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
