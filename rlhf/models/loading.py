@@ -170,7 +170,8 @@ def _draw_base(
             base = random_base(recipe.model, device, kind, nf4, options)
         except (OSError, ValueError, ImportError) as error:
             raise UserError(f"cannot build the base model: {_reason(error, recipe.model)}") from error
-    keep_layout(base)
+    if nf4 is not None:
+        keep_layout(base)
     return base
 
 
@@ -225,9 +226,10 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
         use_safetensors=True,
         **options,
     )
-    keep_layout(base)  # before anything is computed
     if options.get("quantization_config") is None:
         folders.check_full(base.config.to_dict(), name)
+    else:
+        keep_layout(base)
     _check_complete(report, name)
     stored.check_base(base, name)
     return base
