@@ -58,20 +58,25 @@ def adapted(dtype: torch.dtype, kind: str = "llama", nf4: bool = False, **lora):
     return found.eval()
 
 
-def states(model, role: str, ids: Tensor) -> Tensor:
-    """Hidden states (B, T, H), float32, as sampling computes them."""
-    base = model.get_base_model()
+def activated(model, role: str):
+    """The base of a peft model, with the adapter of a role or, for `base`, with none."""
     if role == "base":
         model.base_model.disable_adapter_layers()
     else:
         model.base_model.enable_adapter_layers()
         model.base_model.set_adapter(role, inference_mode=role == "reference")
-    half = base.dtype == torch.bfloat16
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-        found: Tensor = base.model(input_ids=ids, use_cache=False).last_hidden_state
-    return found.float()
-
-
-def activated(model, role: str):
-    states(model, role, torch.zeros(1, 1, dtype=torch.int64))
     return model.get_base_model()
+
+
+def hidden(model, role: str, ids: Tensor) -> Tensor:
+    """Hidden states (B, T, H) by the library's layers; with bfloat16 weights under autocast, as in a run."""
+    base = activated(model, role)
+    with torch.autocast("cpu", torch.bfloat16, enabled=base.dtype == torch.bfloat16):
+        found: Tensor = base.model(input_ids=ids, use_cache=False).last_hidden_state
+    return found
+
+
+@torch.no_grad()
+def states(model, role: str, ids: Tensor) -> Tensor:
+    """Hidden states (B, T, H), float32, as sampling computes them."""
+    return hidden(model, role, ids).float()

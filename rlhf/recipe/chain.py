@@ -50,13 +50,8 @@ def settings(recipe: Recipe, stage: StageName) -> dict[str, Any]:
     relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
     if "evaluate" in relevant and (stage == "dpo" or recipe.evaluate.num_samples == 1):
         relevant["evaluate"].pop("num_samples")  # DPO always samples one answer; older runs did too and lack this key
-    for key in (
-        "count",
-        "engine",
-        "deterministic",
-        "trunk",
-    ):  # they affect only rounding: a run may continue with others
-        relevant["hardware"].pop(key)
+    for key in ("count", "engine", "deterministic", "trunk"):
+        relevant["hardware"].pop(key)  # affects only rounding: a run may continue with another
     if relevant.get("lora", {}).get("layers") == "all":
         relevant["lora"].pop("layers")  # runs from before this key lack it
     for name in (name for name in ONLINE if relevant.get(name)):

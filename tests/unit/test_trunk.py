@@ -25,7 +25,7 @@ from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.trunk import Trunk
 from rlhf.rollout.engine import collate
 from tests.conftest import there
-from tests.decoding_models import SIZES
+from tests.decoding_models import SIZES, hidden
 from tests.trunk_models import ALL, KINDS, adapted, distance
 
 IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
@@ -33,14 +33,7 @@ AT = torch.tensor([[2, 3, 4, 5], [0, 1, 2, 2], [5, 6, 7, 8]])  # the places of r
 
 
 def by_peft(peft: Any, role: str, at: Tensor | None) -> Tensor:
-    base = peft.get_base_model()
-    if role == "base":
-        peft.base_model.disable_adapter_layers()
-    else:
-        peft.base_model.enable_adapter_layers()
-        peft.base_model.set_adapter(role, inference_mode=role == "reference")
-    with torch.autocast("cpu", torch.bfloat16, enabled=base.dtype == torch.bfloat16):
-        states: Tensor = base.model(input_ids=IDS, use_cache=False).last_hidden_state
+    states = hidden(peft, role, IDS)
     return states if at is None else states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
 
 
