@@ -28,22 +28,26 @@ WORDS = {
 }
 HEAD = """# Predicted memory beside GPUs that others measured
 
-Made by `make bench-outside BENCH_ARGS=--save` from [this record]({record}). Measured: {runs} runs of PEFT's comparison
-of methods ([{path}]({repository}/tree/{commit}/{path})
-at {short}, {licence}) on an {hardware}: {model}, torch 2.13.0 for CUDA 13.0, transformers
-5.13.1 (one 5.15.0), the cache emptied every 10 steps. Predicted without a GPU: our own code for that training loop on
-the stand-in device, with torch {torch}, transformers {transformers} and peft {peft}; 28 layers from 2 and
-4; the allocator's rules replayed.
+This page compares predictions of this project with memory and times that other people measured on GPUs. Its own loops
+have not run on a GPU yet. `make bench-outside BENCH_ARGS=--save` makes the page from [this record]({record}).
 
-**Calibrated, on one run** (LoRA, rank 32), and kept for all others: how much the rows' lengths vary (a gamma
-distribution of shape {shape}, on that run's average) and the longest row ({longest} tokens, on its maximum), since the
-lengths are not published with the runs. The order of the rows is random. Replayed are the windows of ten steps with the
-longest rows, each after the six before it, and 20 spread over the run, for the averages.
+- **Measured**: {runs} runs of PEFT's comparison of methods ([{path}]({repository}/tree/{commit}/{path}) at {short},
+  {licence}) on an {hardware}: {model}, torch 2.13.0 for CUDA 13.0, transformers 5.13.1 (one 5.15.0), the cache emptied
+  every 10 steps.
+- **Predicted without a GPU**: our own code for that training loop runs on the stand-in device, with torch {torch},
+  transformers {transformers} and peft {peft}. The 28 layers are extrapolated from 2 and 4, and the allocator's rules
+  are replayed.
+- **Calibrated on one run** (LoRA, rank 32), because the lengths of the rows are not published with the runs: the spread
+  of the lengths (a gamma distribution of shape {shape}, on that run's average) and the longest row ({longest} tokens,
+  on its maximum). All other runs use the same values. The order of the rows is random. The replay covers the windows of
+  ten steps with the longest rows, each after the six windows before it, and 20 windows spread over the run, for the
+  averages.
+- **Not blind**: an earlier experiment was corrected after it had seen some of these figures (gradients summed in place,
+  an adapter that is switched off and on before training, masks of ones that were mistaken for weights). Before the
+  corrections the median error of the maximum was 0.11 %, the worst 9.0 %. In this experiment a first look showed full
+  fine-tuning 3.8 % too low: the costs by which events of 2 and 4 layers are aligned were wrong, and are fixed.
 
-**Not blind**: an experiment before this one was mended after it had seen some of these figures (gradients summed in
-place, an adapter that is switched off and on before training, masks of ones that were taken for weights). Before that
-the median error of the maximum was 0.11 %, the worst 9.0 %. Here a first look showed full fine-tuning 3.8 % too low:
-the costs by which events of 2 and 4 layers are aligned were wrong, and are mended.
+Errors over all runs except the calibrated one:
 
 {summary}
 
@@ -55,43 +59,45 @@ and the loss. It does not test peaks inside a layer's backward pass, paged optim
 {table}"""
 
 MISSES = """
-Misses of more than 1 %: prompt tuning and prefix tuning hang on the order of the rows, which is not published: other
-orders moved prompt tuning's maximum by -1 to +3 % in an experiment before this one, and prefix tuning with 200 tokens,
-4 % too low here, stays unexplained. WaveFT is 1.3 % too high and full fine-tuning 1.8 % too low, unexplained.
+Errors of more than 1 % in the maximum: prompt tuning and prefix tuning depend on the order of the rows, which is not
+published. In the earlier experiment other orders moved prompt tuning's maximum by -1 to +3 %. Prefix tuning with 200
+tokens is 4 % too low, WaveFT 1.3 % too high and full fine-tuning 1.7 % too low; these three errors are unexplained.
 """
 LOOKED_AT = """
-## What else was looked at
+## Sources that were not used
 
-- litgpt's table of LoRA and NF4 runs (A100, torch 2.1): a model and a loss of its own, rows of unknown lengths.
-- torchtune's tutorials: NF4 of torchao, a model of its own.
-- Qwen-7B's LoRA and Q-LoRA figures by length: GPTQ weights, and a model whose code comes with the checkpoint.
-- Hugging Face's post on 4-bit training: whether a T4 ran out of memory, no bytes.
-- PEFT's pull request 3157: LoRA of rank 32 with and without checkpointing, 18.4 and 11.3 GB over 250 steps whose rows
-  are not known. An experiment before this one predicted 10.9 to 11.6 GB for those that take 18.4 GB without.
-- fms-acceleration's runs on two cards with FSDP: what one rank holds there is not rehearsed here.
+- litgpt's table of LoRA and NF4 runs (A100, torch 2.1): it has its own model and loss, and rows of unknown lengths.
+- torchtune's tutorials: they use torchao's NF4 and a model of their own.
+- Qwen-7B's LoRA and Q-LoRA figures by length: they use GPTQ weights, and a model whose code comes with the checkpoint.
+- Hugging Face's post on 4-bit training: it says whether a T4 ran out of memory, and gives no bytes.
+- PEFT's pull request 3157: LoRA of rank 32 takes 18.4 GB without checkpointing and 11.3 GB with it, over 250 steps
+  whose rows are not known. The earlier experiment predicted 10.9 to 11.6 GB with checkpointing for rows that take 18.4
+  GB without.
+- fms-acceleration's runs on two cards with FSDP: the memory of one rank is not rehearsed here.
 """
 TIME = """
 ## Time of a training step
 
-The same runs publish how long they trained. A step's products, the bytes that its other operations move and its kernel
-launches are counted on the stand-in device. Projected is their sum, each part at a rate of its own: {rates}.
+The same runs publish how long they trained. On the stand-in device the matrix products of a step, the bytes that its
+other operations move and its kernel launches are counted. The projected time is the sum of three parts, each at its own
+rate: {rates}.
 
 The three rates are fitted to {calibrated} runs: every second L40S run by name, and two A100 runs in bfloat16 (16,384
-tokens a step, checkpointing). Held against runs that the fit never saw:
+tokens a step, checkpointing). Errors on runs that the fit never saw:
 
 - L40S, 868 tokens a step, {l40s}
 - A100, 16,384 and 32,768 tokens a step, NF4 on 7B and 70B models among them, {a100}
 
-Five of the L40S runs tested on are twins of calibrated ones with another learning rate or start. The form is not blind.
-A first fit, to the L40S runs alone and without the bound that no part is faster than the card's
-nominal rates, gave bandwidth away for free and missed the A100 by 66 % in the median.
+Five of the tested L40S runs differ from a calibrated run only in learning rate or initialisation. The choice of the
+model is not blind: a first fit used the L40S runs alone, without the bound that no part is faster than the card's
+nominal rates. It gave the bytes no cost and missed the A100 by 66 % in the median.
 
 {table}
-Too low are methods that compute in float32 what counts as any other product: BOFT, in the calibrated half, by 66 %;
-WaveFT, FourierFT, RandLora; and full fine-tuning, for its optimizer. What the model does not know: which product
-reaches which share of the rate, kernels that an operation launches beyond its first, and a card that waits for Python.
-None of these runs samples. `rlhf plan` multiplies projected training hours with {low} and {high} for its interval, in
-which {inside} of the {tested} runs lie that the fit never saw.
+The projection is too low for methods that compute in float32 (they count as any other product): BOFT, in the calibrated
+half, by 66 %; WaveFT, FourierFT and RandLora. It is also too low for the optimizer of full fine-tuning. The model does
+not know the share of the matrix rate that each product reaches, the second and further kernels that one operation
+launches, or the time in which a card waits for Python. None of these runs samples. `rlhf plan` multiplies projected
+training hours by {low} and {high} for its interval; {inside} of the {tested} runs that the fit never saw lie in it.
 """
 TIME_COLUMNS = ("run", "products, TFLOP", "moved, GB", "launches", "measured, s", "projected, s", "error", "")
 PACKED_COLUMNS = ("run", "peak, GB: measured", "predicted", "error", "after a step, GB: measured", "predicted", "error")
@@ -99,20 +105,20 @@ PACKED_SIZES = ("peak_allocated", "allocated")
 PACKED = """
 ## NF4 and gradient checkpointing
 
-Measured: {runs} runs of fms-acceleration ([{path}]({repository}/blob/{commit}/{path}) at {short},
-{licence}) on one {hardware}, with torch {torch}, transformers {transformers}, TRL's SFTTrainer {trl}, peft {peft} and
-bitsandbytes {bitsandbytes}: {settings}. "NF4, prepared by peft" has norms in float32. The runs with the repository's
-own kernels, on a mixture of experts or on several cards are left out. All rows have one length: nothing is calibrated.
-GB of 10^9 bytes.
+Measured: {runs} runs of fms-acceleration ([{path}]({repository}/blob/{commit}/{path}) at {short}, {licence}) on one
+{hardware}, with torch {torch}, transformers {transformers}, TRL's SFTTrainer {trl}, peft {peft} and bitsandbytes
+{bitsandbytes}: {settings}. "NF4, prepared by peft" has norms in float32. The runs with the repository's own kernels, on
+a mixture of experts or on several cards are left out. All rows have one length, so nothing is calibrated. GB are 10^9
+bytes.
 
 {table}
-The first look gave 0.0 to -1.0 % for the seven runs that peft did not prepare, and 3 to 4 % too much for the two that
-it did. Three things were wrong and are mended. Our copy of the loop released the decoder's
-output before the loss was made, and it left embeddings and head in float32, which TRL 0.13 casts back to bfloat16. The
-stand-in did not cast attention's inputs under autocast. The error of Llama-2-70B is not explained.
+A first look gave errors of 0.0 to -1.0 % for the seven runs that peft did not prepare, and 3 to 4 % too much for the
+two that it did. Three faults caused them and are fixed. Our copy of the loop released the decoder's output before the
+loss was computed, and it left embeddings and head in float32, which TRL 0.13 casts back to bfloat16. The stand-in did
+not cast attention's inputs under autocast. The error of Llama-2-70B is not explained.
 
-What nvidia-smi showed for these runs is not compared: it has the driver's context in it, and where the card was full
-what the allocator did is not known.
+The figures of nvidia-smi for these runs are not compared: they include the driver's context, and where the card was
+full, the allocator's behaviour is not known.
 """
 
 
@@ -218,7 +224,7 @@ def page(record: Mapping[str, Any], file: str) -> str:
         **record["packages"],
     )
     if failed:
-        text += "\nNot rehearsed:\n\n" + "".join(f"- {row['name']}: {row['failed']}\n" for row in failed)
+        text += "\nRuns that were not rehearsed:\n\n" + "".join(f"- {row['name']}: {row['failed']}\n" for row in failed)
     return text + MISSES + _packed(record) + _time(record) + LOOKED_AT
 
 
