@@ -1,5 +1,6 @@
 """A chain small enough for tests: the released CPU recipe with its sizes turned down."""
 
+import gc
 import json
 import os
 import signal
@@ -271,6 +272,13 @@ def manifest_of(**values: Any) -> Manifest:
 def summary_of(**values: Any) -> Summary:
     """The summary of a finished stage with plain values but for those that are named."""
     return Summary.model_validate(PLAIN_SUMMARY | values)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries_outside_collections() -> None:
+    """Python's collector skips what is alive now: libraries make a million objects, and every trainer collects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

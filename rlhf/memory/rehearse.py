@@ -9,7 +9,6 @@ DEPTHS, and for a card what the allocator reserves at the recipe's depth. For th
 
 import functools
 import gc
-import importlib
 import itertools
 import json
 import os
@@ -32,7 +31,7 @@ from rlhf.memory.replay import Reserved, replay
 from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import Architecture, PinnedRecipe, Recipe, StageName
 from rlhf.run.directory import Run
-from rlhf.stages.runner import module_of
+from rlhf.stages.runner import import_stage
 
 if TYPE_CHECKING:
     from rlhf.memory.device import StandIn
@@ -187,8 +186,7 @@ class Rehearsals:
         run = _Rehearsal(folder, changed, stage)
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
-        stage_module = importlib.import_module(module_of(run.stage))
-        gc.freeze()  # hundreds of thousands of objects of the libraries, which every collection would look at
+        stage_module = import_stage(run.stage)
         peaks = (self.watch or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
         return peaks

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from rlhf.errors import UserError
 from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import Watch
 from rlhf.process import cuda, distributed, endings
-from rlhf.process.libraries import import_bitsandbytes
+from rlhf.process.libraries import import_bitsandbytes, without_collections
 from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import verified
@@ -66,7 +66,7 @@ def execute(
                 verified(run.folder_of(policy).parent, policy)
             tracking.check(report_to)
             with quiet_libraries():
-                import_bitsandbytes()
+                stage_module = import_stage(stage)
                 from rlhf.models.loading import device_of, set_up_torch
                 from rlhf.observe.telemetry import device_facts
 
@@ -81,7 +81,7 @@ def execute(
                 with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
                     watch = Watch(run, stop_on)
                     run.trackers, run.readers = [*logs, watch.see], [watch.read]
-                    result = _run(run, device)
+                    result: Result = stage_module.run_stage(run, device)
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
@@ -95,14 +95,14 @@ def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {hint}"
 
 
-def module_of(stage: StageName) -> str:
-    """Return the module with the `run_stage` of a stage: RLOO and GRPO share one."""
-    return f"rlhf.stages.{'groups' if stage in GROUPS else stage}"
-
-
-def _run(run: Run, device: Any) -> Result:
-    result: Result = importlib.import_module(module_of(run.stage)).run_stage(run, device)
-    return result
+def import_stage(stage: StageName) -> ModuleType:
+    """Return the module that has the `run_stage` of a stage, with all libraries that it needs."""
+    name = f"rlhf.stages.{'groups' if stage in GROUPS else stage}"  # RLOO and GRPO share one
+    if name not in sys.modules:
+        with without_collections():
+            import_bitsandbytes()
+            importlib.import_module(name)
+    return sys.modules[name]
 
 
 def progress(run: Run) -> str:

@@ -1,8 +1,9 @@
 """Libraries that are imported without what takes long."""
 
+import gc
 from typing import Any
 
-from rlhf.process.libraries import _at_first_call
+from rlhf.process.libraries import _at_first_call, without_collections
 
 
 def test_a_function_is_compiled_once_when_it_is_first_called():
@@ -26,3 +27,18 @@ def test_a_function_is_compiled_once_when_it_is_first_called():
     assert not compiled and plain.__name__ == "plain"
     assert [plain(1), plain(2), with_options(1), called(1)] == [101, 102, 102, 103]
     assert compiled == [("plain", {}), ("with_options", {"dynamic": False}), ("<lambda>", {"mode": "default"})]
+
+
+def test_no_collection_looks_at_libraries():
+    before = gc.get_freeze_count()
+    with without_collections():
+        assert not gc.isenabled()
+        kept: list[list[int]] = [[] for _ in range(1000)]  # as an import makes objects
+    assert gc.isenabled() and gc.get_freeze_count() >= before + len(kept)
+    gc.disable()
+    try:
+        with without_collections():
+            pass
+        assert not gc.isenabled(), "as it was"
+    finally:
+        gc.enable()

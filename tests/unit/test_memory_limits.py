@@ -1,6 +1,5 @@
 """What a person is told when memory runs out."""
 
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,16 +7,12 @@ import pytest
 import torch
 
 from rlhf.errors import UserError
-from rlhf.stages.runner import _explained_errors, _run
+from rlhf.stages.runner import _explained_errors
 
 
-def test_running_out_of_memory_names_the_way_out(tmp_path, monkeypatch):
-    def run_stage(run, device):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
-
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(run_stage=run_stage))
+def test_running_out_of_memory_names_the_way_out(tmp_path):
     run: Any = SimpleNamespace(stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1"))
     run.root, run.checkpoint_steps = tmp_path, list
     way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"
     with pytest.raises(UserError, match=way_out), _explained_errors(run):
-        _run(run, None)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")

@@ -15,7 +15,7 @@ from rlhf.recipe import StageName, published
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure, Spent, compare
 from rlhf.run.records import Comparison
-from rlhf.stages.runner import module_of
+from rlhf.stages.runner import import_stage
 from rlhf.use import reproduce
 from tests.conftest import summary_of
 
@@ -241,8 +241,8 @@ SETTINGS = {
 
 def known(stage: StageName) -> set[str]:
     """Keys of a stage's summary and metrics.jsonl: those that its file writes or docs/metrics.md explains."""
-    file = module_of(stage).removeprefix("rlhf.").replace(".", "/")
-    written = "".join((ROOT / f"rlhf/{name}.py").read_text() for name in (file, "evaluation/policies"))
+    files = (str(import_stage(stage).__file__), ROOT / "rlhf/evaluation/policies.py")
+    written = "".join(Path(file).read_text() for file in files)
     explained = (ROOT / "docs/metrics.md").read_text()
     return {*re.findall(r'"([a-z_/]+)":', written), *re.findall(r"`([a-z_]+(?:/[a-z_]+)*)`", explained)}
 
