@@ -30,7 +30,7 @@ from rlhf.recipe.bounds import (
 )
 from rlhf.recipe.names import GROUPS, ONLINE, StageName
 from rlhf.recipe.schema_data import Data
-from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
+from rlhf.recipe.schema_model import LEAN_TYPES, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Section
 
@@ -239,6 +239,11 @@ class Recipe(Section):
             raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
         if self.lora.lora_dropout:
             raise ValueError("hardware.trunk: lean needs lora.lora_dropout: 0")
+        if self.model.architecture and self.model.architecture.model_type not in LEAN_TYPES:
+            raise ValueError(
+                f"hardware.trunk: lean supports the model types {', '.join(LEAN_TYPES)}, not "
+                f"{self.model.architecture.model_type}: use hardware.trunk: library"
+            )
 
     def _check_online(self) -> None:
         for stage, options in self.online().items():

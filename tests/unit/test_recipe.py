@@ -100,6 +100,10 @@ def test_every_recipe_loads(directory):
             lambda c: c["hardware"].update(trunk="lean", count=2, engine="fsdp"),
             "hardware.trunk: lean needs hardware.engine: ddp",
         ),
+        (
+            lambda c: (c["hardware"].update(trunk="lean"), c["model"]["architecture"].update(model_type="olmo2")),
+            "hardware.trunk: lean supports the model types llama, mistral, qwen2, qwen3, not olmo2: use",
+        ),
         (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is no range of layers of a model with 3"),
         (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is no range of layers"),
         (lambda c: c["lora"].update(layers="lower_half"), "lora.layers"),

@@ -22,7 +22,8 @@ from transformers import (
 from rlhf.errors import UserError
 from rlhf.models import fused_linear
 from rlhf.models.matmul import round_to_few_sizes
-from rlhf.models.trunk import Trunk
+from rlhf.models.trunk import SUPPORTED, Trunk
+from rlhf.recipe.schema_model import LEAN_TYPES
 from rlhf.rollout.engine import collate
 from tests.conftest import there
 from tests.decoding_models import SIZES, hidden
@@ -257,6 +258,10 @@ def test_fewer_numbers_are_kept_for_the_backward_pass():
         copies = sum(x.nbytes for x in lean._merged["policy"].values())
     assert less < 0.65 * usual
     assert copies == sum(p.nbytes for n, p in peft.named_parameters() if "base_layer.weight" in n)
+
+
+def test_a_recipe_knows_which_types_are_supported():
+    assert tuple(kind.__name__.removesuffix("ForCausalLM").lower() for kind in SUPPORTED) == LEAN_TYPES
 
 
 def test_models_that_it_does_not_support_are_refused_in_one_line():
