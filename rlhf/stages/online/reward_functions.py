@@ -1,6 +1,6 @@
 """Rewards that functions give: named ones, written as in a recipe's `reward_funcs`, and functions of the user's own.
 
-    exact_answer                      1 if the response is the answer, ignoring case, white space and a final mark
+    exact_answer                      1 if it is the answer; case, white space and . , ; : ! ? at the end do not count
     numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
     math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
     regex(pattern='^Yes')             1 if the pattern is found
@@ -31,7 +31,10 @@ from rlhf.errors import UserError
 Function = Callable[..., Sequence[float]]
 ARGUMENTS = ("prompts", "completions", "answer")
 SHOWN = 60  # characters of a prompt or a response in a message
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+# 7, 1,234.50, .5, -1e3. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
+# a word or another point does not begin a number (v1.2.5, an ellipsis).
+NUMBER = re.compile(r"(?:(?<![\w)\]}])-)?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
+CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def _registered(name: str, where: str) -> Function:
             call = ast.Call(call, [], [])
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError
-        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        options = {_option_name(keyword): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(f"{where}: {name!r} is no reward, as in regex(pattern='^Yes'); {known}") from None
     function = REGISTRY.get(call.func.id)
@@ -169,13 +172,19 @@ def _registered(name: str, where: str) -> Function:
     return partial(function, **options)
 
 
-KINDS: dict[str, tuple[type, ...]] = {
+def _option_name(keyword: ast.keyword) -> str:
+    if keyword.arg is None:  # **{...}
+        raise ValueError
+    return keyword.arg
+
+
+OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "extract": (str,),
     "pattern": (str,),
     "tolerance": (int, float),
     "most": (int,),
     "keys": (list, tuple),
-}  # types of the options of named rewards
+}
 
 
 def _fault(function: Function, options: dict[str, Any]) -> str | None:
@@ -184,8 +193,10 @@ def _fault(function: Function, options: dict[str, Any]) -> str | None:
     for key, value in options.items():
         if key not in parameters:
             return f"no option {key!r}; it has {', '.join(parameters) or 'none'}"
-        if not isinstance(value, KINDS[key]) or isinstance(value, bool):
-            return f"{key} must be {' or '.join(kind.__name__ for kind in KINDS[key])}"
+        if not isinstance(value, OPTION_TYPES[key]) or isinstance(value, bool):
+            return f"{key} must be {' or '.join(kind.__name__ for kind in OPTION_TYPES[key])}"
+    if not all(isinstance(key, str) for key in options.get("keys", ())):
+        return "keys must be a list of str"
     for key in ("pattern", "extract"):
         try:
             re.compile(options.get(key, ""))
@@ -231,7 +242,7 @@ def _extract(text: str, pattern: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(".!")
+    return " ".join(text.casefold().split()).rstrip(CLOSING_MARKS + " ")
 
 
 def _last_number(text: str) -> float | None:
