@@ -31,7 +31,7 @@ def one_line(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is no error."""
+    """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is not an error."""
     with suppress(OSError, ValueError):
         print(one_line(text), file=sys.stderr, flush=True)
 

@@ -203,7 +203,7 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
 
 
 def _delimiter(path: Path, first_line: str) -> str | None:
-    """Return the delimiter of a table's cells, judged by the file's name or its first line; None if it is no table.
+    """Return the delimiter of a table's cells, judged by the file's name or its first line; None if it is not a table.
 
     A header is a line of at least two names, as `prompt,chosen,rejected` is.
     """

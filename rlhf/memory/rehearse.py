@@ -127,7 +127,7 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
             f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
             f"{stage}.logging_steps": 1,
             f"{stage}.save_steps": steps,
-            f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are no part of one
+            f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one
             f"{stage}.adapter": "last",
         }
     if rows > MOST_ROWS:

@@ -163,12 +163,12 @@ def unsupported(config: PreTrainedConfig) -> str | None:
     if config.is_encoder_decoder:
         return "is an encoder with a decoder; a decoder alone is needed"
     if getattr(config, "is_decoder", True) is False and not config.model_type.startswith("gpt_neox"):
-        return "is no decoder"
+        return "is not a decoder"
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return "is no causal language model of transformers"
+        return "is not a causal language model of transformers"
     others = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS)
     if others:
-        return f"has layers of {others[0]}, whose state is no plain key-value cache"
+        return f"has layers of {others[0]}, whose state is not a plain key-value cache"
     if getattr(config, "final_logit_softcapping", None):
         return "caps its logits (final_logit_softcapping), which are not made whole here"
     return None

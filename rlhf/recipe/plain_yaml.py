@@ -166,7 +166,7 @@ def parse(text: str, source: str, lines: bool = True) -> Any:
         if not isinstance(error, yaml.constructor.ConstructorError):
             problem = f"not valid YAML ({problem})"
     except yaml.reader.ReaderError as error:  # a control character or half of a pair
-        line, problem = text[: error.position].count("\n") + 1, f"the character U+{error.character:04X} is no text"
+        line, problem = text[: error.position].count("\n") + 1, f"the character U+{error.character:04X} is not text"
     raise UserError(f"{source}:{line}: {problem}" if lines else f"{source}: {problem}")
 
 

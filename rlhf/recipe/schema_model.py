@@ -189,7 +189,7 @@ class Lora(Section):
             return list(range(count - math.ceil(count / divisor), count))
         first, end = self.layers
         if not first < end <= count:
-            raise ValueError(f"lora.layers: [{first}, {end}] is no range of layers of a model with {count}")
+            raise ValueError(f"lora.layers: [{first}, {end}] is not a range of layers of a model with {count}")
         return list(range(first, end))
 
     @model_validator(mode="after")

@@ -231,7 +231,7 @@ class _Decoding(Responses):
                 graph = torch.cuda.CUDAGraph()
                 # Each graph has a memory pool of its own. A shared pool outlives a dropped graph while a block in it
                 # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
-                # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are no error.
+                # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.advance()
         self._deliver()

@@ -90,7 +90,7 @@ def with_exact_weights(model: Model, build: Callable[[], TrainerT]) -> TrainerT:
 def _model(trainer: Trainer) -> Any:
     """Return the model of a trainer, which was built with one.
 
-    The type is Any because the classes of peft and torch share no base class for what is used here.
+    The type is Any because the classes of peft and torch do not share a base class for what is used here.
     """
     assert trainer.model is not None
     return trainer.model

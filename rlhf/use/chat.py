@@ -85,7 +85,7 @@ class Speaker:
 
 
 def finished_stage(run: Run, stage: StageName, command: str) -> Path:
-    """Return the directory of a finished stage, for a command that is no stage.
+    """Return the directory of a finished stage, for a command that is not a stage.
 
     Raises UserError with the stage to run first.
     """

@@ -65,7 +65,8 @@ class Reward:
             raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
         for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
             if not _finite(number):
-                raise UserError(f"reward {self.name} is {number!r}, no finite number, for {_named(prompt, completion)}")
+                where = _named(prompt, completion)
+                raise UserError(f"reward {self.name} is {number!r}, not a finite number, for {where}")
         return [float(number) for number in numbers]
 
     def _call(
@@ -120,7 +121,7 @@ def math_answer(completions: list[str], answer: list[str]) -> list[float]:
     for completion, right in zip(completions, answer, strict=True):
         gold = parse(right if "$" in right or "\\" in right else f"${right}$")
         if not gold:
-            raise ValueError(f"the answer {right[:SHOWN]!r} is no mathematical expression")
+            raise ValueError(f"the answer {right[:SHOWN]!r} is not a mathematical expression")
         rewards.append(float(verify(gold, parse(completion))))
     return rewards
 
@@ -162,7 +163,7 @@ def _registered(name: str, where: str) -> Function:
             raise ValueError
         options = {_option_name(keyword): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"{where}: {name!r} is no reward, as in regex(pattern='^Yes'); {known}") from None
+        raise UserError(f"{where}: {name!r} is not a reward; write it as regex(pattern='^Yes'); {known}") from None
     function = REGISTRY.get(call.func.id)
     if function is None:
         raise UserError(f"{where}: no reward {call.func.id!r}; {known}")
@@ -201,7 +202,7 @@ def _fault(function: Function, options: dict[str, Any]) -> str | None:
         try:
             re.compile(options.get(key, ""))
         except re.error as error:
-            return f"{key} is no regular expression ({error})"
+            return f"{key} is not a valid regular expression ({error})"
     if options.get("most", 1) < 1 or not 0 <= options.get("tolerance", 0) < math.inf:
         return "most must be above 0, and tolerance a finite number of 0 or more"
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
@@ -258,7 +259,7 @@ def _finite(number: Any) -> bool:
 
 
 def _refused(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _named(prompt: str, completion: str) -> str:
