@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from rlhf.recipe.bounds import (
     BatchRows,
+    ClipRange,
     Decay,
     Finite,
     Fraction,
@@ -34,7 +35,7 @@ class OnPolicy(Section):
     batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
     num_mini_batches: BatchRows  # optimizer steps per epoch
     per_device_train_batch_size: BatchRows  # micro-batch: decides memory; the result changes by rounding only
-    rollout_batch_size: BatchRows  # prompts decoded together
+    rollout_batch_size: BatchRows  # responses decoded together
     rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
     rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
     score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
@@ -119,7 +120,7 @@ class Ppo(OnPolicy):
     kl_coef: NonNegative
     gamma: Fraction
     lam: Fraction
-    cliprange: Positive
+    cliprange: ClipRange
     cliprange_value: Positive | None
     vf_coef: NonNegative
     value_warmup_steps: StepsOrNone = 0  # first steps, in which only the critic learns
@@ -150,7 +151,7 @@ class Group(OnPolicy):
     num_iterations: Passes = 1  # passes over a batch of rollouts
     max_completion_length: Tokens
     beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
-    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
+    epsilon: ClipRange = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
     epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon
     mask_truncated_completions: bool = False  # responses without EOS teach nothing
     # `model`, the reward model, or functions: docs/rewards.md

@@ -112,6 +112,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
         (lambda c: c["ppo"].update(adam_beta1=1.0), "ppo.adam_beta1 = 1.0: input should be less than 1"),
         (lambda c: c["sft"].update(adam_epsilon=0.0), "sft.adam_epsilon = 0.0: input should be greater than 0"),
+        (lambda c: c["ppo"].update(cliprange=1.0), "ppo.cliprange = 1.0: input should be less than 1"),
         (lambda c: c["ppo"].update(norm_responses=1), "ppo.norm_responses = 1: input should be greater than 1"),
         (lambda c: c["dpo"].update(max_completion_length=0), "dpo.max_completion_length = 0: input should be greater"),
         (lambda c: c["tokenizer"].update(template="plain"), "data.source: toy writes HH transcripts"),
