@@ -11,7 +11,7 @@ recomputation uses whatever adapter is active then. A backward pass under anothe
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,7 +129,8 @@ class SharedBase:
         """Make a role's adapter the active one; the role `base` switches all adapters off.
 
         This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
-        peft's own `set_adapter` also walks all modules and parameters. Which of them have gradients never changes.
+        peft's own `set_adapter` also walks all modules and parameters. It never changes which parameters have
+        gradients.
         Raises ValueError when there is no such role.
         """
         if role == self._active:
@@ -147,19 +148,24 @@ class SharedBase:
         self._active = role
 
     @contextmanager
+    def active(self, role: AdapterName) -> Iterator[None]:
+        """Make a role the active one inside a block; the role that was active before, if any, is restored after it."""
+        before = self._active
+        self.activate(role)
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.activate(before)
+
+    @contextmanager
     def role(self, name: AdapterName) -> Iterator[None]:
-        """Make a role the active one inside a block; the role that was active before is restored after it.
+        """Like `active`, and the lean trunk merges the role's weights once for the whole block.
 
         A backward pass must run in the same block as its forward pass, and the role's weights must not change in the
-        block: the lean trunk merges them once. Raises ValueError when there is no such role.
+        block. Raises ValueError when there is no such role.
         """
-        before = self._active
-        self.activate(name)
-        with ExitStack() as stack:
-            if before is not None:
-                stack.callback(self.activate, before)
-            if self.trunk is not None:
-                stack.enter_context(self.trunk.merging(name))
+        with self.active(name), nullcontext() if self.trunk is None else self.trunk.merging(name):
             yield
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -221,8 +227,8 @@ class SharedBase:
         lower_states: as in `Rollout`.
         """
         assert self.score_head is not None
-        self.activate("reward")
-        at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
+        with self.active("reward"):
+            at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
 

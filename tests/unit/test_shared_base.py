@@ -131,6 +131,13 @@ def test_after_a_block_the_role_before_it_is_active_again(shared):
     assert shared._active == "reference"
 
 
+def test_scoring_leaves_the_active_role_as_it_was(shared):
+    for role in ("policy", "reward", "base"):
+        shared.activate(role)
+        shared.score(IDS, torch.tensor([4, 2]))
+        assert shared._active == role
+
+
 def test_a_backward_pass_outside_of_its_block_is_refused(shared):
     ids = torch.tensor([[1, 7, 8, 9]])
     shared.activate("value")
