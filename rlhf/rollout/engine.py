@@ -156,8 +156,8 @@ def sample(
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, sampling.response_length)
     responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
-    repeated = [prompt for prompt in prompts for _ in range(copies)]
-    rollout = collate(repeated, responses, codec.pad_id, codec.eos_id, device)
+    prompt_of_each = [prompt for prompt in prompts for _ in range(copies)]
+    rollout = collate(prompt_of_each, responses, codec.pad_id, codec.eos_id, device)
     longest = int(length.max())
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
 

@@ -16,12 +16,15 @@ FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked fo
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of sampling: responses are drawn from softmax(logits / temperature); greedily at temperature 0."""
+    """Settings of sampling: responses are drawn from softmax(logits / temperature).
+
+    At temperature 0 the most likely token is taken, and log-probabilities are those of temperature 1.
+    """
 
     max_prompt_length: int
     response_length: int
     temperature: float
-    batch_size: int  # prompts decoded together; changes memory only
+    batch_size: int  # responses decoded together; changes memory, speed and rounding
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
     merged: bool = False  # decode with copies of the weights that have the adapter in them
     four_bit: FourBit = "library"  # see rlhf.models.decoding_layers.four_bit_weights

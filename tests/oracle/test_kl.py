@@ -51,7 +51,7 @@ def test_k2_is_close_for_close_policies_and_biased_for_others():
     assert abs(bias(0.4)) > 0.1
 
 
-def test_expected_gradient_of_k2_is_that_of_the_kl():
+def test_expected_gradients_of_k2_and_k3_are_those_of_the_two_kls():
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
     ref = torch.tensor([0.2, 0.5, -0.4], dtype=torch.float64).log_softmax(-1)
     logp = logits.log_softmax(-1)
@@ -63,6 +63,8 @@ def test_expected_gradient_of_k2_is_that_of_the_kl():
 
     torch.testing.assert_close(expected_gradient("k2"), wanted, rtol=1e-12, atol=1e-14)
     assert expected_gradient("k1").abs().max() < 1e-14
+    (other_direction,) = torch.autograd.grad((ref.exp() * (ref - logp)).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(expected_gradient("k3"), other_direction, rtol=1e-12, atol=1e-14)
     assert (expected_gradient("k3") - wanted).abs().max() > 0.01
 
 
