@@ -20,9 +20,9 @@ from rlhf.recipe.bounds import (
     Fraction,
     Name,
     NonNegative,
-    Passes,
     Positive,
     Rows,
+    Samples,
     Seed,
     Steps,
     Temperature,
@@ -147,7 +147,7 @@ class Evaluate(Section):
     max_prompt_length: Tokens
     temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens with this total probability
-    num_samples: Passes = 1  # answers of each policy to each prompt
+    num_samples: Samples = 1  # answers of each policy to each prompt
     bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.recipe.bounds import MadeRows, MadeRowsOrNone, Name
+from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
 from rlhf.recipe.strict import AsTuple, Section
 
 
@@ -16,7 +16,7 @@ class Toy(Section):
     pairs: MadeRows  # labelled preference pairs, train and held-out together
     bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
     corpus: Literal["tutors", "web"] = "tutors"  # the authors of the transcripts: rlhf/data/worlds/toy.py
-    demonstrations: MadeRowsOrNone = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    demonstrations: MadeRowsOrZero = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
     subjects: Annotated[int, Field(ge=2, le=8)] = 8  # most subjects of a family of questions
 
 

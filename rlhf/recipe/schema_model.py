@@ -9,10 +9,12 @@ from pydantic import ConfigDict, Field, model_validator
 from rlhf.recipe.bounds import (
     Devices,
     Fraction,
+    Heads,
     LayerNumber,
     Layers,
     Name,
     Positive,
+    Rank,
     Threads,
     Tokens,
     Vocabulary,
@@ -55,8 +57,8 @@ class Architecture(Section):
     hidden_size: Width
     intermediate_size: Width
     num_hidden_layers: Layers
-    num_attention_heads: Layers
-    num_key_value_heads: Layers
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
     max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
     tie_word_embeddings: bool
 
@@ -170,8 +172,8 @@ class Tokenizer(Section):
 class Lora(Section):
     """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
 
-    r: Width
-    lora_alpha: Width
+    r: Rank
+    lora_alpha: Rank
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
     # layers with adapters; [8, 16]: from number 8, counted from 0, up to but without number 16

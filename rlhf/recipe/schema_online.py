@@ -16,7 +16,7 @@ from rlhf.recipe.bounds import (
     Positive,
     Rows,
     Steps,
-    StepsOrNone,
+    StepsOrZero,
     Temperature,
     Tokens,
 )
@@ -42,7 +42,7 @@ class OnPolicy(Section):
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
     learning_rate: Positive
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
-    warmup_steps: StepsOrNone
+    warmup_steps: StepsOrZero
     weight_decay: NonNegative = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.999
@@ -68,7 +68,7 @@ class OnPolicy(Section):
     save_steps: Steps
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
     max_eval_samples: Rows
-    keep_checkpoints: Literal["all"] | StepsOrNone = "all"  # a number: as many of the newest, and the best
+    keep_checkpoints: Literal["all"] | StepsOrZero = "all"  # a number: as many of the newest, and the best
     best_kl_limit: Positive | None = None  # most KL of the best checkpoint (highest score), nats per token
     adapter: Literal["last", "best"] = "last"  # the weights that are kept
 
@@ -93,7 +93,7 @@ class OnPolicy(Section):
         return 1
 
     @model_validator(mode="after")
-    def _check_batches(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.batch_size % self.num_mini_batches:
             raise ValueError("batch_size must be a multiple of num_mini_batches")
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
@@ -123,7 +123,7 @@ class Ppo(OnPolicy):
     cliprange: ClipRange
     cliprange_value: Positive | None
     vf_coef: NonNegative
-    value_warmup_steps: StepsOrNone = 0  # first steps, in which only the critic learns
+    value_warmup_steps: StepsOrZero = 0  # first steps, in which only the critic learns
     whiten_advantages: bool
     whiten_rewards: bool = False
     sigmoid_scores: bool = False
