@@ -31,7 +31,7 @@ import re
 from collections.abc import Iterable
 
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, Kind, LeftOut, Message, PreferencePair, PromptOnly, Role, Row
+from rlhf.data.rows import Document, Example, Kind, LeftOut, Message, MessageRole, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 
@@ -47,7 +47,7 @@ KEYS: dict[Kind, tuple[str, ...]] = {
 }
 LABELS = re.compile(r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)")
 
-_ROLES: dict[object, Role] = {
+_ROLES: dict[object, MessageRole] = {
     "system": "system",
     "user": "user",
     "assistant": "assistant",

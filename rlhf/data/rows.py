@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["system", "user", "assistant"]
+MessageRole = Literal["system", "user", "assistant"]
 Kind = Literal["text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
 Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
 
@@ -12,7 +12,7 @@ Format = Literal["auto", "text", "hh", "instruction", "preference", "completion"
 class Message:
     """A message of a conversation."""
 
-    role: Role
+    role: MessageRole
     content: str
 
 
