@@ -57,7 +57,7 @@ CLASSIFIERS = (
     Qwen2ForSequenceClassification,
     Qwen3ForSequenceClassification,
 )
-MERGED = {"cpu": True, "cuda": False}  # merge weights in float32, for products by oneDNN
+MERGES_BY_DEVICE = {"cpu": True, "cuda": False}  # merge weights in float32, for products by oneDNN
 
 
 class Trunk:
@@ -150,7 +150,7 @@ class Trunk:
     def rounds(self) -> bool:
         """Return whether numbers of rows are rounded up to few, because oneDNN may multiply them."""
         weight = self.decoder.embed_tokens.weight
-        return weight.dtype == torch.float32 and MERGED[weight.device.type]
+        return weight.dtype == torch.float32 and MERGES_BY_DEVICE[weight.device.type]
 
     @torch.no_grad()
     def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, PrefillLayout]:

@@ -28,9 +28,9 @@ from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.responses import Responses, Sampling, ValueFn
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
-STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}  # for ended rows; a check waits for the device
+STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
-FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
+FEW_KERNELS_BY_DEVICE = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
 WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
 # A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
 # not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
@@ -56,7 +56,7 @@ class Window:
 
 # On a CPU nothing is captured. On CUDA the memory-efficient attention kernel uses a mask directly if its rows are a
 # multiple of 16 long, and pads a copy of it in every layer otherwise.
-WINDOW = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
+WINDOW_BY_DEVICE = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
 
 
 def collate(
@@ -191,12 +191,12 @@ class _Decoding(Responses):
         window = sliding_window(model.config)
         self.sliding = window if window and self.width + self.room > window else None
         self.kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
-        self.window_rule = WINDOW[device.type]
+        self.window_rule = WINDOW_BY_DEVICE[device.type]
         slots = _round_up(self.width + self.room, self.window_rule.whole)
         self.dtype = dtype_of(model)
         # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.eager = model.config._attn_implementation == "eager"
-        self.bias = self.eager or FEW_KERNELS[device.type]
+        self.bias = self.eager or FEW_KERNELS_BY_DEVICE[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
         self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
@@ -213,7 +213,7 @@ class _Decoding(Responses):
         """
         graph: torch.cuda.CUDAGraph | None = None
         for step in self.steps():
-            if step % STEPS_BETWEEN_CHECKS[self.tokens.device.type] == 0:
+            if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.tokens.device.type] == 0:
                 left = int((~self.ended).sum())
                 if left == 0:
                     break
@@ -333,9 +333,9 @@ def fast_layers(model: Model, sampling: Sampling, whole: bool = True) -> Iterato
             stack.enter_context(decoding_layers.four_bit_weights(model, sampling.four_bit))
             if sampling.merged:
                 stack.enter_context(decoding_layers.merged_adapters(model))
-            elif FEW_KERNELS[model.device.type]:
+            elif FEW_KERNELS_BY_DEVICE[model.device.type]:
                 stack.enter_context(decoding_layers.fused_adapters(model))
-            if FEW_KERNELS[model.device.type]:
+            if FEW_KERNELS_BY_DEVICE[model.device.type]:
                 stack.enter_context(decoding_layers.fused_norms(model))
         yield
 
