@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import formats, raw
-from rlhf.data.formats import OnBadRow
 from rlhf.data.parsing import label_of, quoted_keys
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import UserError
+from rlhf.recipe.choices import OnBadRow
 
 RawRow = tuple[str, object]  # source and row
 

@@ -19,15 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from rlhf.data import hub, raw
 from rlhf.data.parsing import KEYS, kind_of, parse_row, quoted_keys, row_object
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, Format, Kind, LeftOut, PreferencePair, PromptOnly, Row
+from rlhf.data.rows import Document, Example, LeftOut, PreferencePair, PromptOnly, Row
 from rlhf.errors import UserError
-
-OnBadRow = Literal["stop", "skip"]
+from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class FileReport:
 
     name: str
     sha256: str
-    kind: Kind
+    kind: RowKind
     rows: int
 
 
@@ -92,7 +91,7 @@ def read(
     files: Sequence[str | Path],
     *,
     on_bad_row: OnBadRow = "stop",
-    format: Format = "auto",
+    format: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
     """Read JSON lines, JSON arrays (both also gzipped), CSV and Parquet.
@@ -112,7 +111,7 @@ def parse(
     sources: Iterable[Source],
     *,
     on_bad_row: OnBadRow = "stop",
-    format: Format = "auto",
+    format: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
     """Parse raw rows; all rows of a source have one kind. Raises UserError as `read` does."""
@@ -129,7 +128,7 @@ def read_hub(
     split: str | None = None,
     data_dir: str | None = None,
     on_bad_row: OnBadRow = "stop",
-    format: Format = "auto",
+    format: DataFormat = "auto",
 ) -> Rows:
     """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set.
 
@@ -167,8 +166,8 @@ def read_hub(
 class _Reader:
     """Reader of one file after another, which keeps account of the rows left out."""
 
-    def __init__(self, on_bad_row: OnBadRow, format: Format, advice: Advice = RECIPE_ADVICE):
-        for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, Format)):
+    def __init__(self, on_bad_row: OnBadRow, format: DataFormat, advice: Advice = RECIPE_ADVICE):
+        for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, DataFormat)):
             if value not in get_args(choices):
                 raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
         self.on_bad_row = on_bad_row
@@ -181,7 +180,7 @@ class _Reader:
 
     def take(self, name: str, rows: Iterable[tuple[str, object]], sha256: Callable[[], str]) -> None:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
-        kind: Kind | None = None if self.format == "auto" else self.format
+        kind: RowKind | None = None if self.format == "auto" else self.format
         count = 0
         bad: list[tuple[str, str]] = []
         for source, value in rows:
@@ -209,7 +208,7 @@ class _Reader:
         self.malformed += bad
         self.files.append(FileReport(name, sha256(), kind, count))
 
-    def _checked_kind(self, row: dict[str, object], kind: Kind | None) -> Kind:
+    def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
         """Return the file's kind, which its first row of any known kind decides."""
         row_kind = kind_of(row)
         if kind is None:

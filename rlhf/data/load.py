@@ -19,6 +19,7 @@ from rlhf.files import sha256, write_json
 from rlhf.observe.console import working
 from rlhf.process import distributed
 from rlhf.recipe import StageName
+from rlhf.recipe.choices import Template
 from rlhf.run.directory import Run
 from rlhf.run.reader import read
 from rlhf.run.records import Generated, Manifest
@@ -99,7 +100,7 @@ class Corpus:
     pairs: Split[PreferencePair]
     bare_prompts: Split[PromptOnly] = field(default_factory=lambda: Split([], []))  # rows without an answer
 
-    def texts(self, template: str) -> Split[str]:
+    def texts(self, template: Template) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
             texts = _map_parts(lambda documents: [document.text for document in documents], self.documents)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 MessageRole = Literal["system", "user", "assistant"]
-Kind = Literal["text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
-Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)

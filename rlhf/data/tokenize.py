@@ -20,6 +20,7 @@ from rlhf.data.rows import Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import Tokenizer
+from rlhf.recipe.choices import Template
 from rlhf.run.reader import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -48,7 +49,7 @@ class SpecialIds(Protocol):
 class Codec:
     """A tokenizer together with the template by which dialogues are written for it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pad_token: str | None = None):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: Template, pad_token: str | None = None):
         """Choose the padding token: `pad_token`, or else the tokenizer's own.
 
         Raises UserError where no token can pad.

@@ -14,7 +14,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from rlhf.models.model import Model, dtype_of, replaced_forwards
 from rlhf.models.nf4 import four_bit_layers, unpacked
+from rlhf.recipe.choices import FourBit
 
 Forward = Callable[[Tensor], Tensor]
-FourBit = Literal["library", "row_groups", "unpacked"]
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with the same input
 # Classes of transformers that compute weight * x / rms(x). Gemma's, which multiplies with 1 + weight, is not one.

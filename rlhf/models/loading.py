@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -25,7 +25,7 @@ from rlhf.models import weights as stored
 from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
-from rlhf.models.random_base import random_base
+from rlhf.models.random_base import AutoModel, random_base
 from rlhf.models.trunk import Trunk
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
@@ -34,6 +34,7 @@ from rlhf.run import reader, records
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
 
+ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
@@ -122,7 +123,7 @@ def base_name(run: Run) -> str:
     return str((run.folder_of("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
 
 
-def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool = True) -> PreTrainedModel:
+def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:
     """Return the base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
@@ -161,7 +162,11 @@ def _check_packages(settings: recipes.Model, packed: bool) -> None:
 
 
 def _draw_base(
-    recipe: recipes.Recipe, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
+    recipe: recipes.Recipe,
+    device: torch.device,
+    kind: AutoModel,
+    nf4: BitsAndBytesConfig | None,
+    options: dict[str, Any],
 ) -> PreTrainedModel:
     """Return the recipe's architecture with random weights, the same in every stage."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -179,7 +184,7 @@ def _read_base(
     settings: recipes.Model,
     name: str,
     device: torch.device,
-    kind: Any,
+    kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
     options: dict[str, Any],
 ) -> PreTrainedModel:
@@ -210,15 +215,14 @@ def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
         return _from_pretrained(AutoModelForCausalLM, str(folder), device)
 
 
-def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any) -> PreTrainedModel:
+def _from_pretrained(kind: AutoModel, name: str, device: torch.device, **options: Any) -> PreTrainedModel:
     """Return a checkpoint's model, whose weights must all be there and finite.
 
     A folder is checked before it is read.
     """
     if Path(name).is_dir():
         folders.check(Path(name))
-    base: PreTrainedModel
-    base, report = kind.from_pretrained(
+    loaded: Any = kind.from_pretrained(
         name,
         device_map={"": device},
         output_loading_info=True,
@@ -226,6 +230,8 @@ def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any)
         use_safetensors=True,
         **options,
     )
+    base: PreTrainedModel
+    base, report = loaded
     if options.get("quantization_config") is None:
         folders.check_full(base.config.to_dict(), name)
     else:

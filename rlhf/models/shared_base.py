@@ -13,7 +13,7 @@ recomputation uses whatever adapter is active then. A backward pass under anothe
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -38,6 +38,7 @@ from rlhf.models.weights import (
 from rlhf.objectives.logprobs import EntropyMode
 from rlhf.process import distributed
 from rlhf.recipe import AdapterName, Role
+from rlhf.recipe.choices import CriticKind
 
 
 class SharedBase:
@@ -48,13 +49,17 @@ class SharedBase:
     """
 
     def __init__(
-        self, base: PreTrainedModel, adapters: dict[str, Path], trainable: tuple[str, ...] = (), lean: bool = False
+        self,
+        base: PreTrainedModel,
+        adapters: dict[str, Path],
+        trainable: tuple[AdapterName, ...] = (),
+        lean: bool = False,
     ):
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings of its own
         self.base = base
         self.logit_scale = logit_scale(base.config)
         self.trunk = Trunk(base) if lean else None
-        self.trainable = set(trainable)
+        self.trainable: set[AdapterName] = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
         self.sharded = False
@@ -76,7 +81,7 @@ class SharedBase:
         self._add("reward", rm_dir, weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
-    def add_value(self, kind: Literal["head", "adapter"], rm_dir: Path, mean: float, sd: float) -> None:
+    def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
         """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
         hidden = self.base.config.hidden_size
         self.value_head = nn.Linear(hidden, 1)

@@ -1,17 +1,14 @@
 """Estimates of the divergence from the reference policy, per token."""
 
 import math
-from typing import Literal
 
 from torch import Tensor
 
+from .choices import KL_ESTIMATORS, KlEstimator
 from .masked import at_least_float32
 
-Kind = Literal["k1", "k2", "k3"]
-KINDS: tuple[Kind, ...] = ("k1", "k2", "k3")
 
-
-def estimate(logp: Tensor, ref_logp: Tensor, kind: Kind) -> Tensor:
+def estimate(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
     """Estimate KL(pi || ref) at each token sampled from pi.
 
     Source: Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html.
@@ -36,7 +33,7 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: Kind) -> Tensor:
         return d**2 / 2
     if kind == "k3":
         return d.expm1() - d  # exp(d) - 1 would round to 0 for the small d of a young policy
-    raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KINDS)}")
+    raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KL_ESTIMATORS)}")
 
 
 def adapt(coef: float, measured: float, target: float, rate: float) -> float:

@@ -28,7 +28,8 @@ from rlhf.recipe.bounds import (
     Temperature,
     Tokens,
 )
-from rlhf.recipe.names import GROUPS, ONLINE, StageName
+from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
+from rlhf.recipe.names import GROUPS, ONLINE, PolicyName, StageName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import LEAN_TYPES, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
@@ -41,14 +42,14 @@ class Optimization(Section):
     """The keys that all supervised stages share; they are named as in `transformers.TrainingArguments`."""
 
     learning_rate: Positive
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    lr_scheduler_type: Schedule
     warmup_ratio: Fraction
     weight_decay: NonNegative
     adam_beta1: Decay = 0.9
     adam_beta2: Decay
     adam_epsilon: Positive = 1e-8
     max_grad_norm: Positive
-    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    optim: Optimizer
     num_train_epochs: Epochs
     max_steps: Steps | None = None  # stops earlier than num_train_epochs
     per_device_train_batch_size: BatchRows  # times gradient_accumulation_steps: rows of a step, on all devices together
@@ -93,7 +94,7 @@ class Dialogues(Optimization):
 
     max_prompt_length: Tokens
     eval_steps: Steps | None = None  # steps between held-out losses; null: only after training
-    adapter: Literal["last", "best"] = "last"  # the weights that are kept; best: those with the lowest held-out loss
+    adapter: KeptWeights = "last"  # the weights that are kept; best: those with the lowest held-out loss
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
@@ -154,7 +155,7 @@ class Evaluate(Section):
 class Merge(Section):
     """The merging of an adapter into the base."""
 
-    stage: Literal["sft", "ppo", "rloo", "grpo", "dpo"]
+    stage: Literal["sft", PolicyName]
     base: Literal["full", "dequantized"] = "full"  # dequantized: as NF4 rounds the weights in training
 
 

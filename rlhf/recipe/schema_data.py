@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
+from rlhf.recipe.choices import DataFormat, LengthsShape, OnBadRow
 from rlhf.recipe.strict import AsTuple, Section
 
 
@@ -34,7 +35,7 @@ class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
     pairs: MadeRows
-    shape: Literal["hh", "longest"]  # hh: as long as dialogues of HH-RLHF; longest: as long as every stage admits
+    shape: LengthsShape
 
 
 # Flaws of rows that `rlhf data check` counts under these names and that data.drop can leave out.
@@ -63,10 +64,8 @@ class Data(Section):
     revision: Name | None = None
     data_dir: Name | None = None
     split: Name | None = None  # of the hub's set; null: train
-    format: Literal[
-        "auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"
-    ] = "auto"
-    on_bad_row: Literal["stop", "skip"]
+    format: DataFormat = "auto"
+    on_bad_row: OnBadRow
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other
     # held-out rows. null: all held-out rows serve both purposes.

@@ -20,6 +20,7 @@ from rlhf.recipe.bounds import (
     Vocabulary,
     Width,
 )
+from rlhf.recipe.choices import Template
 from rlhf.recipe.strict import AsTuple, Section
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # model types that rlhf/models/trunk.py supports
@@ -128,7 +129,7 @@ class Tokenizer(Section):
     pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
     eos_token: Name | None = None  # the token that ends an answer; null: the tokenizer's own
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
-    template: Literal["hh", "plain", "chat"]
+    template: Template
     system_prompt: Annotated[str, Field(max_length=10_000)] | None = None  # of conversations that have none
     chat_template_kwargs: dict[VariableName, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] | None = (
         None  # enable_thinking: false

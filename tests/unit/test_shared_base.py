@@ -9,7 +9,7 @@ from rlhf.models.adapters import new_adapter, reward_from_sft, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
-from rlhf.recipe import Role
+from rlhf.recipe import AdapterName, Role
 from rlhf.run.directory import Run
 from tests.conftest import gradient, noted, small
 
@@ -18,7 +18,7 @@ IDS = torch.tensor([[1, 7, 8, 9, 12], [1, 30, 31, 4, 4]])
 ROLES: tuple[Role, ...] = ("policy", "value", "reference", "reward")
 
 
-def roles(trained, dtype: str = "float32", trainable: tuple[str, ...] = ("policy",)) -> SharedBase:
+def roles(trained, dtype: str = "float32", trainable: tuple[AdapterName, ...] = ("policy",)) -> SharedBase:
     """Policy, reference, reward and value; the policy differs from the reference."""
     run = Run(trained, small(model__dtype=dtype), "ppo")
     sft, rm = run.root / "sft", run.root / "rm"
