@@ -202,7 +202,7 @@ class Recipe(Section):
             raise ValueError("tokenizer.source: train and a pretrain section belong together")
         if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
-        if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
+        if (self.tokenizer.source == "words") != self.data.is_stand_in:
             raise ValueError("tokenizer.source: words and data.source: lengths belong together")
 
     def _check_model(self) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
 from rlhf.recipe.choices import DataFormat, LengthsShape, OnBadRow
+from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
 
@@ -75,6 +76,16 @@ class Data(Section):
     sums: Sums | None = None
     lengths: Lengths | None = None
 
+    @property
+    def has_true_reward(self) -> bool:
+        """Return whether the true reward of a response is known."""
+        return self.source == "toy"
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Return whether the rows are meaningless words, made for measurements of time and memory."""
+        return self.source == "lengths"
+
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         for source, key in (
@@ -88,7 +99,7 @@ class Data(Section):
                 raise ValueError(f"source: {source} needs {key}")
         if self.files and self.source != "files":
             raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+        if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
         if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
             raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")

@@ -1,7 +1,6 @@
 """The keys of a recipe about the machine and the model: hardware, base, tokenizer and adapters."""
 
 import math
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -21,6 +20,7 @@ from rlhf.recipe.bounds import (
     Width,
 )
 from rlhf.recipe.choices import Template
+from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # model types that rlhf/models/trunk.py supports
@@ -110,7 +110,7 @@ class Model(Section):
     def _check_source(self) -> Self:
         if self.source in ("hub", "local") and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+        if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
         if self.source in ("pretrain", "random") and self.architecture is None:
             raise ValueError(f"source: {self.source} needs an architecture")
@@ -153,7 +153,7 @@ class Tokenizer(Section):
                 raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
         if not generated and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+        if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit")
         return self
 
