@@ -14,7 +14,6 @@ and leaked row here names, and they do not read transcripts as turns.
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,9 @@ from rlhf.data.parsing import KEYS, kind_of, parse_row, quoted_keys, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, PreferencePair, PromptOnly, Row
 from rlhf.errors import UserError
+from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
+from rlhf.recipe.names import is_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class Rows:
     report: ReadReport
     prompts: tuple[PromptOnly, ...] = ()
 
+    @property
+    def all(self) -> list[Row]:
+        """Return the rows of all kinds, one kind after another."""
+        return [*self.documents, *self.examples, *self.pairs, *self.prompts]
+
 
 class Advice(NamedTuple):
     """Ways out that an error about malformed rows names; they depend on who reads the rows."""
@@ -100,7 +106,7 @@ def read(
     """
     if isinstance(files, str) or not files:
         raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
-    sources = ((str(path), raw.rows(path), partial(raw.sha256, path)) for path in map(Path, files))
+    sources = ((str(path), raw.rows(path), partial(sha256, path)) for path in map(Path, files))
     return parse(sources, on_bad_row=on_bad_row, format=format, advice=advice)
 
 
@@ -116,8 +122,8 @@ def parse(
 ) -> Rows:
     """Parse raw rows; all rows of a source have one kind. Raises UserError as `read` does."""
     reader = _Reader(on_bad_row, format, advice)
-    for name, rows, sha256 in sources:
-        reader.take(name, rows, sha256)
+    for name, rows, hash_of_file in sources:
+        reader.take(name, rows, hash_of_file)
     return reader.rows()
 
 
@@ -134,7 +140,7 @@ def read_hub(
 
     `split` None reads `train`.
     """
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+    if not is_commit(revision):
         raise UserError(
             f"{name}: revision {revision!r} is not a commit of 40 hex digits; branches and tags can move, and the run "
             "could not be repeated. Copy the commit from the set's history on the hub into data.revision"

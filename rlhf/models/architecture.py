@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import (
 
 from rlhf.errors import UserError
 from rlhf.recipe import Architecture
+from rlhf.terminal import reason
 
 # Types that the tests take through every stage and compare with transformers (docs/models.md). A model of another type
 # is compared when it is loaded: `rlhf.rollout.probe`.
@@ -104,7 +105,7 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
     try:
         config = AutoConfig.for_model(**{**keys, **changes})
     except Exception as error:  # whatever the class checks
-        raise UserError(f"model.architecture: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"model.architecture: {reason(error)}") from error
     if why := unsupported(config):
         raise UserError(f"model.architecture.model_type: {kind} {why}")
     return config
@@ -123,7 +124,7 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         actual = AutoConfig.for_model(**content)
     except Exception as error:
-        raise UserError(f"config.json: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"config.json: {reason(error)}") from error
     if why := unsupported(actual):
         raise UserError(f"config.json: {kind} {why}")
     required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}

@@ -33,6 +33,7 @@ from rlhf.recipe import shape
 from rlhf.run import reader, records
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
+from rlhf.terminal import reason
 
 ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
@@ -255,7 +256,7 @@ def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) 
 def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
     """Describe why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
-        return " ".join(str(error).split())[:300]
+        return reason(error)
     way_out = "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.errors import UserError
+from rlhf.terminal import reason
 
 Counter = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
 
@@ -76,6 +77,5 @@ def tokens(folder: str | Path) -> Counter:
 
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries raise many types, plain Exception among them
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason}") from error
+        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason(error)}") from error
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]
