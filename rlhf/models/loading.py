@@ -2,7 +2,8 @@
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     set_seed,
 )
@@ -89,9 +91,8 @@ def load_codec(run: Run) -> Codec:
     base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
-    with _loading("the tokenizer", name, settings):
-        codec = tokenize.load(name, settings)
-        entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
+    codec = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
+    entries = max(codec.tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
     vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
     if vocabulary is None:
         vocabulary, holder = base.vocab_size if base else None, "the base model's vocab_size is"
@@ -143,9 +144,8 @@ def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: 
     if settings.source == "random":
         base = _draw_base(recipe, device, kind, nf4, options)
     else:
-        with _loading("the base model", name, settings):
-            base = _read_base(settings, name, device, kind, nf4, options)
-            _check_loaded(base, settings, name, whole=head == "lm")
+        base = _read_base(settings, name, device, kind, nf4, options)
+        _check_loaded(base, settings, name, whole=head == "lm")
     check_experts(base, settings, name)
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
@@ -191,10 +191,14 @@ def _read_base(
 ) -> PreTrainedModel:
     """Return a checkpoint's model: a folder's, or the hub's at its pinned revision."""
     pinned: dict[str, Any] = {"revision": settings.revision} if settings.source == "hub" else {}
+    loading = partial(_loading, "the base model", name, settings)
     if kind is AutoModelForSequenceClassification:
         pinned["num_labels"] = 1
-        add_classifier(AutoConfig.from_pretrained(name, revision=settings.revision))
-    return _from_pretrained(kind, name, device, quantization_config=nf4, **options, **pinned)
+        with loading():
+            config = AutoConfig.from_pretrained(name, revision=settings.revision)
+        _check_supported(config, name)
+        add_classifier(config)
+    return _from_pretrained(kind, name, device, loading(), quantization_config=nf4, **options, **pinned)
 
 
 def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, whole: bool) -> None:
@@ -202,35 +206,42 @@ def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, who
 
     `whole`: it has its language-model head, so that its parts can be compared with it.
     """
-    if why := unsupported(base.config):
-        raise UserError(f"{name}: {base.config.model_type} {why}")
+    _check_supported(base.config, name)
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
     if whole:
-        check_model(base, name)
+        with _loading("the base model", name, settings):  # it runs the library's forward pass
+            check_model(base, name)
+
+
+def _check_supported(config: PreTrainedConfig, name: str) -> None:
+    if why := unsupported(config):
+        raise UserError(f"{name}: {config.model_type} {why}")
 
 
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
     """Return the model that the stage merge has written. Raises UserError where it cannot be used."""
-    with reading(folder):
-        return _from_pretrained(AutoModelForCausalLM, str(folder), device)
+    return _from_pretrained(AutoModelForCausalLM, str(folder), device, reading(folder))
 
 
-def _from_pretrained(kind: AutoModel, name: str, device: torch.device, **options: Any) -> PreTrainedModel:
+def _from_pretrained(
+    kind: AutoModel, name: str, device: torch.device, errors_named: AbstractContextManager[None], **options: Any
+) -> PreTrainedModel:
     """Return a checkpoint's model, whose weights must all be there and finite.
 
-    A folder is checked before it is read.
+    A folder is checked before it is read. `errors_named` turns what the library raises into a UserError.
     """
     if Path(name).is_dir():
         folders.check(Path(name))
-    loaded: Any = kind.from_pretrained(
-        name,
-        device_map={"": device},
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # the report names them; an error would not
-        use_safetensors=True,
-        **options,
-    )
+    with errors_named:
+        loaded: Any = kind.from_pretrained(
+            name,
+            device_map={"": device},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report names them; an error would not
+            use_safetensors=True,
+            **options,
+        )
     base: PreTrainedModel
     base, report = loaded
     if options.get("quantization_config") is None:
