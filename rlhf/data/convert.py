@@ -32,7 +32,7 @@ RawRow = tuple[str, object]  # source and row
 def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> formats.Rows:
     """Read files and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
-        raise UserError("--rename gives two columns the same name; give each a name of its own")
+        raise UserError("--rename gives two columns the same name; give each another name")
     sources = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)

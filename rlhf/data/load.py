@@ -33,7 +33,7 @@ Prompt = tuple[Message, ...]
 class Split(Generic[T]):
     """Rows for training, and held-out rows on which results are reported; no conversation is in both.
 
-    `validation` chooses checkpoints: conversations of its own with `data.validation_fraction`, else the held-out rows.
+    `validation` chooses checkpoints: separate conversations with `data.validation_fraction`, else the held-out rows.
     """
 
     train: list[T]
@@ -243,7 +243,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         )
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
-    # Each combination of settings and generator code has a folder of its own.
+    # Each combination of settings and generator code has a separate folder.
     if data.source == "lengths":
         assert data.lengths
         options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}

@@ -1,6 +1,6 @@
 """Architectures: `model.architecture` of a recipe as a configuration of transformers, and what the engine assumes.
 
-The engine samples with a key-value cache of its own, and computes log-probabilities from final hidden states and the
+The engine samples with its own key-value cache, and computes log-probabilities from final hidden states and the
 output matrix, without ever making all logits. That is exact for a decoder of plain attention layers whose logits are
 one product with the output matrix, times a constant. `unsupported` refuses what is known to be otherwise; `check_model`
 compares the parts with the model's own forward pass.

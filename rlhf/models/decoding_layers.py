@@ -202,7 +202,7 @@ def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
 
 def _norm_forward(weight: Tensor, eps: float) -> Forward:
     def forward(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # it would return float32
+        with torch.autocast(x.device.type, enabled=False):  # under autocast rms_norm would return float32
             return F.rms_norm(x, list(weight.shape), weight, eps)
 
     return forward

@@ -1,4 +1,4 @@
-"""Which tokens of the lean trunk attend to which: whole sequences, responses with shared prompts, growing responses."""
+"""Attention layouts of the lean trunk: whole sequences, responses with shared prompts, growing responses."""
 
 from collections.abc import Callable
 

@@ -3,7 +3,7 @@
     policy     trainable, starts as a copy of SFT
     reference  frozen copy of SFT
     reward     frozen: the reward model's adapter and its scalar head
-    value      trainable: either a head on the policy's hidden states, or an adapter of its own that starts as the
+    value      trainable: either a head on the policy's hidden states, or a separate adapter that starts as the
                reward model, so that the critic begins by knowing what the score will be
 
 A role is made active before a forward pass and stays so until its backward pass: with gradient checkpointing the
@@ -55,7 +55,7 @@ class SharedBase:
         trainable: tuple[AdapterName, ...] = (),
         lean: bool = False,
     ):
-        base.generation_config = GenerationConfig()  # a hub model may bring sampling settings of its own
+        base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
         self.trunk = Trunk(base) if lean else None

@@ -189,7 +189,10 @@ class Trunk:
         return cos, sin
 
     def _final_states(self, role: str, states: Tensor, layout: Layout, from_lower: bool) -> Tensor:
-        """Return final-norm hidden states where `layout` wants them, from embeddings or lower states."""
+        """Return the final-norm hidden states at the positions that `layout` selects.
+
+        `states` (B, T, H) are embeddings, or with `from_lower` those that go into the first layer with an adapter.
+        """
         start = self.first_adapted_layer if from_lower else 0
         normed: Tensor = self.decoder.norm(self._layers(states, role, range(start, len(self.decoder.layers)), layout))
         return normed
@@ -206,7 +209,7 @@ class Trunk:
         return x
 
     def _layer(self, number: int, role: str, x: Tensor, layout: Layout, last: bool) -> Tensor:
-        """Return x (B, T, H) after a layer; after the last one of the decoder, where `layout` wants it."""
+        """Return the output of one layer for x (B, T, H); the last layer's at the positions that `layout` selects."""
         layer: Any = self.decoder.layers[number]
         attention, mlp = layer.self_attn, layer.mlp
         norm = Norm(layer.input_layernorm.weight, self.eps)
@@ -230,7 +233,7 @@ class Trunk:
         return self._linear(gate_up, role, (mlp.down_proj,), SwiGLU(), residual=x)
 
     def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
-        """Return what follows the product of so many heads of queries, then of keys."""
+        """Return the step after the product that gives `queries` heads of queries and `keys` heads of keys."""
         rotary = Rotary(cos, sin, queries + keys)
         if not hasattr(attention, "q_norm"):
             return rotary

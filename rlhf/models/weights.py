@@ -96,7 +96,7 @@ def adapter_state(model: PeftModel, name: str = "default") -> dict[str, Tensor]:
 
 
 def set_adapter_state(model: PeftModel, weights: Mapping[str, Tensor], name: str = "default") -> None:
-    """Give an adapter the weights with these names, all of which it must have."""
+    """Set weights of an adapter by their names, which must all be names of this adapter."""
     outcome: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=name)
     assert not outcome.unexpected_keys
 

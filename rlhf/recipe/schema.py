@@ -197,13 +197,13 @@ class Recipe(Section):
 
     def _check_sources(self) -> None:
         if (self.model.source == "pretrain") != (self.pretrain is not None):
-            raise ValueError("model.source: pretrain and a pretrain section belong together")
+            raise ValueError("a recipe has both model.source: pretrain and a pretrain section, or neither")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
-            raise ValueError("tokenizer.source: train and a pretrain section belong together")
+            raise ValueError("a recipe has both tokenizer.source: train and a pretrain section, or neither")
         if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
         if (self.tokenizer.source == "words") != self.data.is_stand_in:
-            raise ValueError("tokenizer.source: words and data.source: lengths belong together")
+            raise ValueError("a recipe has both tokenizer.source: words and data.source: lengths, or neither")
 
     def _check_model(self) -> None:
         shape, words = self.model.architecture, self.tokenizer.vocab_size

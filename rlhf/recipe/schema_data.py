@@ -98,7 +98,7 @@ class Data(Section):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
         if self.files and self.source != "files":
-            raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
+            raise ValueError(f"files is set, but source is {self.source}: set source: files, or remove files")
         if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
         if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):

@@ -84,7 +84,7 @@ class Architecture(Section):
     def config_keys(self) -> dict[str, Any]:
         """Return the keys for transformers' configuration, model_type among them.
 
-        `sliding_window` is left out where it is null, but for Mistral: there null means that there is no window, and
+        `sliding_window` is left out where it is null, except for Mistral, where null means that there is no window:
         transformers' own default is one of 4,096 tokens.
         """
         keys = self.model_dump()
@@ -150,7 +150,7 @@ class Tokenizer(Section):
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
         for key in ("pad_token", "eos_token"):
             if generated and getattr(self, key) is not None:
-                raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
+                raise ValueError(f"a tokenizer that is made here already has special tokens; leave out {key}")
         if not generated and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not is_commit(self.revision):
@@ -166,7 +166,7 @@ class Tokenizer(Section):
             raise ValueError(f"chat_template_kwargs: {reserved.pop()} is set by what renders a conversation")
         for key in ("system_prompt", "chat_template_kwargs"):
             if self.template != "chat" and getattr(self, key) is not None:
-                raise ValueError(f"{key} belongs to template: chat, but template is {self.template}")
+                raise ValueError(f"{key} is set, but template is {self.template}: set template: chat, or remove {key}")
         return self
 
 

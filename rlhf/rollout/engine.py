@@ -121,7 +121,8 @@ def sample(
 
     value_fn: applied to the hidden state from which each token is drawn.
     phase: marks the blocks `prefill` and `decode`.
-    replicate: every rank decodes all prompts in lockstep, as a model needs that the Trainer has sharded (FSDP, ZeRO-3).
+    replicate: every rank decodes all prompts in lockstep, needed for a model that the Trainer has sharded (FSDP,
+        ZeRO-3).
     trunk: the lean trunk and the role that samples. It decodes in float32 on a CPU; other devices and types use the
         model's own layers. The caller holds its weights merged (`Trunk.merging`).
     """
@@ -163,7 +164,7 @@ def sample(
 
 
 def _decode(phase: Phase, start: "Callable[[], _Decoding | TrunkDecoding]") -> list[Tensor]:
-    """Decode one batch, in a function of its own: its cache is freed before the next one is allocated."""
+    """Decode one batch, in a separate function: its cache is freed before the next one is allocated."""
     with phase("prefill"):
         decoding = start()
     with phase("decode"):
@@ -229,7 +230,7 @@ class _Decoding(Responses):
             ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
             if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
                 graph = torch.cuda.CUDAGraph()
-                # Each graph has a memory pool of its own. A shared pool outlives a dropped graph while a block in it
+                # Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it
                 # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
                 # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -68,7 +68,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(kl_estimator="k4"), "ppo.kl_estimator = 'k4': input should be 'k1', 'k2' or 'k3'"),
         (lambda c: c["ppo"].update(num_mini_batches=3), "ppo: batch_size must be a multiple of num_mini_batches"),
         (lambda c: c["model"].update(source="hub", name="a/b"), "model: source: hub needs revision"),
-        (lambda c: c.pop("pretrain"), "model.source: pretrain and a pretrain section belong together"),
+        (lambda c: c.pop("pretrain"), "a recipe has both model.source: pretrain and a pretrain section, or neither"),
         (lambda c: c["sft"].update(max_length=4096), "sft.max_length: 4096 tokens do not fit"),
         (lambda c: c["data"].update(source="files"), "data: source: files needs files"),
         (lambda c: c["tokenizer"].update(source="local", name="x"), "tokenizer.source: train and a pretrain section"),
@@ -308,7 +308,7 @@ def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place)
 
 
 def test_files_beside_another_source_are_refused():
-    with pytest.raises(UserError, match="files: belongs to source: files, but source is toy"):
+    with pytest.raises(UserError, match="files is set, but source is toy: set source: files, or remove files"):
         recipe.load(CPU, {"data.files": ["a.jsonl"]})
 
 
