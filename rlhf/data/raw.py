@@ -136,7 +136,7 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
 
 
 class _RepeatedKey(ValueError):
-    """An object that gives a key twice; a JSON parser would silently take the last value."""
+    """Raised for an object that gives a key twice; a JSON parser would silently take the last value."""
 
 
 def _parse_json(text: str) -> Any:

@@ -24,7 +24,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and the response to imitate; `answer` is what rewards compare responses with, where it is known."""
+    """A prompt and the response to imitate; `answer` is the right answer, where it is known."""
 
     prompt: tuple[Message, ...]
     response: str

@@ -192,7 +192,7 @@ class Codec:
         return False
 
     def _answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str:
-        """Return the text that follows the prompt when the response has been given.
+        """Return the text of a response as the template writes it after the prompt.
 
         It leaves out the EOS that a template may write.
         """
@@ -259,7 +259,7 @@ def own_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def needed_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the value of tokenizer.pad_token that a tokenizer needs; None if it has a token of its own to pad with."""
+    """Return the value of tokenizer.pad_token that a tokenizer needs; None if it has a token to pad with."""
     candidates = [] if own_pad_token(tokenizer) else pad_candidates(tokenizer)
     return candidates[0] if candidates else None
 

@@ -198,7 +198,7 @@ def logit_scale(config: Any) -> float:
 
 
 def sliding_window(config: Any) -> int | None:
-    """Return the tokens that an attention layer with a sliding window reads; None where no layer has one."""
+    """Return the length of the sliding window of attention layers, in tokens; None where no layer has one."""
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if not window or getattr(config, "use_sliding_window", True) is False:

@@ -85,7 +85,7 @@ def merged_adapters(model: Model) -> Iterator[None]:
 
 @contextmanager
 def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
-    """Choose how 4-bit weights are multiplied with.
+    """Multiply with 4-bit weights by another method inside the block.
 
     `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
     each product. `row_groups`: the rows of a decoding step are multiplied in groups up to that number, each of which

@@ -63,7 +63,7 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def skeleton(kind: AutoModel, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
-    """Return a model without memory, with bitsandbytes' layers where there is a quantizer."""
+    """Return a model on the device meta, which takes no memory; with a quantizer it has bitsandbytes' layers."""
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, **options)  # type: ignore[no-untyped-call]
     if quantizer:

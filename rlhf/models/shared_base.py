@@ -98,7 +98,7 @@ class SharedBase:
 
     @property
     def role_trunk(self) -> RoleTrunk | None:
-        """Return the lean trunk with the active role, None with the library's."""
+        """Return the lean trunk with the active role; None without a lean trunk or an active role."""
         return None if self.trunk is None or self._active is None else RoleTrunk(self.trunk, self._active)
 
     @property
@@ -227,9 +227,9 @@ class SharedBase:
 
     @torch.no_grad()
     def score(self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
-        """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T).
+        """Return the reward model's raw scores (B,) float32 of right-padded sequences (B, T).
 
-        lower_states: as in `Rollout`.
+        last: the position (B,) of the last real token, at which the head reads; lower_states: as in `Rollout`.
         """
         assert self.score_head is not None
         with self.active("reward"):

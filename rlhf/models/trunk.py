@@ -78,7 +78,7 @@ class Trunk:
         self._merged: dict[str, dict[tuple[nn.Module, ...], Tensor]] = {}
 
     def check_length(self, longest: int) -> None:
-        """Raise UserError where sequences of `longest` tokens exceed a sliding window, which has no form here."""
+        """Raise UserError where sequences of `longest` tokens exceed a sliding window: the lean trunk has none."""
         window = sliding_window(self.base.config)
         if window and longest > window:
             raise UserError(
@@ -148,13 +148,13 @@ class Trunk:
 
     @property
     def rounds(self) -> bool:
-        """Return whether numbers of rows are rounded up to few, because oneDNN may multiply them."""
+        """Return whether row counts are rounded up to one of few: oneDNN compiles code for each that it meets."""
         weight = self.decoder.embed_tokens.weight
         return weight.dtype == torch.float32 and MERGES_BY_DEVICE[weight.device.type]
 
     @torch.no_grad()
     def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, PrefillLayout]:
-        """Return the hidden states (P, H) of the last tokens of prompts, and the prompts for `DecodingLayout`.
+        """Run prompts; return the hidden states (P, H) of their last tokens, and their keys and values.
 
         Shapes: ids (P, S), padded on the right; lengths (P,). Responses may get `room` tokens.
         """
@@ -173,7 +173,7 @@ class Trunk:
         return round_to_few_sizes(count) if self.rounds else count
 
     def _padded(self, x: Tensor) -> Tensor:
-        """Return x (B, T, …) with zeros behind, to one of few lengths where oneDNN may multiply."""
+        """Return x (B, T, H) padded with zeros to one of few lengths where `rounds` says so."""
         extra = self._round_up(x.shape[1]) - x.shape[1]
         return F.pad(x, (0, 0, 0, extra)) if extra else x
 
@@ -289,7 +289,7 @@ class RoleTrunk(NamedTuple):
 
 
 def why_unsupported(base: PreTrainedModel) -> str | None:
-    """Return what of a base model without adapters the lean trunk does not support, None where it supports all."""
+    """Return the part of a base model that the lean trunk does not support; None where it supports the model."""
     config = base.config
     if type(base) not in SUPPORTED + CLASSIFIERS:
         return f"{type(base).__name__}, only {', '.join(kind.__name__ for kind in SUPPORTED)}"

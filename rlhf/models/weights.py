@@ -70,7 +70,7 @@ def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], T
 
 
 def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainable: bool = False) -> PeftModel:
-    """Attach a finished stage's adapter to a base, or beside the adapters that it has already.
+    """Attach a finished stage's adapter to a base, which may have other adapters already.
 
     Raises UserError unless it fits.
     """
@@ -102,7 +102,7 @@ def set_adapter_state(model: PeftModel, weights: Mapping[str, Tensor], name: str
 
 
 def check_shapes(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError unless both have the same names with the same shapes."""
+    """Raise UserError unless two sets of tensors have the same names with the same shapes."""
     missing, extra = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
     mismatched = sorted(name for name in actual.keys() & expected.keys() if actual[name].shape != expected[name].shape)
     for names, what in ((missing, "lacks"), (extra, "has an unknown weight"), (mismatched, "has another shape of")):

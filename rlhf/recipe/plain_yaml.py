@@ -124,7 +124,7 @@ def _is_surrogate(character: str) -> bool:
 
 
 def _number(kind: str) -> Callable[[Yaml, Any], Any]:
-    """Return a constructor of `kind` (int or float) that refuses long numbers and those with a second reading."""
+    """Return a constructor of `kind` (int or float) that refuses long and ambiguous numbers."""
     construct = yaml.SafeLoader.yaml_constructors[_TAG + kind]
 
     def bounded(loader: Yaml, node: Any) -> Any:

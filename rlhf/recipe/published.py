@@ -38,7 +38,7 @@ Range = tuple[float | None, float | None]
 
 
 class Figure(Section):
-    """A published figure, or a target of our own, and the metric of ours that it is compared with.
+    """A published figure or a target of our own, with the metric that it is compared with.
 
     A published figure is a number (`value`) or a `range`, whose open ends are null. It names its `guide`; a figure
     without one is a target of our own. `tolerance` is a number in the figure's unit or a percentage ("10%"); `about`

@@ -239,7 +239,7 @@ class _Decoding(Responses):
         return self.results
 
     def open_window(self, step: int) -> bool:
-        """Let attention read as many cached slots as `step` needs; return whether that changed the shapes of a step."""
+        """Widen the window of attention if `step` needs it; return whether that changed the shapes of a step."""
         needed = self.width + step
         if needed <= self.layers[0].window:
             return False

@@ -54,7 +54,7 @@ class Responses:
         self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
 
     def steps(self) -> Iterable[int]:
-        """Return the slots after the first, which the prefill has filled."""
+        """Return the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
         return range(1, self.room)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Responses:
         self.ended |= ids == self.eos_id
 
     def _keep(self, rows: Tensor) -> None:
-        """Deliver all rows, and continue with some of them."""
+        """Store the results of all rows, and continue with some of them."""
         self._deliver()
         for name in ("rows", "uniforms", "tokens", "logprobs", "values", "ended"):
             setattr(self, name, getattr(self, name)[rows])

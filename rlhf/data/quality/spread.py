@@ -40,7 +40,7 @@ class Lengths:
 
 
 def spread(lengths: Sequence[int]) -> Lengths:
-    """Return the summary of the lengths of at least one text."""
+    """Return the summary of the lengths of one or more texts."""
     ordered = sorted(lengths)
     p10, p50, p90, p99 = (ordered[math.ceil(q * len(ordered)) - 1] for q in (0.1, 0.5, 0.9, 0.99))
     upto = [8]

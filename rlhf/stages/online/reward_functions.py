@@ -153,7 +153,7 @@ REGISTRY: dict[str, Function] = {
 
 
 def _registered(name: str, where: str) -> Function:
-    """The function of a named reward with its options: `regex(pattern='^Yes')`. Nothing in it is evaluated."""
+    """Return the function of a named reward with its options: `regex(pattern='^Yes')`. Nothing is evaluated."""
     known = f"known are model, {', '.join(REGISTRY)} and module:function"
     try:
         call = ast.parse(name, mode="eval").body
@@ -189,7 +189,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _fault(function: Function, options: dict[str, Any]) -> str | None:
-    """What is wrong with the options of a named reward; None where nothing is."""
+    """Return what is wrong with the options of a named reward; None where nothing is."""
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
     for key, value in options.items():
         if key not in parameters:
@@ -224,7 +224,7 @@ def _imported(name: str, where: str) -> Function:
 
 
 def _accepted(function: Function) -> list[str]:
-    """Names of the arguments that a function takes; `model`, `trainer_state` and the like of TRL are not given."""
+    """Return the names of the arguments that a function takes, without those of TRL such as `trainer_state`."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return list(ARGUMENTS)
@@ -235,7 +235,7 @@ def _accepted(function: Function) -> list[str]:
 
 
 def _extract(text: str, pattern: str | None) -> str:
-    """The last match's first group, or the whole match; nothing where there is no match."""
+    """Return the last match's first group, or the whole match; "" where there is no match."""
     if pattern is None:
         return text
     *_, last = [None, *re.finditer(pattern, text)]
