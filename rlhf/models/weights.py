@@ -134,8 +134,11 @@ def check_optimizer(optimizer: Any, where: str) -> None:
 
 
 def check_base(model: PreTrainedModel, where: str) -> None:
-    """Raise UserError where a loaded base holds NaN or infinity, or did before its weights were packed to 4 bits."""
-    values: dict[str, Tensor] = {}
+    """Raise UserError where a loaded base holds NaN or infinity, or did before its weights were packed to 4 bits.
+
+    Rotary frequencies count too: with a base of 0 they are infinite, which some kernels hide until the backward pass.
+    """
+    values: dict[str, Tensor] = {name: x for name, x in model.named_buffers() if name.endswith("inv_freq")}
     for name, parameter in model.named_parameters():
         state = getattr(parameter, "quant_state", None)
         if state is None:

@@ -94,6 +94,11 @@ def new_eos(folder: Path) -> None:
             "cannot load the base model",
             id="cfg-rope",
         ),
+        pytest.param(
+            config(rope_parameters={"rope_type": "default", "rope_theta": 0}),
+            "inv_freq holds NaN or infinity",
+            id="cfg-theta",
+        ),
         pytest.param(config(model_type=7), "cannot load the base model", id="cfg-type"),
         pytest.param(config(pad_token_id=10**6), "cannot load the base model", id="cfg-pad"),
         pytest.param(
