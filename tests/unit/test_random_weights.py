@@ -295,7 +295,7 @@ def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monke
     def refuse(*what, **options):
         raise OSError("You are trying to access a gated repo.")
 
-    monkeypatch.setattr(tokenize, "load", refuse)
+    monkeypatch.setattr("rlhf.data.tokenize.AutoTokenizer.from_pretrained", refuse)
     with pytest.raises(UserError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
         load_codec(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"))
 
