@@ -179,7 +179,7 @@ score: $(ready)     ## score answers with the trained reward model: PROMPT= RESP
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## serve the merged model at an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
-all: $(ready) ppo dpo evaluate merge ## run every stage of the recipe
+all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recipe has a section for
 reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 

@@ -86,7 +86,7 @@ def test_ppo_runs_the_stages_before_it_first():
 @pytest.mark.parametrize("jobs", ["-j1", "-j8"])
 def test_all_runs_every_kind_of_result_in_order(jobs):
     runs = calls("all", jobs)
-    assert [words[1] for words in runs] == ["ppo", "dpo", "evaluate", "merge"]
+    assert [words[1] for words in runs] == ["ppo", "rloo", "grpo", "dpo", "evaluate", "merge"]
     assert all("--with-parents" in words for words in runs)
 
 
