@@ -7,7 +7,7 @@
 
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
-## RECIPE     folder of a recipe version, used instead of HW, for example recipes/cpu-tiny/v2
+## RECIPE     folder of a recipe version, given instead of HW, for example recipes/cpu-tiny/v2
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
@@ -106,9 +106,13 @@ known := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST))
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `make help-all` lists them))
 
+# A switch with a misspelt value would be off.
+$(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): 1, yes or true switches it on; 0, no, false or nothing leaves it off)))
+
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
 ifneq ($(RECIPE),)
+$(if $(filter command,$(firstword $(origin HW))),$(error HW=$(HW) and RECIPE=$(RECIPE) both choose a recipe; leave one of them out))
 recipe_file := $(wildcard $(RECIPE:/=)/recipe.yaml)
 no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as recipes/cpu-tiny/v1
 else
@@ -199,7 +203,8 @@ stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
-no_file     = DATA: there is no file '$(f)'. $(if $(findstring /,$(f)),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
+hub_name    = $(if $(filter 2,$(words $(subst /, ,$(f)))),$(filter-out /% .% ~% %/ %.jsonl %.json %.gz %.parquet %.csv %.tsv,$(f)))
+no_file     = DATA: there is no file '$(f)'. $(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
 # bin/in-container shows a container the same paths as the caller has.

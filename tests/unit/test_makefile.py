@@ -99,10 +99,10 @@ def test_hardware_is_cpu_unless_given():
     assert {value for words in calls("ppo", "HW=4090", "RUNTIME=local") for value in option(words, "--hw")} == {"4090"}
 
 
-def test_recipe_overrides_hardware():
-    for words in calls("ppo", "HW=4090", "RECIPE=recipes/cpu-tiny/v1"):
-        assert option(words, "--recipe") == ["recipes/cpu-tiny/v1"]
-        assert "--hw" not in words
+def test_recipe_is_used_instead_of_hardware():
+    (words,) = calls("ppo", "RECIPE=recipes/cpu-tiny/v1")
+    assert option(words, "--recipe") == ["recipes/cpu-tiny/v1"]
+    assert "--hw" not in words
 
 
 def test_every_stage_gets_the_same_options():
@@ -113,9 +113,13 @@ def test_every_stage_gets_the_same_options():
         assert "--resume" in words
 
 
-@pytest.mark.parametrize("value", ["", "0", "no"])
-def test_resume_is_off_unless_switched_on(value):
-    assert "--resume" not in calls("pretrain", f"RESUME={value}")[0]
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [("", False), ("0", False), ("no", False), ("false", False), ("1", True), ("yes", True), ("true", True)],
+)
+def test_switches_are_on_or_off(value, on):
+    assert ("--resume" in calls("pretrain", f"RESUME={value}")[0]) == on
+    assert ("--summary" in calls("ab", f"SUMMARY={value}")[0]) == on
 
 
 @pytest.mark.parametrize(
@@ -197,6 +201,13 @@ def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():
     result = make("-n", "sft", "DATA=some/set")
     assert result.returncode
     assert 'SET="data.source=hub data.name=some/set data.revision=COMMIT"' in result.stderr
+
+
+@pytest.mark.parametrize("path", ["/tmp/none", "./none", "none", "some/set.jsonl", "some/set.csv.gz", "a/b/c"])
+def test_a_path_is_not_taken_for_the_name_of_a_hub_set(path):
+    result = make("-n", "data-check", f"DATA={path}")
+    assert f"DATA: there is no file '{path}'" in result.stderr
+    assert "hub" not in result.stderr
 
 
 def test_data_check(files):
@@ -370,10 +381,13 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("FTI=12GB", "there is no variable 'FTI'. `make help-all` lists them"),
         ("HW=4091", "HW=4091: no recipe for such hardware. `make recipes` lists them"),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
+        ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),
+        ("RESUME=y", "RESUME=y: 1, yes or true switches it on; 0, no, false or nothing leaves it off"),
+        ("SUMMARY=on", "SUMMARY=on: 1, yes or true"),
     ],
 )
 def test_what_make_would_ignore_is_refused_before_anything_is_built(variable, expected):
-    result = make("-n", "ppo", variable)
+    result = make("-n", "ppo", *variable.split())
     assert result.returncode and not result.stdout
     assert expected in result.stderr and result.stderr.count("\n") == 1
 
