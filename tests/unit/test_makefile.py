@@ -66,9 +66,19 @@ def test_help_is_the_part_of_it_that_people_use_most():
     some, everything = make("help").stdout, make("help-all").stdout.splitlines()
     shown = [line for line in some.splitlines() if re.match(r"  [\w-]+ +\S", line)]
     targets = [line for line in shown if line[2].islower()]
-    assert len(targets) == 15 and len(shown) == 25
+    assert len(targets) == 15 and len(shown) == 27
     assert set(shown) <= set(everything)
     assert {"setup", "plan", "ppo", "report", "help-all"} <= {line.split()[0] for line in targets}
+    assert {"fetch", "data-check", "all", "PRICE", "PIP_ARGS"} <= {line.split()[0] for line in shown}
+
+
+def test_columns_of_the_help_are_straight():
+    lines = make("help-all").stdout.splitlines()
+    assert lines[0].startswith("Usage: make TARGET")
+    for first in ("[a-z-]", "[A-Z_]"):
+        rows = [row for line in lines if (row := re.match(rf"  {first}+  +", line))]
+        assert len(rows) > 30 and len({row.end() for row in rows}) == 1
+    assert not [line for line in lines if re.match(r"  \S+ \S", line)], "two spaces between a name and its text"
 
 
 def test_the_variables_people_use_are_there():
@@ -256,6 +266,11 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
     assert f"no target '{name}'" in result.stderr
 
 
+def test_targets_with_the_same_first_letter_are_named():
+    assert "Did you mean one of: plan pretrain ppo? `make help-all`" in make("pppo").stderr
+    assert "no target 'x'. `make help-all` lists them" in make("x").stderr
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_target_is_taken_for_a_file_of_that_name(target, files):
     result = make("-n", target, f"DATA={files[0]}")
@@ -297,12 +312,31 @@ def test_setup_installs_the_pinned_package_once(fake):
     result = make("setup", *variables)
     assert result.returncode == 0, result.stderr
     assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
+    assert result.stdout.splitlines()[-1] == f"setup: `source {fake}/venv/bin/activate` puts rlhf on your path"
     again = make("setup", *variables)
     assert again.returncode == 0
     assert log(fake) == []
 
     assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
     assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+
+
+@pytest.mark.parametrize("target", ["plan", "recipes", "report", "data-check", "data-show"])
+def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, files):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv", "HW=4090", f"DATA={files[0]}"]
+    assert make(target, *variables).returncode == 0
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+
+    shutil.rmtree(fake / "venv")
+    assert make("setup", *variables[:2]).returncode == 0
+    log(fake)
+    assert make(target, *variables).returncode == 0
+    assert [line.split()[0] for line in log(fake)] == ["rlhf"]
+
+    (stamp,) = (fake / "venv").glob(".ready-*")
+    os.utime(stamp, (0, 0))
+    assert make(target, *variables).returncode == 0
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake), "older than its pins"
 
 
 def test_a_failing_stage_stops_the_chain(fake):
