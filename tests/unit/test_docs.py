@@ -17,6 +17,7 @@ from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
+from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import plain_yaml, schema_model
 
 ROOT = Path(__file__).parents[2]
@@ -152,8 +153,12 @@ def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
     pinned = _rows(budgets.peaks_table(ROOT / "recipes"))
     shown = [row for row in _rows((ROOT / "README.md").read_text()) if re.search(r" v\d$", row[0])]
     assert len(shown) >= 6
-    assert all(row in [full[: len(row)] for full in pinned] for row in shown)
-    assert ["recipe", "sft", "rm", "ppo", "dpo", "evaluate"] in _rows((ROOT / "README.md").read_text())
+    assert all(row[:-1] in [full[: len(row) - 1] for full in pinned] for row in shown)
+    assert ["recipe", "sft", "rm", "ppo", "dpo", "evaluate", "ppo needs"] in _rows((ROOT / "README.md").read_text())
+    for name, *_, needs in shown:
+        stages = budgets.pinned_needs(ROOT / "recipes" / name.replace(" ", "/"))
+        without_paged_states = (max(stages["ppo"].values()) + CONTEXT_BYTES) / 1e9
+        assert without_paged_states - 0.05 <= float(needs) <= without_paged_states + 0.15, name
 
 
 def test_the_predicted_peaks_beside_the_advice_are_those_that_are_pinned():
