@@ -5,12 +5,14 @@ import json
 import math
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 import pytest
+import yaml
 
 import rlhf
 from bench.gpu.command import command as bench_gpu
@@ -333,6 +335,22 @@ def test_names_that_do_not_exist_are_noticed():
 def test_the_forge_runs_what_the_repository_runs():
     workflow = (ROOT / ".github/workflows/ci.yml").read_text()
     assert {".ci/run", "make docs"} <= set(re.findall(r"- run: (.+)", workflow))
+    jobs = yaml.safe_load(workflow)["jobs"]
+    assert jobs["docs"]["env"]["EXTRAS"] == "docs"
+    assert jobs["wheel"]["steps"][-1]["run"].endswith("rlhf plan --hw cpu")
+    assert re.findall(r"^make (\w+)$", (ROOT / ".ci/run").read_text(), re.M) == ["setup", "lint", "test"]
+
+
+@pytest.mark.parametrize(("length", "code"), [(1, 0), (72, 0), (73, 1)])
+def test_a_hook_refuses_long_subjects(length, code, tmp_path):
+    config = plain_yaml.read_yaml(ROOT / ".pre-commit-config.yaml")
+    (hook,) = [hook for hook in config["repos"][0]["hooks"] if hook.get("stages") == ["commit-msg"]]
+    assert config["default_stages"] == ["pre-commit"]
+    message = tmp_path / "COMMIT EDITMSG"
+    message.write_text("s" * length + "\n\n" + "body " * 40 + "\n")
+    done = subprocess.run([*shlex.split(hook["entry"]), message], capture_output=True, text=True)
+    assert done.returncode == code
+    assert ("the subject has 73 characters" in done.stdout) == bool(code)
 
 
 @pytest.mark.parametrize("form", ["bug", "measurement", "question"])
