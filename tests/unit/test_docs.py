@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -366,3 +367,5 @@ def test_the_citation_has_the_version_of_the_package():
     citation = plain_yaml.read_yaml(ROOT / "CITATION.cff")
     assert citation["version"] == rlhf.__version__
     assert f"## {rlhf.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["authors"] == citation["authors"]
