@@ -177,6 +177,47 @@ def _rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
 
 
+CHANGES = re.compile(r"^## Changes from (v\d+)\n(.*?)(?=^## |\Z)", re.M | re.S)
+CARDS = [page for page in PAGES if page.name == "README.md" and CHANGES.search(page.read_text())]
+
+
+def named_keys(cell: str) -> set[str]:
+    """The dotted keys of a cell: `ppo.adapter`, or for several sections `sft`, `rm`: `adapter`."""
+    sections, _, keys = cell.rpartition(": ")
+    names = re.findall(r"`([\w.]+)`", keys)
+    return {f"{section}.{name}" for section in re.findall(r"`(\w+)`", sections) for name in names} or set(names)
+
+
+def plain_values(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a recipe by their dotted keys."""
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        plain |= plain_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return plain
+
+
+def test_keys_of_a_table_of_changes_are_read():
+    assert named_keys("`ppo.adapter`, `ppo.steps`") == {"ppo.adapter", "ppo.steps"}
+    assert named_keys("`sft`, `rm`: `adapter`, `margin`") == {"sft.adapter", "sft.margin", "rm.adapter", "rm.margin"}
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: str(card.parent.relative_to(ROOT)))
+def test_a_table_of_changes_names_every_key_that_differs(card):
+    section = CHANGES.search(card.read_text())
+    assert section
+    named = {key for row in _rows(section[2])[2:] for key in named_keys(row[0])}
+    before, after = (
+        plain_values(recipe.load(folder).recipe.model_dump(mode="json"))
+        for folder in (card.parent.parent / section[1], card.parent)
+    )
+    differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert named == differing - {"status", "default", "description"}
+
+
+def test_some_recipes_have_a_table_of_changes():
+    assert len(CARDS) >= 2
+
+
 def test_every_logged_key_of_ppo_is_explained():
     page = (ROOT / "docs/metrics.md").read_text()
     source = (ROOT / "rlhf/stages/ppo.py").read_text()
