@@ -66,6 +66,19 @@ def test_rlhf_commands_parse(page):
             command.make_parser(click.Context(command)).parse_args(options)
 
 
+def settings() -> list[tuple[str, str, str]]:
+    """HW, RECIPE and SET of every make command of a page that has a SET."""
+    lines = [line for page in PAGES for line in code_of(page) if line.startswith("make ") and " SET=" in line]
+    given = [dict(word.split("=", 1) for word in shlex.split(line) if "=" in word) for line in lines]
+    return [(words.get("HW", "cpu"), words.get("RECIPE", ""), words["SET"]) for words in given]
+
+
+@pytest.mark.parametrize(("hardware", "folder", "values"), settings())
+def test_settings_that_a_page_shows_are_accepted(hardware, folder, values):
+    directory = ROOT / folder if folder else recipe.resolve(hardware, ROOT / "recipes")
+    assert recipe.load(directory, recipe.parse_overrides(values.split())).modified
+
+
 def test_bench_gpu_commands_parse():
     commands = []
     for line in (line for page in PAGES for line in code_of(page)):
