@@ -311,6 +311,13 @@ def test_every_number_of_a_recipe_is_bounded_as_documented():
     assert f"`vocab_size` {schema_model.SMALLEST_TRAINED} or more" in page
 
 
+def test_the_keys_people_change_most_exist():
+    page = (ROOT / "docs/recipes.md").read_text().partition("## Keys people change most\n")[2].partition("\n## ")[0]
+    rows = _rows(page)[2:]
+    keys = [key for row in rows for key in re.findall(r"`([^`]+)`", row[0])]
+    assert len(rows) == 10 and all("." in key and _exists(key) for key in keys)
+
+
 def test_every_section_of_a_recipe_is_explained():
     headings = ", ".join(re.findall(r"^## (.+)$", (ROOT / "docs/recipes.md").read_text(), re.M)).split(", ")
     assert {*rows_of("recipe")} | {*headings} >= {*recipe.Recipe.model_fields}
