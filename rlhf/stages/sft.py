@@ -21,7 +21,8 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
+from rlhf.stages.trainer import RunTrainer
 from rlhf.stages.training_forward import IGNORED
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
@@ -60,14 +61,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     with telemetry.phase("evaluate"):
         before, first = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
-    trainer = with_exact_weights(
-        model,
-        lambda: SFTTrainer(
-            model=model,
-            args=arguments(SFTConfig, run, options, max_length=None),
-            train_dataset=rows_to_dataset([_training_row(row) for row in training]),
-            processing_class=codec.tokenizer,
-        ),
+    trainer = _Trainer(
+        model=model,
+        args=arguments(SFTConfig, run, options, max_length=None),
+        train_dataset=rows_to_dataset([_training_row(row) for row in training]),
+        processing_class=codec.tokenizer,
     )
     weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training], evaluate)
 
@@ -86,6 +84,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
         **best_step(run),
     }
     return Result(metrics, telemetry.costs(), (prompt_texts[0], {"base": first[0], "SFT": last[0]}))
+
+
+class _Trainer(RunTrainer, SFTTrainer):
+    """TRL's trainer with the changes of a run."""
 
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:

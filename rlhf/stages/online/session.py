@@ -25,9 +25,10 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.rollout.responses import Sampling, ValueFn
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
+from rlhf.stages.online import scoring
 from rlhf.stages.online.checkpoints import choose_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
-from rlhf.stages.online.scoring import ScoreNorm, score_norm
+from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.train_state import TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
@@ -94,7 +95,7 @@ class Session:
                 return resumed(make, checkpoint)
         if self.options.normalize_scores:
             with self.phase("evaluate"):
-                norm = score_norm(self.shared, self.sample_step, self.options)
+                norm = scoring.score_norm(self.shared, self.sample_step, self.options)
         return make(norm)
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
