@@ -45,8 +45,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.is_main and recipe.data.source != "lengths":  # stand-in data needs no advice
         amount.note("rm", len(training))
-    validation = heldout
-    if options.eval_steps and pairs.has_validation:
+    validation: list[tuple[Encoded, Encoded]] = []
+    if options.eval_steps:
         validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
     batch = 2 * options.per_device_train_batch_size
 

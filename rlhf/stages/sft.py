@@ -40,7 +40,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts = _encode(codec, demonstrations.train[: options.max_samples], options)
     heldout, heldout_counts = _encode(codec, demonstrations.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    scored = [(prompt + response, len(prompt)) for prompt, response in heldout]
+    scored, validation = _scored(heldout), list[tuple[list[int], int]]()
+    if options.eval_steps:
+        validation = _scored(_encode(codec, demonstrations.validation[: options.max_eval_samples], options)[0])
     batch = options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)
@@ -49,11 +51,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
         check_sampling(base, codec)
         model = new_adapter(base, run)
     prompts = corpus.prompts().heldout[:SAMPLES]
-    if options.eval_steps and demonstrations.has_validation:
-        validation_rows, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
-        validation = [(prompt + response, len(prompt)) for prompt, response in validation_rows]
-    else:
-        validation = scored
 
     def evaluate() -> dict[str, float]:
         value = perplexity(model, validation, codec.pad_id, batch)
@@ -108,6 +105,11 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     if not complete:
         raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
     return complete, dict(counts)
+
+
+def _scored(rows: list[Encoded]) -> list[tuple[list[int], int]]:
+    """Return the tokens of each row, and how many of them are the prompt, as `perplexity` wants them."""
+    return [(prompt + response, len(prompt)) for prompt, response in rows]
 
 
 def _training_row(row: Encoded) -> dict[str, object]:
