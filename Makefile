@@ -7,7 +7,7 @@
 
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
-## RECIPE     folder of a recipe version, used instead of HW, for example recipes/cpu-tiny/v2
+## RECIPE     folder of a recipe version, given instead of HW, for example recipes/cpu-tiny/v2
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
@@ -67,9 +67,9 @@ REPORT_TO ?=
 PYTHON ?= python3
 ## VENV       folder of the installed packages [.venv]
 VENV ?= .venv
-## EXTRAS     optional parts to install [dev,tracking,report,serve; gpu unless the recipe is for cpu; REPORT_TO's; docs]
+## EXTRAS     extras of pyproject.toml to install [dev,tracking,report,serve; gpu, wandb, trackio, docs when needed]
 EXTRAS ?= $(subst $(space),$(comma),$(strip dev tracking report serve $(if $(on_cpu),,gpu) $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
-## PIP_ARGS   more arguments for pip, for example "--extra-index-url URL" (for CPU-only torch, see PyTorch's site)
+## PIP_ARGS   more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see README.md)
 PIP_ARGS ?=
 ## BENCH_ARGS more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
 BENCH_ARGS ?=
@@ -106,9 +106,13 @@ known := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST))
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `make help-all` lists them))
 
+# A switch with a misspelt value would be off.
+$(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): 1, yes or true switches it on; 0, no, false or nothing leaves it off)))
+
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
 ifneq ($(RECIPE),)
+$(if $(filter command,$(firstword $(origin HW))),$(error HW=$(HW) and RECIPE=$(RECIPE) both choose a recipe; leave one of them out))
 recipe_file := $(wildcard $(RECIPE:/=)/recipe.yaml)
 no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as recipes/cpu-tiny/v1
 else
@@ -123,38 +127,46 @@ on_cpu           := $(filter cpu,$(lastword $(device_of_recipe) $(device_in_set)
 local  = $(filter local,$(RUNTIME))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
 $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
+# Commands that need no GPU take the newest environment that has at least a CPU's extras, so that HW=4090 installs none.
+no_gpu := $(or $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1),setup)
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
-# A misspelt target is refused also where a folder has that name, which make would call up to date.
-$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. `make help-all` lists them))
+# A misspelt target is refused also where a folder has that name, which make would call up to date. The targets with the
+# same first letter are named.
+letters := a b c d e f g h i j k l m n o p q r s t u v w x y z
+alike    = $(foreach c,$(letters),$(if $(filter $c%,$(t)),$(filter $c%,$(filter-out engine,$(TARGETS)))))
+$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. $(if $(strip $(alike)),Did you mean one of: $(strip $(alike))? )`make help-all` lists them))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
-MAIN           := help-all setup recipes plan sft rm ppo rloo grpo dpo evaluate merge report chat serve
-MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT
+MAIN           := help-all setup recipes plan fetch data-check sft ppo rloo grpo dpo all evaluate report chat
+MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT PRICE PIP_ARGS
+usage           = Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
-                  /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-21s %s\n", group, $$1, $$2; group = ""}' Makefile
-list_variables  = sed -n 's/^\#\# /  /p' Makefile | awk -v only=' $(1) ' 'only == "  " || index(only, " " $$1 " ")'
+                  /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-22s %s\n", group, $$1, $$2; group = ""}' Makefile
+list_variables  = awk -v only=' $(1) ' '/^\#\# / {name = $$2; sub(/^\#\# [A-Z_]+ +/, ""); \
+                  if (only == "  " || index(only, " " name " ")) printf "  %-12s %s\n", name, $$0}' Makefile
 
 ##@ Start
 help: ## list the targets and variables that people use most
-	@echo 'Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu'
+	@echo '$(usage)'
 	@$(call list_targets,$(MAIN))
 	@echo; echo 'Variables [default]'
 	@$(call list_variables,$(MAIN_VARIABLES))
 help-all: ## list all targets and variables
+	@echo '$(usage)'
 	@$(call list_targets,)
 	@echo; echo 'Variables [default]'
 	@$(call list_variables,)
-setup: $(VENV)/.ready-$(EXTRAS) ## create .venv with the locked packages; other targets do it when needed
-recipes: setup ## list the recipes
+setup: $(VENV)/.ready-$(EXTRAS) ## create .venv with the pinned packages; other targets do it when needed
+recipes: $(no_gpu) ## list the recipes
 	@$(VENV)/bin/rlhf recipes
-fetch: $(ready) ## download the pinned model and data of a recipe and check them; stages then need no network
+fetch: $(ready) ## download the pinned model and data of a recipe and check them; afterwards stages run offline
 	@$(rlhf) fetch $(strip $(recipe) $(sets))
-plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
+plan: $(no_gpu) ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
-data-check: setup ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
+data-check: $(no_gpu) ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
 	@$(VENV)/bin/rlhf data check $(if $(DATA),$(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-check needs DATA="file ..."))
-data-show: setup ## show some rows of the files in DATA, chosen beside rejected answers
+data-show: $(no_gpu) ## show some rows of the files in DATA, chosen beside rejected answers
 	@$(VENV)/bin/rlhf data show $(if $(DATA),$(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-show needs DATA="file ..."))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
@@ -167,7 +179,7 @@ grpo: $(ready)      ## train GRPO: advantages relative to the group, for recipes
 dpo: $(ready)       ## train DPO: the policy on the pairs themselves
 evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
-report: setup       ## write one page about a run: figures, curves, samples, provenance
+report: $(no_gpu)   ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
 ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
 	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
@@ -179,7 +191,7 @@ score: $(ready)     ## score answers with the trained reward model: PROMPT= RESP
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## serve the merged model at an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
-all: $(ready) ppo dpo evaluate merge ## run every stage of the recipe
+all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recipe has a section for
 reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
@@ -199,7 +211,8 @@ stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
-no_file     = DATA: there is no file '$(f)'. $(if $(findstring /,$(f)),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
+hub_name    = $(if $(filter 2,$(words $(subst /, ,$(f)))),$(filter-out /% .% ~% %/ %.jsonl %.json %.gz %.parquet %.csv %.tsv,$(f)))
+no_file     = DATA: there is no file '$(f)'. $(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
 # bin/in-container shows a container the same paths as the caller has.
@@ -284,9 +297,10 @@ $(VENV)/bin/pip:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready-%: pyproject.toml requirements/cpu.txt | $(VENV)/bin/pip
-	@echo 'setup: installing rlhf[$(EXTRAS)] at the versions in requirements/cpu.txt; the first time takes minutes'
-	@$(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$(EXTRAS)]' | sed -nu '$(progress)'
+	@echo 'setup: installing rlhf[$*] at the versions in requirements/cpu.txt; the first time takes minutes'
+	@$(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$*]' | sed -nu '$(progress)'
 	@$(VENV)/bin/python -c '$(summary)'
+	@echo 'setup: `source $(VENV)/bin/activate` puts rlhf on your path'
 	@touch $@
 
 right_python = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))

@@ -50,12 +50,8 @@ def setting(module: ModuleType, name: str, value: Any) -> Variant:
 def lean_trunk(shared: Any) -> Iterator[None]:
     """Run the lean trunk in place of the decoder's layers, without a mask, as stages do."""
     trunk = Trunk(shared.base)
-    hook = trunk.decoder.register_forward_pre_hook(without_mask, with_kwargs=True)
-    try:
-        with as_decoder(trunk):
-            yield
-    finally:
-        hook.remove()
+    with without_mask(trunk.decoder), as_decoder(trunk):
+        yield
 
 
 def windows(ahead: int) -> Variant:

@@ -1,6 +1,8 @@
 """Prompts with their responses as one batch of token ids."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,7 +31,7 @@ class Rollout:
     lower_states: Tensor | None = None
     groups: Tensor | None = None
 
-    @property
+    @cached_property  # to read a length, the host waits for the device
     def mask(self) -> Tensor:
         """Return the bool mask (B, R), true in the slots of real response tokens, EOS included."""
         slots = torch.arange(int(self.response_length.max()), device=self.ids.device)
@@ -38,12 +40,12 @@ class Rollout:
     @property
     def tokens(self) -> Tensor:
         """Return the response tokens (B, R); slots where `mask` is False hold some valid id."""
-        return self.ids.gather(1, self._positions())
+        return self.ids.gather(1, self._positions)
 
     @property
     def predictors(self) -> Tensor:
         """Return the positions (B, R) whose hidden states predict the tokens: one before each token."""
-        return self._positions() - 1
+        return self._positions - 1
 
     @property
     def last(self) -> Tensor:
@@ -75,6 +77,23 @@ class Rollout:
         order = (self.prompt_length + self.response_length).argsort(stable=True)
         return order if self.groups is None else order[self.groups[order].argsort(stable=True)]
 
+    @cached_property
     def _positions(self) -> Tensor:
-        slots = torch.arange(int(self.response_length.max()), device=self.ids.device)
+        """Return the positions (B, R) of the tokens; those of unused slots are in bounds."""
+        slots = torch.arange(self.mask.shape[1], device=self.ids.device)
         return (self.prompt_length[:, None] + slots).clamp(max=self.ids.shape[1] - 1)
+
+
+@dataclass(kw_only=True)
+class TrainingBatch:
+    """Rollouts and what an update needs of them: fields of a subclass are tensors (B,) or (B, R), or None."""
+
+    rollout: Rollout
+
+    def rows(self, index: Tensor) -> Self:
+        """Return some rows of the batch, as wide as the longest response among them."""
+        rollout = self.rollout.rows(index)
+        slots = slice(rollout.mask.shape[1])
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout"}
+        parts = {name: x if x is None else x[index] if x.dim() == 1 else x[index, slots] for name, x in tensors.items()}
+        return replace(self, rollout=rollout, **parts)

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PASS
 from rlhf.memory.tracker import Tracker
@@ -136,7 +136,7 @@ def patches(tracker: Tracker) -> Iterator[Any]:
     yield patch(TrainState, "updating", _updating(repeats, TrainState.updating))
     for learner, method, role in (
         (ppo.Learner, "_add_policy_gradient", "policy"),
-        (ppo.Learner, "_add_value_gradient", "value"),
+        (ppo.Learner, "_add_critic_gradient", "value"),
         (groups.Learner, "_add_gradient", "policy"),
     ):
         yield patch(learner, method, _gradient(repeats, role, getattr(learner, method)))
@@ -187,13 +187,12 @@ def _forgetting(
 def _gradient(repeats: Repeats, role: str, run: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
     """Return a learner's method that adds the gradient of a micro-batch, repeated for those that are equal."""
 
-    def add_gradient(self: Any, batch: Any, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
-        shape = _shape(batch.rollout, micro_rows)
+    def add_gradient(self: Any, micro: TrainingBatch, *minibatch: Any) -> dict[str, float]:
+        shape = _shape(micro.rollout)
         if shape is None:
-            return run(self, batch, micro_rows, mini_rows)
+            return run(self, micro, *minibatch)
         without = tuple(p.grad is None for parameters in self.state.parameters_of.values() for p in parameters)
-        key = ("update", role, shape, len(mini_rows), without)
-        return repeats(key, lambda: run(self, batch, micro_rows, mini_rows))
+        return repeats(("update", role, shape, without), lambda: run(self, micro, *minibatch))
 
     return add_gradient
 
@@ -206,14 +205,13 @@ def _updating(repeats: Repeats, run: Callable[[TrainState], Any]) -> Callable[[T
     return updating
 
 
-def _shape(rollout: Rollout, index: Tensor | None = None) -> Hashable:
+def _shape(rollout: Rollout) -> Hashable:
     """Return the lengths and groups of the rows of a rollout; None where they are not known, or computed below."""
     parts = [rollout.prompt_length, rollout.response_length, *([] if rollout.groups is None else [rollout.groups])]
-    known: list[Any] = [getattr(x, "_known", None) for x in (*parts, *([] if index is None else [index]))]
+    known: list[Any] = [getattr(x, "_known", None) for x in parts]
     if any(x is None for x in known):
         return None
-    rows = slice(None) if index is None else known.pop()
-    prompts, responses, *groups = (x[rows].tolist() for x in known)
+    prompts, responses, *groups = (x.tolist() for x in known)
     numbers: dict[int, int] = {}
     order = [numbers.setdefault(group, len(numbers)) for group in groups[0]] if groups else None
     return tuple(prompts), tuple(responses), None if order is None else tuple(order), rollout.lower_states is None

@@ -38,7 +38,7 @@ CALIBRATED = Rates(products=1.35, memory=1.15, launch=5e-6)
 SPREAD = (0.8, 1.5)
 # Assumed: no timed run decodes as rlhf/rollout/engine.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
-WINDOW = 16  # batches that are sorted by length together, as in rlhf/stages/supervised.py
+WINDOW = 16  # batches that are sorted by length together, as in rlhf/stages/trainer.py
 
 
 class Card(NamedTuple):
@@ -218,7 +218,7 @@ def _weights(phase: Phase) -> int:
 def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None) -> float:
     """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
-    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/supervised.py).
+    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/trainer.py).
     """
     if not lengths_are_known(recipe):
         return 1.0

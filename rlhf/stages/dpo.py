@@ -25,7 +25,8 @@ from rlhf.rollout.engine import collate
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train
+from rlhf.stages.trainer import RunTrainer
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -86,14 +87,11 @@ def _fit(
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         model = trainable_adapter(load_base(run, device), run.folder_of("sft"))
-    trainer = with_exact_weights(
-        model,
-        lambda: _TokenizedDPOTrainer(
-            model=model,
-            args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),
-            train_dataset=rows_to_dataset([_row(chosen, rejected) for chosen, rejected in pairs]),
-            processing_class=codec.tokenizer,
-        ),
+    trainer = _Trainer(
+        model=model,
+        args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),
+        train_dataset=rows_to_dataset([_row(chosen, rejected) for chosen, rejected in pairs]),
+        processing_class=codec.tokenizer,
     )
 
     def logprobs() -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,8 +143,8 @@ def preference_accuracy(
     return accuracy(gains[0] - gains[1])
 
 
-class _TokenizedDPOTrainer(DPOTrainer):
-    """TRL's trainer for rows that are token ids already, which TRL itself has no option for."""
+class _Trainer(RunTrainer, DPOTrainer):
+    """TRL's trainer with the changes of a run, for rows that are token ids already, for which TRL has no option."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         return dataset

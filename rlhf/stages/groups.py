@@ -13,15 +13,14 @@ the number of processes change the result by rounding only.
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives import kl as kls
 from rlhf.objectives.groups import (
     clipped_loss,
     group_relative,
@@ -32,20 +31,19 @@ from rlhf.objectives.groups import (
     standardize,
     token_weights,
 )
+from rlhf.objectives.kl import estimate as estimate_kl
 from rlhf.objectives.logprobs import EntropyMode
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo, StageName
 from rlhf.rollout.engine import joined
-from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
-from rlhf.run.records import Number
 from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session, prompt_order
-from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
+from rlhf.stages.online.train_state import TrainState
 from rlhf.stages.result import Result
 
 ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
@@ -62,20 +60,15 @@ class Rewarded:
 
 
 @dataclass(kw_only=True)
-class Batch:
-    """One step's responses and all that the update needs; (B, R) unless noted, 0 behind the end of a response."""
+class Batch(TrainingBatch):
+    """Responses of one step and their tensors: (B, R) unless noted, with 0 behind the end of a response."""
 
-    rewarded: Rewarded
     logp: Tensor  # under the policy that sampled
     ref_logp: Tensor | None  # under the reference; None where beta is 0
     kl: Tensor | None
     rewards: Tensor  # (B,) with the KL where it is in the reward
     advantages: Tensor  # (B,)
-    tokens: Tensor  # (B,) of each response, those that teach
-
-    @property
-    def rollout(self) -> Rollout:
-        return self.rewarded.rollout
+    tokens: Tensor  # (B,) of each response, those that count in the loss
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -85,34 +78,19 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, Group)
     session = Session(run, device, options)
-    learner = make_learner(session, options)
-    session.shard()
+    learner = session.start(partial(Learner, run.stage, session.shared, options))
+    session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             rewarded = sample_and_reward(session, learner, step)  # 1, the rewards of 2
             with session.phase("score"):
                 batch = make_batch(learner, rewarded)  # 2, 3, 4
-            metrics = batch_metrics(batch, learner)
+            metrics = batch_metrics(batch, rewarded, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.state.advance(metrics.get("objective/kl_per_token", 0.0))
             session.end_step(learner.state, batch.rollout, metrics, bar)
     return session.finish(learner.state)
-
-
-def make_learner(session: Session, options: GroupOptions) -> "Learner":
-    """Make the learner, from the newest checkpoint where the run is resumed."""
-    checkpoint, stage = session.run.resumed_from, session.run.stage
-    if checkpoint:
-        with with_resume_advice(checkpoint):
-            learner = Learner.load(stage, session.shared, options, checkpoint)
-    else:
-        norm = ScoreNorm()
-        if options.normalize_scores:
-            with session.phase("evaluate"):
-                norm = scoring.score_norm(session.shared, session.sample_step, options)
-        learner = Learner(stage, session.shared, options, norm)
-    return learner
 
 
 # -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
@@ -122,8 +100,8 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
     """Sample the responses of a step and their rewards; other prompts replace those whose group has no signal.
 
     Prompts are replaced up to `resample_groups` times; which ones come next depends on seed, step and how
-    many groups had no signal before, so that a resumed run repeats them. One may be of the batch already, and those of
-    the last attempt are taken with or without a signal.
+    many groups had no signal before, so that a resumed run repeats them. A replacement may already be in the batch;
+    after the last attempt all groups are kept.
     """
     options = learner.options
 
@@ -167,7 +145,7 @@ def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_ids: l
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     shaped = dict(by_name)
     if scores is not None:
-        norm = learner.norm
+        norm = learner.state.norm
         shaped[MODEL_REWARD] = shape_scores(scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
     rewards = session.rewards.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is not None:
@@ -181,22 +159,21 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
     shared.base.eval()
     size = options.score_rows
     rollout = scoring.with_lower_states(shared, rewarded.rollout, size)
-    rewarded = replace(rewarded, rollout=rollout)
-    logprob_head = scoring.logprob_head(shared, options.temperature)
+    logprob_fn = scoring.logprob_fn(shared, options.temperature)
 
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
         logp = zero_pads(rollout.logprobs, rollout.mask)
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprob_head)
+        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprob_fn)
     ref_logp, kl = None, None
     rewards = rewarded.rewards.to(shared.device)
     if options.beta:
-        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprob_head)
-        kl = kls.estimate(logp, ref_logp, options.kl_estimator)
+        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprob_fn)
+        kl = estimate_kl(logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
-        rewarded=rewarded,
+        rollout=rollout,
         logp=logp,
         ref_logp=ref_logp,
         kl=kl,
@@ -209,27 +186,13 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
 # -- 5 update ----------------------------------------------------------------------------------------------------------
 
 
-class Saved(SavedState):
-    """state.pt of a checkpoint of RLOO or GRPO."""
-
-    norm: tuple[Number, Number]
-
-
 class Learner:
     """The policy, its loss, and the state of its training."""
 
     def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
-        self.shared, self.options, self.norm = shared, options, norm
+        self.shared, self.options = shared, options
         self.policy_parameters = shared.parameters("policy")
-        self.state = TrainState(stage, shared, options, {"policy": self.policy_parameters}, {"norm": tuple(norm)})
-
-    @classmethod
-    def load(cls, stage: StageName, shared: SharedBase, options: GroupOptions, folder: Path) -> "Learner":
-        """Continue from a checkpoint. Raises UserError when it is damaged, or of another version or other settings."""
-        saved = saved_state(folder, Saved)
-        learner = cls(stage, shared, options, ScoreNorm(*saved["norm"]))
-        learner.state.restore(saved, folder / "state.pt")
-        return learner
+        self.state = TrainState(stage, shared, options, norm, {"policy": self.policy_parameters})
 
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""
@@ -245,7 +208,7 @@ class Learner:
         return (standardize(advantages) if self.options.normalize_advantages else advantages).flatten()
 
     def counted(self, rollout: Rollout) -> Tensor:
-        """Return the mask (B, R) of the tokens that teach."""
+        """Return the mask (B, R) of the tokens that count in the loss."""
         mask = rollout.mask
         return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
 
@@ -262,30 +225,31 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
-        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
+        tokens = batch.tokens[mini_rows].sum()
         with self.shared.role("policy"):
-            shares = [self._add_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
+            shares = [
+                self._add_gradient(batch.rows(rows), len(mini_rows), tokens)
+                for rows in self.state.micro_batch_rows(batch.rollout, mini_rows)
+            ]
         return self.state.sum_of(shares)
 
-    def _add_gradient(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
-        """Add the gradient of a micro-batch of the minibatch `mini_rows`; return its share of the statistics."""
-        shared, options = self.shared, self.options
-        micro_batch = batch.rollout.rows(micro_rows)
-        slots = slice(micro_batch.mask.shape[1])  # the micro-batch is as wide as its longest response
-        mask = self.counted(micro_batch)
-        old = batch.logp[micro_rows, slots]
-        tokens = batch.tokens[mini_rows].sum()
-        weights = token_weights(mask, options.loss_type, len(mini_rows), tokens, options.max_completion_length)
+    def _add_gradient(self, micro: Batch, responses: int, tokens: Tensor) -> dict[str, float]:
+        """Add the gradient of a micro-batch of a minibatch with so many responses and tokens that count in the loss.
+
+        Return its share of the statistics.
+        """
+        options, mask = self.options, self.counted(micro.rollout)
+        weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
         per_token = 1 / tokens.clamp(min=1)  # weight of a token in a mean over the minibatch
-        hidden = shared.response_hidden(micro_batch)
+        hidden = self.shared.response_hidden(micro.rollout)
         entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
-        logp, entropy = shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
+        logp, entropy = self.shared.logprobs(hidden, micro.rollout, options.temperature, entropy_mode)
         assert entropy is not None
-        log_ratio = log_ratios(logp, old, mask, options.importance_sampling_level)
+        log_ratio = log_ratios(logp, micro.logp, mask, options.importance_sampling_level)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        loss, sums = clipped_loss(log_ratio, batch.advantages[micro_rows], weights, mask, options.epsilon, high)
+        loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
         entropy_share = zero_pads(entropy, mask).sum() * per_token
-        moved = (zero_pads(logp.detach() - old, mask) ** 2).sum() / 2
+        moved = (zero_pads(logp.detach() - micro.logp, mask) ** 2).sum() / 2
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_share,
@@ -293,8 +257,8 @@ class Learner:
             "policy/approxkl_avg": moved * per_token,
             "val/ratio": sums["ratio"] * per_token,
         }
-        if batch.ref_logp is not None and options.kl_penalty == "loss":
-            kl = zero_pads(kls.estimate(logp, batch.ref_logp[micro_rows, slots], options.kl_estimator), mask)
+        if micro.ref_logp is not None and options.kl_penalty == "loss":
+            kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
             kl = (weights * (kl * log_ratio.exp() if options.use_bias_correction_kl else kl)).sum()
             stats["loss/kl_avg"] = kl
             loss = loss + self.state.kl_coef * kl
@@ -305,9 +269,9 @@ class Learner:
         return dict(zip(stats, weighted.tolist(), strict=True))  # one wait for the device
 
 
-def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
+def batch_metrics(batch: Batch, rewarded: Rewarded, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
-    rollout, rewarded = batch.rollout, batch.rewarded
+    rollout = batch.rollout
     mask, groups = rollout.mask, learner.grouped(rewarded.rewards)
     metrics = {
         "objective/scores": rewarded.scores.mean(),

@@ -16,15 +16,16 @@ step down again.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives import kl as kls
 from rlhf.objectives.gae import gae
+from rlhf.objectives.kl import estimate as estimate_kl
 from rlhf.objectives.logprobs import EntropyMode
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
@@ -32,28 +33,22 @@ from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import Ppo
 from rlhf.rollout.responses import ValueFn
-from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
-from rlhf.run.records import Number
 from rlhf.stages.online import scoring
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import SavedState, TrainState, saved_state
+from rlhf.stages.online.train_state import TrainedRole, TrainState
 from rlhf.stages.result import Result
 
-# Near 0 the sigmoid of a raw score s is about (s + 2) / 4, which is (s - mean) / sd with these numbers: a critic of
-# squashed scores starts from there. Recipes refuse `sigmoid_scores` together with `normalize_scores`.
+# Where a critic of squashed scores starts: near 0 the sigmoid of a raw score s is about (s + 2) / 4, which is
+# (s - mean) / sd with these numbers. Recipes refuse `sigmoid_scores` together with `normalize_scores`.
 SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
 
 
 @dataclass(kw_only=True)
-class Batch:
-    """Rollouts of one step and the tensors that the update needs.
+class Batch(TrainingBatch):
+    """Rollouts of one step and their tensors: (B, R) unless noted, with 0 behind the end of a response."""
 
-    Shapes are (B, R) unless noted, with 0 behind the end of a response.
-    """
-
-    rollout: Rollout
     logp: Tensor  # under the policy that sampled
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
@@ -71,12 +66,12 @@ class Batch:
 def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.ppo
     session = Session(run, device, options)
-    learner = make_learner(session, options)
-    session.shard()  # after the critic has got its adapter
+    learner = session.start(partial(Learner, session.shared, session.rm_dir, options))
+    session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             with session.phase("rollout"):
-                rollout = session.sample_step(step, learner.value_fn_while_sampling)  # 1
+                rollout = session.sample_step(step, learner.sampling_value_fn)  # 1
             with session.phase("score"):
                 batch = make_batch(learner, rollout)  # 2, 3, 4
             metrics = batch_metrics(batch, learner)
@@ -87,36 +82,27 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return session.finish(learner.state)
 
 
-def make_learner(session: Session, options: Ppo) -> "Learner":
-    """Make the learner, from the newest checkpoint if the run is resumed."""
-    shared, checkpoint = session.shared, session.run.resumed_from
-    if checkpoint:
-        with with_resume_advice(checkpoint):
-            learner = Learner.load(shared, session.rm_dir, options, checkpoint)
-    else:
-        with session.phase("evaluate"):
-            norm = scoring.score_norm(shared, session.sample_step, options) if options.normalize_scores else ScoreNorm()
-        learner = Learner(shared, session.rm_dir, options, norm)
-    return learner
-
-
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
-    options, mask = learner.options, rollout.mask
+    shared, options, mask = learner.shared, learner.options, rollout.mask
+    shared.base.eval()
 
-    # States below the first adapter are the same for all roles and epochs: the lean trunk computes them once.
-    rollout = scoring.with_lower_states(learner.shared, rollout, options.score_rows)
-    logp, ref_logp, values, scores = score(learner, rollout)
+    # The layers below the first adapter give all roles the same states; the lean trunk computes these once.
+    rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
+    logp, values = policy_logprobs_and_values(learner, rollout)
+    logprob_fn = scoring.logprob_fn(shared, options.temperature)
+    (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprob_fn)
+    scores = scoring.reward_scores(shared, rollout, options.score_rows)
 
-    kl = kls.estimate(logp, ref_logp, options.kl_estimator)
+    kl = estimate_kl(logp, ref_logp, options.kl_estimator)
     shaped_scores = shape_scores(
         scores,
         rollout.ended,
-        mean=learner.norm.mean,
-        sd=learner.norm.sd,
+        mean=learner.state.norm.mean,
+        sd=learner.state.norm.sd,
         sigmoid=options.sigmoid_scores,
         clip=options.score_clip,
         missing_eos_penalty=options.missing_eos_penalty or 0.0,
@@ -142,42 +128,31 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     )
 
 
-def score(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probabilities under policy and reference and values, each (B, R), and the scores (B,)."""
-    shared, options, mask = learner.shared, learner.options, rollout.mask
-    shared.base.eval()
-    size = options.score_rows
-    logprob_head, value_head = scoring.logprob_head(shared, options.temperature), scoring.value_head(shared)
-
+def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities under the policy that sampled and the critic's values, each (B, R)."""
+    shared, options = learner.shared, learner.options
+    logprob_fn, value_fn = scoring.logprob_fn(shared, options.temperature), scoring.value_fn(shared)
+    values = None
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
-        logp = zero_pads(rollout.logprobs, mask)
-        values = None if rollout.values is None else zero_pads(rollout.values, mask)
+        logp, values = zero_pads(rollout.logprobs, rollout.mask), rollout.values
     elif learner.critic_shares_trunk:
-        logp, values = scoring.per_token(shared, "policy", rollout, size, logprob_head, value_head)
+        logp, values = scoring.per_token(shared, "policy", rollout, options.score_rows, logprob_fn, value_fn)
     else:
-        (logp,), values = scoring.per_token(shared, "policy", rollout, size, logprob_head), None
-    if values is None:  # the critic has a forward pass of its own
-        (values,) = scoring.per_token(shared, "value", rollout, size, value_head)
-    (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprob_head)
-    return logp, ref_logp, values, scoring.reward_scores(shared, rollout, size)
+        (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprob_fn)
+    if values is None:  # the critic has a forward pass to itself
+        (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, value_fn)
+    return logp, zero_pads(values, rollout.mask)
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
-
-
-class Saved(SavedState):
-    """Schema of state.pt in a checkpoint of PPO."""
-
-    norm: tuple[Number, Number]
-    value: list[Tensor]
 
 
 class Learner:
     """Policy and critic, their losses, and the state of their training."""
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: ScoreNorm):
-        self.shared, self.options, self.norm = shared, options, norm
+        self.shared, self.options = shared, options
         critic_start = SIGMOID_NORM if options.sigmoid_scores else norm
         shared.add_value(options.value_model, rm_dir, critic_start.mean, critic_start.sd)
         assert shared.value_head is not None
@@ -185,16 +160,11 @@ class Learner:
         self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_shares_trunk:
             self.critic_parameters += shared.parameters("value")
-        roles = {"policy": self.policy_parameters, "value": self.critic_parameters}
-        self.state = TrainState("ppo", shared, options, roles, {"norm": tuple(norm)})
-
-    @classmethod
-    def load(cls, shared: SharedBase, rm_dir: Path, options: Ppo, folder: Path) -> "Learner":
-        """Continue from a checkpoint. Raises UserError when it is damaged, or of another version or other settings."""
-        saved = saved_state(folder, Saved)
-        learner = cls(shared, rm_dir, options, ScoreNorm(*saved["norm"]))
-        learner.state.restore(saved, folder / "state.pt")
-        return learner
+        roles: dict[TrainedRole, list[nn.Parameter]] = {
+            "policy": self.policy_parameters,
+            "value": self.critic_parameters,
+        }
+        self.state = TrainState("ppo", shared, options, norm, roles)
 
     @property
     def critic_shares_trunk(self) -> bool:
@@ -202,8 +172,8 @@ class Learner:
         return self.shared.value_role == "policy"
 
     @property
-    def value_fn_while_sampling(self) -> ValueFn | None:
-        """Return the function that computes values while the policy samples, or None where `score` computes them.
+    def sampling_value_fn(self) -> ValueFn | None:
+        """Return the function that computes values while the policy samples; None if that is done afterwards.
 
         Only a head on the policy's hidden states can, and only `old_logprobs: rollout` takes what sampling computed.
         """
@@ -222,56 +192,48 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
-        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
+        micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
+        tokens = batch.rollout.response_length[mini_rows].sum()
         with self.shared.role("policy"):
-            shares = [self._add_policy_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
+            shares = [self._add_policy_gradient(batch.rows(rows), tokens) for rows in micro_rows]
         if not self.critic_shares_trunk:
             with self.shared.role("value"):
-                shares += [self._add_value_gradient(batch, micro_rows, mini_rows) for micro_rows in micro_batches]
+                shares += [self._add_critic_gradient(batch.rows(rows), tokens) for rows in micro_rows]
         return self.state.sum_of(shares)
 
-    def _add_policy_gradient(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
-        """Add the gradient of the policy, and of a value head on it. Return the micro-batch's share of the statistics.
+    def _add_policy_gradient(self, micro: Batch, tokens: Tensor) -> dict[str, float]:
+        """Add the gradient of the policy, and of a value head on it, from a micro-batch of a minibatch of `tokens`.
 
-        During `value_warmup_steps` the value head alone gets a gradient.
+        During `value_warmup_steps` the value head alone gets a gradient. Return the micro-batch's share of the
+        statistics.
         """
-        micro_batch, token_share = self._micro_batch(batch, micro_rows, mini_rows)
+        share = micro.rollout.mask.sum() / tokens
         policy_learns = self.state.step >= self.options.value_warmup_steps
         with torch.set_grad_enabled(policy_learns):
-            hidden = self.shared.response_hidden(micro_batch)
-            policy_loss, stats = self._policy_loss(batch, micro_rows, micro_batch, hidden)
+            hidden = self.shared.response_hidden(micro.rollout)
+            policy_loss, stats = self._policy_loss(micro, hidden)
         if self.critic_shares_trunk:
-            value_loss, value_stats = self._value_loss(batch, micro_rows, micro_batch, hidden)
+            value_loss, value_stats = self._value_loss(micro, hidden)
             stats |= value_stats
-            ((policy_loss + self.options.vf_coef * value_loss) * token_share).backward()
+            ((policy_loss + self.options.vf_coef * value_loss) * share).backward()
         elif policy_learns:
-            (policy_loss * token_share).backward()
-        return _weighted(stats, token_share)
+            (policy_loss * share).backward()
+        return _weighted(stats, share)
 
-    def _add_value_gradient(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> dict[str, float]:
+    def _add_critic_gradient(self, micro: Batch, tokens: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter. Return the micro-batch's share of the statistics."""
-        micro_batch, token_share = self._micro_batch(batch, micro_rows, mini_rows)
-        value_loss, stats = self._value_loss(batch, micro_rows, micro_batch, self.shared.response_hidden(micro_batch))
-        (self.options.vf_coef * value_loss * token_share).backward()
-        return _weighted(stats, token_share)
+        share = micro.rollout.mask.sum() / tokens
+        value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
+        (self.options.vf_coef * value_loss * share).backward()
+        return _weighted(stats, share)
 
-    def _micro_batch(self, batch: Batch, micro_rows: Tensor, mini_rows: Tensor) -> tuple[Rollout, Tensor]:
-        """Return a micro-batch, and its share of the response tokens of its minibatch."""
-        micro_batch = batch.rollout.rows(micro_rows)
-        return micro_batch, micro_batch.mask.sum() / batch.rollout.response_length[mini_rows].sum()
-
-    def _policy_loss(
-        self, batch: Batch, micro_rows: Tensor, micro_batch: Rollout, hidden: Tensor
-    ) -> tuple[Tensor, Stats]:
+    def _policy_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
-        options, mask = self.options, micro_batch.mask
-        slots = slice(mask.shape[1])  # the micro-batch is as wide as its longest response
+        options, mask = self.options, micro.rollout.mask
         entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
-        logp, entropy = self.shared.logprobs(hidden, micro_batch, options.temperature, entropy_mode)
+        logp, entropy = self.shared.logprobs(hidden, micro.rollout, options.temperature, entropy_mode)
         assert entropy is not None
-        loss, clip_stats = ppo_policy_loss(
-            logp, batch.logp[micro_rows, slots], batch.advantages[micro_rows, slots], mask, options.cliprange
-        )
+        loss, clip_stats = ppo_policy_loss(logp, micro.logp, micro.advantages, mask, options.cliprange)
         mean_entropy = masked_mean(entropy, mask)
         stats = {
             "loss/policy_avg": loss,
@@ -281,26 +243,25 @@ class Learner:
             "val/ratio": clip_stats["ratio"],
         }
         if options.kl_penalty == "loss":
-            kl = masked_mean(kls.estimate(logp, batch.ref_logp[micro_rows, slots], options.kl_estimator), mask)
+            kl = masked_mean(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
             stats["loss/kl_avg"] = kl
             loss = loss + self.state.kl_coef * kl
         if options.entropy_coef:
             loss = loss - options.entropy_coef * mean_entropy
         return loss, stats
 
-    def _value_loss(
-        self, batch: Batch, micro_rows: Tensor, micro_batch: Rollout, hidden: Tensor
-    ) -> tuple[Tensor, Stats]:
-        slots = slice(micro_batch.mask.shape[1])  # as in `_policy_loss`
-        values, returns = batch.values[micro_rows, slots], batch.returns[micro_rows, slots]
-        new_values = self.shared.values(hidden)
-        loss, clip_stats = ppo_value_loss(new_values, values, returns, micro_batch.mask, self.options.cliprange_value)
+    def _value_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
+        """Return the clipped loss of the critic's values."""
+        values = self.shared.values(hidden)
+        loss, clip_stats = ppo_value_loss(
+            values, micro.values, micro.returns, micro.rollout.mask, self.options.cliprange_value
+        )
         return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clip_stats["clipfrac"]}
 
 
-def _weighted(stats: Stats, token_share: Tensor) -> dict[str, float]:
-    """Return statistics times `token_share`; all of them are fetched from the device at once."""
-    weighted = torch.stack([number.detach() for number in stats.values()]) * token_share
+def _weighted(stats: Stats, share: Tensor) -> dict[str, float]:
+    """Return statistics times `share`; all of them are fetched from the device at once."""
+    weighted = torch.stack([number.detach() for number in stats.values()]) * share
     return dict(zip(stats, weighted.tolist(), strict=True))
 
 

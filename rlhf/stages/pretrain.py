@@ -5,7 +5,7 @@ stage.
 """
 
 import torch
-from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
+from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
 from rlhf.data import load, tokenize
 from rlhf.data.tokenize import Codec
@@ -16,6 +16,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import Run
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, rows_to_dataset, train
+from rlhf.stages.trainer import RunTrainer
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -36,7 +37,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     torch.manual_seed(recipe.seed)
     model = new_base(architecture, codec, recipe.model.dtype)
     model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    trainer = Trainer(
+    trainer = RunTrainer(
         model=model,
         args=arguments(TrainingArguments, run, options),
         train_dataset=rows_to_dataset([{"input_ids": ids} for ids in documents]),

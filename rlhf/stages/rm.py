@@ -26,7 +26,8 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Rm
 from rlhf.run.directory import Run
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
+from rlhf.stages.trainer import RunTrainer
 
 SAMPLES = 8  # held-out pairs whose scores are kept
 
@@ -44,8 +45,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.is_main and not recipe.data.is_stand_in:  # which needs no advice
         amount.note("rm", len(training))
-    validation = heldout
-    if options.eval_steps and pairs.has_validation:
+    validation: list[tuple[Encoded, Encoded]] = []
+    if options.eval_steps:
         validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
     batch = 2 * options.per_device_train_batch_size
 
@@ -55,20 +56,17 @@ def run_stage(run: Run, device: torch.device) -> Result:
         base.config.pad_token_id = codec.pad_id
         model = reward_from_sft(base, run, run.folder_of("sft"))
     margin = {"margin": options.margin} if options.loss_type == "bradley_terry" and options.margin else {}
-    trainer = with_exact_weights(
-        model,
-        lambda: (RewardTrainer if options.loss_type == "bradley_terry" else _MarginRankingTrainer)(
-            model=model,
-            args=arguments(
-                RewardConfig,
-                run,
-                options,
-                max_length=None,  # TRL would drop longer pairs silently; they are cut and counted above
-                center_rewards_coefficient=options.center_rewards_coefficient or None,
-            ),
-            train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in training]),
-            processing_class=codec.tokenizer,
+    trainer = (_Trainer if options.loss_type == "bradley_terry" else _MarginRankingTrainer)(
+        model=model,
+        args=arguments(
+            RewardConfig,
+            run,
+            options,
+            max_length=None,  # TRL would drop longer pairs silently; they are cut and counted above
+            center_rewards_coefficient=options.center_rewards_coefficient or None,
         ),
+        train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in training]),
+        processing_class=codec.tokenizer,
     )
     if isinstance(trainer, _MarginRankingTrainer):
         trainer.margin = options.margin
@@ -133,15 +131,19 @@ def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> floa
     return bradley_terry_loss(chosen, rejected, options.margin, options.center_rewards_coefficient).item()
 
 
-class _MarginRankingTrainer(RewardTrainer):
-    """TRL's trainer with the margin ranking loss in place of its own; the metrics stay TRL's."""
+class _Trainer(RunTrainer, RewardTrainer):
+    """TRL's trainer with the changes of a run."""
+
+
+class _MarginRankingTrainer(_Trainer):
+    """The same with the margin ranking loss in place of TRL's; the metrics stay TRL's."""
 
     margin = 0.0
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        _, outputs = super().compute_loss(model, inputs, return_outputs=True)  # type: ignore[no-untyped-call]  # TRL does not annotate it
+        _, outputs = super().compute_loss(model, inputs, return_outputs=True)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = margin_ranking_loss(chosen, rejected, self.margin)
         return (loss, outputs) if return_outputs else loss

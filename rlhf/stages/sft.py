@@ -21,7 +21,8 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train, with_exact_weights
+from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
+from rlhf.stages.trainer import RunTrainer
 from rlhf.stages.training_forward import IGNORED
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
@@ -39,7 +40,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts = _encode(codec, demonstrations.train[: options.max_samples], options)
     heldout, heldout_counts = _encode(codec, demonstrations.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    scored = [(prompt + response, len(prompt)) for prompt, response in heldout]
+    scored, validation = _scored(heldout), list[tuple[list[int], int]]()
+    if options.eval_steps:
+        validation = _scored(_encode(codec, demonstrations.validation[: options.max_eval_samples], options)[0])
     batch = options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)
@@ -48,11 +51,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
         check_sampling(base, codec)
         model = new_adapter(base, run)
     prompts = corpus.prompts().heldout[:SAMPLES]
-    if options.eval_steps and demonstrations.has_validation:
-        validation_rows, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
-        validation = [(prompt + response, len(prompt)) for prompt, response in validation_rows]
-    else:
-        validation = scored
 
     def evaluate() -> dict[str, float]:
         value = perplexity(model, validation, codec.pad_id, batch)
@@ -60,14 +58,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     with telemetry.phase("evaluate"):
         before, first = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
-    trainer = with_exact_weights(
-        model,
-        lambda: SFTTrainer(
-            model=model,
-            args=arguments(SFTConfig, run, options, max_length=None),
-            train_dataset=rows_to_dataset([_training_row(row) for row in training]),
-            processing_class=codec.tokenizer,
-        ),
+    trainer = _Trainer(
+        model=model,
+        args=arguments(SFTConfig, run, options, max_length=None),
+        train_dataset=rows_to_dataset([_training_row(row) for row in training]),
+        processing_class=codec.tokenizer,
     )
     weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training], evaluate)
 
@@ -88,6 +83,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs(), (prompt_texts[0], {"base": first[0], "SFT": last[0]}))
 
 
+class _Trainer(RunTrainer, SFTTrainer):
+    """TRL's trainer with the changes of a run."""
+
+
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
     """Return one sampled response per held-out prompt, for reading."""
     settings = sampling(run.loaded.recipe.evaluate, SAMPLES)
@@ -106,6 +105,11 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     if not complete:
         raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
     return complete, dict(counts)
+
+
+def _scored(rows: list[Encoded]) -> list[tuple[list[int], int]]:
+    """Return the tokens of each row, and how many of them are the prompt, as `perplexity` wants them."""
+    return [(prompt + response, len(prompt)) for prompt, response in rows]
 
 
 def _training_row(row: Encoded) -> dict[str, object]:

@@ -2,24 +2,20 @@
 
 import gc
 import math
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset
 from peft import PeftModel
-from torch.utils.data import DataLoader, Sampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.models import weights as stored
-from rlhf.models.model import Model
 from rlhf.models.optimizer import page_states
 from rlhf.models.weights import ADAPTER_FILE
 from rlhf.observe.console import Bar
@@ -27,14 +23,11 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
-from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step, with_resume_advice
+from rlhf.run.checkpoints import checkpoint_problem, with_resume_advice
 from rlhf.run.directory import Run
-from rlhf.run.reader import reading
-from rlhf.stages.training_forward import hide_right_padding, use_trunk
+from rlhf.stages.trainer import RunTrainer
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
-TrainerT = TypeVar("TrainerT", bound=Trainer)
-_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers reads them
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
 _NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
 
@@ -74,99 +67,8 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **overrid
     )
 
 
-def with_exact_weights(model: Model, build: Callable[[], TrainerT]) -> TrainerT:
-    """Build a trainer and restore the values and type that the trainable weights had before.
-
-    On a 4-bit base TRL casts them to bfloat16 when it is built, which rounds a warm start away.
-    """
-    exact = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    trainer = build()
-    for name, parameter in _model(trainer).named_parameters():
-        if name in exact:
-            parameter.data = exact[name].to(parameter.device)
-    return trainer
-
-
-def _model(trainer: Trainer) -> Any:
-    """Return the model of a trainer, which was built with one.
-
-    The type is Any because the classes of peft and torch do not share a base class for what is used here.
-    """
-    assert trainer.model is not None
-    return trainer.model
-
-
-class LengthBuckets(Sampler[int]):
-    """Sampler in which rows of similar length share an optimizer's batch; the batches come in random order.
-
-    The order is a function of seed and epoch. Micro-batches are slices of such a batch, shortest rows first, so that
-    their size changes no result. transformers' own grouping orders each of its large windows from long rows to short
-    ones, so that training always ends on the shortest.
-    """
-
-    WINDOW = 16  # batches that are sorted together
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
-        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        rng = random.Random(f"{self.seed}:{self.epoch}")
-        rows = list(range(len(self.lengths)))
-        rng.shuffle(rows)
-        batches: list[list[int]] = []
-        for start in range(0, len(rows), self.batch_size * self.WINDOW):
-            window = sorted(rows[start : start + self.batch_size * self.WINDOW], key=lambda row: self.lengths[row])
-            batches += [window[i : i + self.batch_size] for i in range(0, len(window), self.batch_size)]
-        short = [batch for batch in batches if len(batch) < self.batch_size]  # must come last, or it shifts the others
-        full = [batch for batch in batches if len(batch) == self.batch_size]
-        rng.shuffle(full)
-        return (row for batch in (*full, *short) for row in batch)
-
-
-class Order(Protocol):
-    """Rows in an order of their own in each epoch."""
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[int]: ...
-
-
-class ShardedBatches(Sampler[list[int]]):
-    """Micro-batches of one rank: the rows of each optimizer's batch are assigned to the ranks in turn.
-
-    All ranks together make the steps that one process makes. A short last batch gives every rank the same number of
-    rows; the few rows left over, fewer than there are ranks, are not used in this epoch.
-    """
-
-    def __init__(self, order: Order, micro_batch: int, accumulated: int):
-        self.order, self.micro_batch, self.accumulated = order, micro_batch, accumulated
-
-    def set_epoch(self, epoch: int) -> None:
-        self.order.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.order) // distributed.world() / self.micro_batch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order, world = list(self.order), distributed.world()
-        size = self.micro_batch * self.accumulated * world
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
-            own_batch = distributed.own_rows(batch[: len(batch) // world * world])
-            yield from (own_batch[i : i + self.micro_batch] for i in range(0, len(own_batch), self.micro_batch))
-
-
 def train(
-    trainer: Trainer,
+    trainer: RunTrainer,
     run: Run,
     telemetry: Telemetry,
     lengths: Sequence[int],
@@ -177,116 +79,38 @@ def train(
 
     `evaluate`, called every `eval_steps` and before the last checkpoint, returns metrics on validation rows; `loss` is
     one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
-    `pairs` as in `use_trunk`.
+    `pairs` as in `RunTrainer.use_trunk`.
     Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
     """
-    options = run.loaded.recipe.section(run.stage)
+    recipe, options = run.loaded.recipe, run.loaded.recipe.section(run.stage)
     assert isinstance(options, Optimization)
+    eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
     trainer.remove_callback(PrinterCallback)
-    methods: Any = trainer  # some of which are replaced
     if options.group_by_length:
-        rows, accumulated = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
-        sampler = LengthBuckets(lengths, rows * accumulated * distributed.world(), run.loaded.recipe.seed)
-        methods._get_train_sampler = lambda dataset=None: sampler
-    hardware = run.loaded.recipe.hardware
-    lean = hardware.trunk == "lean" and isinstance(trainer.model, PeftModel)  # pretrain has no adapters
-    if lean or hardware.device == "cuda":  # the library gains nothing on a CPU, and rounds differently without the mask
-        hide_right_padding(trainer)
+        trainer.group_by_length(lengths, recipe.seed)
+    lean = recipe.hardware.trunk == "lean" and isinstance(trainer.model, PeftModel)  # pretrain has no adapters
+    if lean or recipe.hardware.device == "cuda":  # the library gains nothing on a CPU, and would round differently
+        trainer.hide_right_padding()
     if lean:
-        use_trunk(trainer, pairs)
-    if distributed.world() > 1:
-        methods.get_train_dataloader = lambda: _sharded_loader(trainer)
+        trainer.use_trunk(pairs)
     with Bar(run.stage) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
-        eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
         if evaluate is not None and eval_steps:
             trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
         if run.resumed_from:
-            _check_resumed(trainer, run)
+            trainer.resume_from(run.resumed_from, divided=recipe.hardware.engine != "ddp")
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     # an engine that divides the weights would make each rank count its own share
     if distributed.world() == 1 and trainer.optimizer is not None:
-        telemetry.note_components(_model(trainer), trainer.optimizer)
+        telemetry.note_components(trainer.trained, trainer.optimizer)
     if evaluate is not None and eval_steps:
         _take_best(trainer, run)
-    if distributed.world() > 1 and run.loaded.recipe.hardware.engine != "ddp":
+    if distributed.world() > 1 and recipe.hardware.engine != "ddp":
         weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         return weights
-    return dict(_model(trainer).named_parameters())
-
-
-def _check_resumed(trainer: Trainer, run: Run) -> None:
-    """Check the checkpoint that transformers is about to load.
-
-    Raises UserError for files on which transformers would fail late, continue with wrong values, or unpickle code.
-    """
-    folder = run.resumed_from
-    assert folder
-    with with_resume_advice(folder):
-        state = reader.read(folder / "trainer_state.json", records.TrainerState)
-        if state is None or state.global_step != checkpoint_step(folder):
-            raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
-        if run.loaded.recipe.hardware.engine == "ddp":  # other engines divide them in formats of their own
-            _check_parts(trainer, folder)
-
-    for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"):
-        setattr(trainer, name, _reading_from(folder, getattr(trainer, name)))
-
-
-def _check_parts(trainer: Trainer, folder: Path) -> None:
-    """Check weights, the optimizer's groups and the schedule against those of the model. Raises UserError."""
-    for name in _PICKLED_WEIGHTS:
-        if (folder / name).exists():
-            raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if isinstance(model, PeftModel):
-        expected = stored.adapter_state(model)
-        for file in (folder / ADAPTER_FILE, *sorted(folder.glob(f"*/{ADAPTER_FILE}"))):  # DPO's reference has a folder
-            stored.adapter_config(file.parent)
-            stored.check_shapes(stored.tensors(file), expected, str(file))
-    else:
-        file = folder / "model.safetensors"
-        stored.check_shapes(stored.tensors(file), dict(model.named_parameters()), str(file))
-    file = folder / "optimizer.pt"
-    optimizer = reader.check(stored.unpickled(file), records.OptimizerState, str(file))
-    count = sum(len(group.params) for group in optimizer.param_groups)
-    trainable = sum(parameter.requires_grad for parameter in model.parameters())
-    if count != trainable:
-        raise UserError(f"{file} is of {count} parameters, the model trains {trainable}")
-    file = folder / "scheduler.pt"
-    reader.check(stored.unpickled(file), records.SchedulerState, str(file))
-
-
-def _reading_from(folder: Path, load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `load` with every error as one line that names the checkpoint."""
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        with with_resume_advice(folder), reading(folder):
-            return load(*args, **kwargs)
-
-    return guarded
-
-
-def _sharded_loader(trainer: Trainer) -> DataLoader[Any]:
-    """Return a loader of this rank's batches in the order of one process.
-
-    transformers would fill a short last batch with other rows.
-    """
-    order: Any = trainer._get_train_sampler()
-    if not isinstance(order, LengthBuckets):
-        order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate does it for one
-    batches = ShardedBatches(order, trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
-    loader: Any = DataLoader(
-        trainer._remove_unused_columns(trainer.train_dataset, "training"),
-        batch_sampler=batches,
-        collate_fn=trainer.data_collator,
-        pin_memory=trainer.args.dataloader_pin_memory,
-    )
-    loader.set_epoch = batches.set_epoch  # transformers looks for it here; in a resumed epoch it calls the sampler's
-    result: DataLoader[Any] = loader
-    return result
+    return dict(trainer.trained.named_parameters())
 
 
 class _RunCallback(TrainerCallback):
@@ -377,7 +201,7 @@ def best_step(run: Run) -> dict[str, float]:
     return {"best_step": math.nan if best.best_step is None else best.best_step}
 
 
-def _take_best(trainer: Trainer, run: Run) -> None:
+def _take_best(trainer: RunTrainer, run: Run) -> None:
     """Choose the best checkpoint and, with `adapter: best`, give the model its adapter."""
     best = distributed.from_main(lambda: choose_checkpoint(run))
     options = run.loaded.recipe.section(run.stage)

@@ -1,13 +1,14 @@
 """The forward pass inside TRL's trainers: without a mask for padding, or with the lean trunk."""
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import Tensor
-from transformers import Trainer
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl.trainer.utils import FusedCausalLMOutput
 
@@ -19,67 +20,55 @@ from rlhf.models.trunk import CLASSIFIERS, Trunk
 IGNORED = -100  # a label that takes no part in the loss
 
 
-def hide_right_padding(trainer: Trainer) -> None:
-    """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
-
-    Under causal attention a real token never sees the padding behind it, and padded positions enter no loss. TRL's
-    collators pass a mask all the same, and a single padded row would make attention use a slower kernel with a full
-    mask. Only the decoder runs without it: token counts and the reward model's pooling are unchanged. So are forward
-    passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
-
-    The collator checks each batch, on the CPU. Raises ValueError for one that is not padded on the right.
-    """
-    collate, compute_loss, decoder = trainer.data_collator, trainer.compute_loss, _decoder(trainer)
+def padded_on_the_right(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a collator that raises ValueError for a batch with padding before a token. It checks on the CPU."""
 
     def checked(rows: Any) -> Any:
         batch = collate(rows)
         mask = batch["attention_mask"]
         if (mask[:, 1:] > mask[:, :-1]).any():
-            raise ValueError("a training batch has padding before a token: hide_right_padding cannot be used with it")
+            raise ValueError("a training batch has padding before a token, which cannot be hidden from the decoder")
         return batch
 
-    def compute_loss_without_mask(*args: Any, **kwargs: Any) -> Any:
-        hook = decoder.register_forward_pre_hook(without_mask, with_kwargs=True)
-        try:
-            return compute_loss(*args, **kwargs)
-        finally:
-            hook.remove()
-
-    methods: Any = trainer
-    methods.data_collator, methods.compute_loss = checked, compute_loss_without_mask
+    return checked
 
 
-def without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Forward pre-hook of a decoder that keeps the attention mask from it."""
-    return args, {**kwargs, "attention_mask": None}
+@contextmanager
+def without_mask(decoder: nn.Module) -> Iterator[None]:
+    """Keep the attention mask from a decoder inside the block."""
+    hook = decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, "attention_mask": None}), with_kwargs=True
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
-def use_trunk(trainer: Trainer, pairs: bool = False) -> None:
-    """Compute training steps with the lean trunk; evaluation keeps the library's layers.
+class LeanSteps:
+    """Training steps whose forward passes are the lean trunk's. `pairs` as in `LabelStatistics`.
 
-    The model has adapters, and `hide_right_padding` checks its batches. `pairs`: row n of the first half of a batch has
-    the prompt of row n of the second half, which is computed once for both.
     Raises UserError for a model that the trunk does not support.
     """
-    model: Any = trainer.model
-    trunk = Trunk(model.get_base_model())
-    statistics = None if isinstance(trunk.base, CLASSIFIERS) else LabelStatistics(trunk, pairs)
-    usual = trainer.training_step
 
-    def training_step(*args: Any, **kwargs: Any) -> Tensor:
+    def __init__(self, model: PeftModel, pairs: bool):
+        self.model = model
+        base: Any = model.get_base_model()
+        self.trunk = Trunk(base)
+        self.statistics = None if isinstance(base, CLASSIFIERS) else LabelStatistics(self.trunk, pairs)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Run the trunk inside the block, which is one training step."""
         with ExitStack() as block:
-            for role in model.peft_config:  # weights merged for the forward pass serve a recomputation too
-                block.enter_context(trunk.merging(role))
-            if statistics is None:
-                block.enter_context(as_decoder(trunk))
+            for role in self.model.peft_config:  # weights merged for the forward pass serve a recomputation too
+                block.enter_context(self.trunk.merging(role))
+            if self.statistics is None:
+                block.enter_context(as_decoder(self.trunk))
             else:
-                block.enter_context(replaced_forwards({trunk.base: statistics}))
-                block.callback(statistics.forget)
-            loss: Tensor = usual(*args, **kwargs)
-        return loss
-
-    methods: Any = trainer
-    methods.training_step = training_step
+                block.enter_context(replaced_forwards({self.trunk.base: self.statistics}))
+                block.callback(self.statistics.forget)
+            yield
 
 
 def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
@@ -89,7 +78,11 @@ def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
     """
 
     def forward(
-        input_ids: Tensor, attention_mask: None = None, position_ids: None = None, inputs_embeds: None = None, **_: Any
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **_: Any,
     ) -> BaseModelOutputWithPast:
         if not (attention_mask is position_ids is inputs_embeds is None):
             raise ValueError("the lean trunk computes rows of token ids, without a mask or positions of their own")
@@ -108,7 +101,8 @@ def _active_role(trunk: Trunk) -> str:
 class LabelStatistics:
     """Forward pass in place of a causal model's, for calls that ask TRL's fused output layer for statistics of labels.
 
-    States of the last layer, and logits, are computed only where they predict a label.
+    States of the last layer, and logits, are computed only where they predict a label. `pairs`: row n of the first half
+    of a batch has the prompt of row n of the second half, which is computed once for both.
     """
 
     def __init__(self, trunk: Trunk, pairs: bool):
@@ -125,9 +119,9 @@ class LabelStatistics:
         input_ids: Tensor,
         labels: Tensor | None = None,
         fused_lm_head: bool = False,
-        position_ids: None = None,
-        inputs_embeds: None = None,
-        shift_labels: None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         **_: Any,
     ) -> FusedCausalLMOutput:
         """Return statistics (B, T - 1) of the labels (B, T): in each row the tokens of a response, elsewhere IGNORED.
@@ -178,8 +172,3 @@ def _rollout(ids: Tensor, scored: Tensor, lower: Tensor | None) -> Rollout:
         raise ValueError("the labels of a row have a gap: the lean trunk wants a prompt and then a response")
     prompt, response = scored.int().argmax(1) + 1, scored.sum(1)
     return Rollout(ids, prompt, response, ended=torch.zeros_like(scored[:, 0]), lower_states=lower)
-
-
-def _decoder(trainer: Trainer) -> Any:
-    model: Any = trainer.model
-    return model.get_decoder()

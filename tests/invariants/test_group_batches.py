@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.session import resumed
 from tests.conftest import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, learner
 
@@ -234,8 +236,9 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     roles: list[str] = []
     activate = SharedBase.activate
     monkeypatch.setattr(SharedBase, "activate", lambda self, role: noted(roles, role, activate(self, role)))
-    batch = make_batch(made, rewarded(rollout))
-    found = batch_metrics(batch, made) | made.update(batch)
+    given = rewarded(rollout)
+    batch = make_batch(made, given)
+    found = batch_metrics(batch, given, made) | made.update(batch)
     assert set(roles) == {"policy"} and batch.kl is None
     assert "objective/kl_per_token" not in found and "loss/kl_avg" not in found
 
@@ -260,8 +263,8 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     made.update(make_batch(made, rewarded(rollout)))
 
     fresh = learner(run, stage)
-    again = Learner.load(stage, fresh.shared, made.options, folder)
-    assert (again.state.step, again.norm) == (1, ScoreNorm(0.1, 0.7))
+    again = resumed(partial(Learner, stage, fresh.shared, made.options), folder)
+    assert (again.state.step, again.state.norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rewarded(rollout)))
     assert all(torch.equal(a, b) for a, b in zip(made.policy_parameters, again.policy_parameters, strict=True))

@@ -77,7 +77,7 @@ def test_a_shape_is_all_that_the_events_of_rows_depend_on():
             rollout = Rollout(ids, lengths, ones, ones > 0)
             if groups is not None:
                 rollout = replace(rollout, groups=torch.tensor(groups).to("meta"))
-            return _shape(rollout, None if index is None else torch.tensor(index).to("meta"))
+            return _shape(rollout if index is None else rollout.rows(torch.tensor(index).to("meta")))
 
     assert shape([3, 4]) == shape([3, 4]) != shape([4, 4])
     assert shape([3, 4, 5], index=[1, 2]) == shape([4, 5])

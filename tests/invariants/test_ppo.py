@@ -1,6 +1,7 @@
 """What must not change PPO's result, what must not change at all, and what must hold at its first update."""
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from rlhf.rollout.engine import collate, sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.scoring import score_norm
-from rlhf.stages.online.session import prompt_order, sampling
+from rlhf.stages.online.session import prompt_order, resumed, sampling
 from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch
 from tests.conftest import noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, options, roles, trainer, updated
@@ -202,7 +203,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
         for weight in learner.policy_parameters:
             weight.add_(0.05 * torch.randn_like(weight))
     learner.shared.activate("policy")
-    rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.value_fn_while_sampling)
+    rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.sampling_value_fn)
     assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
     taken = make_batch(learner, rollout)
     assert rollout.logprobs is not None
@@ -342,8 +343,8 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, rollout))
 
-    again = Learner.load(roles(run), run.parent("rm"), learner.options, tmp_path / "step-000001")
-    assert (again.state.step, again.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
+    again = resumed(partial(Learner, roles(run), run.parent("rm"), learner.options), tmp_path / "step-000001")
+    assert (again.state.step, again.state.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rollout))
     for a, b in zip(

@@ -33,7 +33,6 @@ from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring, session
-from rlhf.stages.training_forward import hide_right_padding
 from tests.conftest import beside, content_of, noted, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -134,14 +133,14 @@ def test_without_the_mask_of_right_padding_losses_and_gradients_are_the_same(tra
         trainer.model.zero_grad()
         return found
 
-    plain = trainer.compute_loss, trainer.data_collator
+    plain = trainer.data_collator
     for attention in ("eager", "sdpa"):
         trainer.model.get_base_model().set_attn_implementation(attention)
-        trainer.compute_loss, trainer.data_collator = plain
+        trainer._hides_padding, trainer.data_collator = False, plain
         masked = outcome()
         assert all(mask is not None for mask in masks)
         masks.clear()
-        hide_right_padding(trainer)
+        trainer.hide_right_padding()
         hidden = outcome()
         decoder(input_ids=torch.ones(1, 2, dtype=torch.long), attention_mask=torch.tensor([[0, 1]]))
         assert masks.pop() is not None  # a pass outside of the loss keeps its mask
@@ -156,7 +155,7 @@ def test_a_batch_that_is_padded_on_the_left_is_refused(trained, tmp_path):
     trainer = built("sft", small(), beside(trained, tmp_path, "pretrain"))
     collate = trainer.data_collator
     trainer.data_collator = lambda rows: {name: x.flip(1) for name, x in collate(rows).items()}
-    hide_right_padding(trainer)
+    trainer.hide_right_padding()
     with pytest.raises(ValueError, match="padding before a token"):
         first_batch(trainer)
 

@@ -274,6 +274,12 @@ def test_if_needed_says_in_one_line_that_nothing_is_to_do(command, trained):
     assert "perplexity" in out
 
 
+def test_if_needed_skips_a_stage_that_the_recipe_lacks(command, tmp_path):
+    code, out, _ = command("run", "grpo", "--recipe", RECIPE, "--out", tmp_path, "--with-parents", "--if-needed")
+    assert (code, out.strip()) == (0, "grpo: not part of cpu-tiny v1")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_tracker_that_is_not_installed_is_named_before_any_work(command, trained, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = command("run", "dpo", "--recipe", RECIPE, "--out", trained, "--report-to", "wandb", *changes())

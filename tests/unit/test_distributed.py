@@ -10,7 +10,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import distributed
-from rlhf.stages.supervised import LengthBuckets, ShardedBatches
+from rlhf.stages.trainer import LengthBuckets, ShardedBatches
 from tests.conftest import RECIPE, small
 
 RECIPES = RECIPE.parents[1]

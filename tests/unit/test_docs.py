@@ -5,18 +5,22 @@ import json
 import math
 import re
 import shlex
+import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 import pytest
+import yaml
 
 import rlhf
 from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
+from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import plain_yaml, schema_model
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +64,19 @@ def test_rlhf_commands_parse(page):
         options = words if words and words[0].startswith("-") else words[1:]
         if options:
             command.make_parser(click.Context(command)).parse_args(options)
+
+
+def settings() -> list[tuple[str, str, str]]:
+    """HW, RECIPE and SET of every make command of a page that has a SET."""
+    lines = [line for page in PAGES for line in code_of(page) if line.startswith("make ") and " SET=" in line]
+    given = [dict(word.split("=", 1) for word in shlex.split(line) if "=" in word) for line in lines]
+    return [(words.get("HW", "cpu"), words.get("RECIPE", ""), words["SET"]) for words in given]
+
+
+@pytest.mark.parametrize(("hardware", "folder", "values"), settings())
+def test_settings_that_a_page_shows_are_accepted(hardware, folder, values):
+    directory = ROOT / folder if folder else recipe.resolve(hardware, ROOT / "recipes")
+    assert recipe.load(directory, recipe.parse_overrides(values.split())).modified
 
 
 def test_bench_gpu_commands_parse():
@@ -152,8 +169,12 @@ def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
     pinned = _rows(budgets.peaks_table(ROOT / "recipes"))
     shown = [row for row in _rows((ROOT / "README.md").read_text()) if re.search(r" v\d$", row[0])]
     assert len(shown) >= 6
-    assert all(row in [full[: len(row)] for full in pinned] for row in shown)
-    assert ["recipe", "sft", "rm", "ppo", "dpo", "evaluate"] in _rows((ROOT / "README.md").read_text())
+    assert all(row[:-1] in [full[: len(row) - 1] for full in pinned] for row in shown)
+    assert ["recipe", "sft", "rm", "ppo", "dpo", "evaluate", "ppo needs"] in _rows((ROOT / "README.md").read_text())
+    for name, *_, needs in shown:
+        stages = budgets.pinned_needs(ROOT / "recipes" / name.replace(" ", "/"))
+        without_paged_states = (max(stages["ppo"].values()) + CONTEXT_BYTES) / 1e9
+        assert without_paged_states - 0.05 <= float(needs) <= without_paged_states + 0.15, name
 
 
 def test_the_predicted_peaks_beside_the_advice_are_those_that_are_pinned():
@@ -167,6 +188,47 @@ def test_the_predicted_peaks_beside_the_advice_are_those_that_are_pinned():
 def _rows(page: str) -> list[list[str]]:
     """Cells of every line of a table."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+
+
+CHANGES = re.compile(r"^## Changes from (v\d+)\n(.*?)(?=^## |\Z)", re.M | re.S)
+CARDS = [page for page in PAGES if page.name == "README.md" and CHANGES.search(page.read_text())]
+
+
+def named_keys(cell: str) -> set[str]:
+    """The dotted keys of a cell: `ppo.adapter`, or for several sections `sft`, `rm`: `adapter`."""
+    sections, _, keys = cell.rpartition(": ")
+    names = re.findall(r"`([\w.]+)`", keys)
+    return {f"{section}.{name}" for section in re.findall(r"`(\w+)`", sections) for name in names} or set(names)
+
+
+def plain_values(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a recipe by their dotted keys."""
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        plain |= plain_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return plain
+
+
+def test_keys_of_a_table_of_changes_are_read():
+    assert named_keys("`ppo.adapter`, `ppo.steps`") == {"ppo.adapter", "ppo.steps"}
+    assert named_keys("`sft`, `rm`: `adapter`, `margin`") == {"sft.adapter", "sft.margin", "rm.adapter", "rm.margin"}
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: str(card.parent.relative_to(ROOT)))
+def test_a_table_of_changes_names_every_key_that_differs(card):
+    section = CHANGES.search(card.read_text())
+    assert section
+    named = {key for row in _rows(section[2])[2:] for key in named_keys(row[0])}
+    before, after = (
+        plain_values(recipe.load(folder).recipe.model_dump(mode="json"))
+        for folder in (card.parent.parent / section[1], card.parent)
+    )
+    differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert named == differing - {"status", "default", "description"}
+
+
+def test_some_recipes_have_a_table_of_changes():
+    assert len(CARDS) >= 2
 
 
 def test_every_logged_key_of_ppo_is_explained():
@@ -249,6 +311,13 @@ def test_every_number_of_a_recipe_is_bounded_as_documented():
     assert f"`vocab_size` {schema_model.SMALLEST_TRAINED} or more" in page
 
 
+def test_the_keys_people_change_most_exist():
+    page = (ROOT / "docs/recipes.md").read_text().partition("## Keys people change most\n")[2].partition("\n## ")[0]
+    rows = _rows(page)[2:]
+    keys = [key for row in rows for key in re.findall(r"`([^`]+)`", row[0])]
+    assert len(rows) == 10 and all("." in key and _exists(key) for key in keys)
+
+
 def test_every_section_of_a_recipe_is_explained():
     headings = ", ".join(re.findall(r"^## (.+)$", (ROOT / "docs/recipes.md").read_text(), re.M)).split(", ")
     assert {*rows_of("recipe")} | {*headings} >= {*recipe.Recipe.model_fields}
@@ -328,6 +397,22 @@ def test_names_that_do_not_exist_are_noticed():
 def test_the_forge_runs_what_the_repository_runs():
     workflow = (ROOT / ".github/workflows/ci.yml").read_text()
     assert {".ci/run", "make docs"} <= set(re.findall(r"- run: (.+)", workflow))
+    jobs = yaml.safe_load(workflow)["jobs"]
+    assert jobs["docs"]["env"]["EXTRAS"] == "docs"
+    assert jobs["wheel"]["steps"][-1]["run"].endswith("rlhf plan --hw cpu")
+    assert re.findall(r"^make (\w+)$", (ROOT / ".ci/run").read_text(), re.M) == ["setup", "lint", "test"]
+
+
+@pytest.mark.parametrize(("length", "code"), [(1, 0), (72, 0), (73, 1)])
+def test_a_hook_refuses_long_subjects(length, code, tmp_path):
+    config = plain_yaml.read_yaml(ROOT / ".pre-commit-config.yaml")
+    (hook,) = [hook for hook in config["repos"][0]["hooks"] if hook.get("stages") == ["commit-msg"]]
+    assert config["default_stages"] == ["pre-commit"]
+    message = tmp_path / "COMMIT EDITMSG"
+    message.write_text("s" * length + "\n\n" + "body " * 40 + "\n")
+    done = subprocess.run([*shlex.split(hook["entry"]), message], capture_output=True, text=True)
+    assert done.returncode == code
+    assert ("the subject has 73 characters" in done.stdout) == bool(code)
 
 
 @pytest.mark.parametrize("form", ["bug", "measurement", "question"])
@@ -343,3 +428,5 @@ def test_the_citation_has_the_version_of_the_package():
     citation = plain_yaml.read_yaml(ROOT / "CITATION.cff")
     assert citation["version"] == rlhf.__version__
     assert f"## {rlhf.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["authors"] == citation["authors"]

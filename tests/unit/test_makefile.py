@@ -66,9 +66,19 @@ def test_help_is_the_part_of_it_that_people_use_most():
     some, everything = make("help").stdout, make("help-all").stdout.splitlines()
     shown = [line for line in some.splitlines() if re.match(r"  [\w-]+ +\S", line)]
     targets = [line for line in shown if line[2].islower()]
-    assert len(targets) == 15 and len(shown) == 25
+    assert len(targets) == 15 and len(shown) == 27
     assert set(shown) <= set(everything)
     assert {"setup", "plan", "ppo", "report", "help-all"} <= {line.split()[0] for line in targets}
+    assert {"fetch", "data-check", "all", "PRICE", "PIP_ARGS"} <= {line.split()[0] for line in shown}
+
+
+def test_columns_of_the_help_are_straight():
+    lines = make("help-all").stdout.splitlines()
+    assert lines[0].startswith("Usage: make TARGET")
+    for first in ("[a-z-]", "[A-Z_]"):
+        rows = [row for line in lines if (row := re.match(rf"  {first}+  +", line))]
+        assert len(rows) > 30 and len({row.end() for row in rows}) == 1
+    assert not [line for line in lines if re.match(r"  \S+ \S", line)], "two spaces between a name and its text"
 
 
 def test_the_variables_people_use_are_there():
@@ -86,7 +96,7 @@ def test_ppo_runs_the_stages_before_it_first():
 @pytest.mark.parametrize("jobs", ["-j1", "-j8"])
 def test_all_runs_every_kind_of_result_in_order(jobs):
     runs = calls("all", jobs)
-    assert [words[1] for words in runs] == ["ppo", "dpo", "evaluate", "merge"]
+    assert [words[1] for words in runs] == ["ppo", "rloo", "grpo", "dpo", "evaluate", "merge"]
     assert all("--with-parents" in words for words in runs)
 
 
@@ -99,10 +109,10 @@ def test_hardware_is_cpu_unless_given():
     assert {value for words in calls("ppo", "HW=4090", "RUNTIME=local") for value in option(words, "--hw")} == {"4090"}
 
 
-def test_recipe_overrides_hardware():
-    for words in calls("ppo", "HW=4090", "RECIPE=recipes/cpu-tiny/v1"):
-        assert option(words, "--recipe") == ["recipes/cpu-tiny/v1"]
-        assert "--hw" not in words
+def test_recipe_is_used_instead_of_hardware():
+    (words,) = calls("ppo", "RECIPE=recipes/cpu-tiny/v1")
+    assert option(words, "--recipe") == ["recipes/cpu-tiny/v1"]
+    assert "--hw" not in words
 
 
 def test_every_stage_gets_the_same_options():
@@ -113,9 +123,13 @@ def test_every_stage_gets_the_same_options():
         assert "--resume" in words
 
 
-@pytest.mark.parametrize("value", ["", "0", "no"])
-def test_resume_is_off_unless_switched_on(value):
-    assert "--resume" not in calls("pretrain", f"RESUME={value}")[0]
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [("", False), ("0", False), ("no", False), ("false", False), ("1", True), ("yes", True), ("true", True)],
+)
+def test_switches_are_on_or_off(value, on):
+    assert ("--resume" in calls("pretrain", f"RESUME={value}")[0]) == on
+    assert ("--summary" in calls("ab", f"SUMMARY={value}")[0]) == on
 
 
 @pytest.mark.parametrize(
@@ -199,6 +213,13 @@ def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():
     assert 'SET="data.source=hub data.name=some/set data.revision=COMMIT"' in result.stderr
 
 
+@pytest.mark.parametrize("path", ["/tmp/none", "./none", "none", "some/set.jsonl", "some/set.csv.gz", "a/b/c"])
+def test_a_path_is_not_taken_for_the_name_of_a_hub_set(path):
+    result = make("-n", "data-check", f"DATA={path}")
+    assert f"DATA: there is no file '{path}'" in result.stderr
+    assert "hub" not in result.stderr
+
+
 def test_data_check(files):
     assert calls("data-check", f"DATA={files[0]} {files[1]}") == [["data", "check", *map(str, files)]]
     (words,) = calls("data-check", f"DATA={files[0]}", "CHECK_ARGS=--heldout test.jsonl")
@@ -245,6 +266,11 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
     assert f"no target '{name}'" in result.stderr
 
 
+def test_targets_with_the_same_first_letter_are_named():
+    assert "Did you mean one of: plan pretrain ppo? `make help-all`" in make("pppo").stderr
+    assert "no target 'x'. `make help-all` lists them" in make("x").stderr
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_target_is_taken_for_a_file_of_that_name(target, files):
     result = make("-n", target, f"DATA={files[0]}")
@@ -286,12 +312,31 @@ def test_setup_installs_the_pinned_package_once(fake):
     result = make("setup", *variables)
     assert result.returncode == 0, result.stderr
     assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
+    assert result.stdout.splitlines()[-1] == f"setup: `source {fake}/venv/bin/activate` puts rlhf on your path"
     again = make("setup", *variables)
     assert again.returncode == 0
     assert log(fake) == []
 
     assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
     assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+
+
+@pytest.mark.parametrize("target", ["plan", "recipes", "report", "data-check", "data-show"])
+def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, files):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv", "HW=4090", f"DATA={files[0]}"]
+    assert make(target, *variables).returncode == 0
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+
+    shutil.rmtree(fake / "venv")
+    assert make("setup", *variables[:2]).returncode == 0
+    log(fake)
+    assert make(target, *variables).returncode == 0
+    assert [line.split()[0] for line in log(fake)] == ["rlhf"]
+
+    (stamp,) = (fake / "venv").glob(".ready-*")
+    os.utime(stamp, (0, 0))
+    assert make(target, *variables).returncode == 0
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake), "older than its pins"
 
 
 def test_a_failing_stage_stops_the_chain(fake):
@@ -370,10 +415,13 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("FTI=12GB", "there is no variable 'FTI'. `make help-all` lists them"),
         ("HW=4091", "HW=4091: no recipe for such hardware. `make recipes` lists them"),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
+        ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),
+        ("RESUME=y", "RESUME=y: 1, yes or true switches it on; 0, no, false or nothing leaves it off"),
+        ("SUMMARY=on", "SUMMARY=on: 1, yes or true"),
     ],
 )
 def test_what_make_would_ignore_is_refused_before_anything_is_built(variable, expected):
-    result = make("-n", "ppo", variable)
+    result = make("-n", "ppo", *variable.split())
     assert result.returncode and not result.stdout
     assert expected in result.stderr and result.stderr.count("\n") == 1
 

@@ -16,7 +16,7 @@ from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, Role
 
-Head = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r)
+TokenFn = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r)
 
 
 class ScoreNorm(NamedTuple):
@@ -26,20 +26,19 @@ class ScoreNorm(NamedTuple):
     sd: float = 1.0
 
 
-def per_token(shared: SharedBase, role: Role, rollout: Rollout, size: int, *heads: Head) -> list[Tensor]:
-    """Run `role` over the rollout, `size` rows at a time. Return one (B, R) float32 tensor per head, 0 in masked slots.
+def per_token(shared: SharedBase, role: Role, rollout: Rollout, size: int, *fns: TokenFn) -> list[Tensor]:
+    """Run `role` over the rollout, `size` rows at a time, and each function over its hidden states.
 
-    A head maps some rows and their response hidden states to a tensor with one number per token. Each process works on
-    its share of the rows.
+    Return one (B, R) float32 tensor per function, 0 in masked slots. Each process works on its share of the rows.
     """
     mask = rollout.mask
-    results = [torch.zeros(mask.shape, device=mask.device) for _ in heads]
+    results = [torch.zeros(mask.shape, device=mask.device) for _ in fns]
     with shared.role(role):
         for rows in rollout.sharded_by_length(size):
             micro_batch = rollout.rows(rows)
             hidden = shared.response_hidden(micro_batch)
-            for result, head in zip(results, heads, strict=True):
-                result[rows, : micro_batch.mask.shape[1]] = head(micro_batch, hidden)
+            for result, fn in zip(results, fns, strict=True):
+                result[rows, : micro_batch.mask.shape[1]] = fn(micro_batch, hidden)
     distributed.all_sum(*results)
     return results
 
@@ -62,13 +61,13 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, size: int) -> Rollou
     return replace(rollout, lower_states=lower)
 
 
-def logprob_head(shared: SharedBase, temperature: float) -> Head:
-    """Return the head of `per_token` that gives log-probabilities of the response tokens."""
+def logprob_fn(shared: SharedBase, temperature: float) -> TokenFn:
+    """Return the function for `per_token` that gives log-probabilities of the response tokens."""
     return lambda micro_batch, hidden: shared.logprobs(hidden, micro_batch, temperature)[0]
 
 
-def value_head(shared: SharedBase) -> Head:
-    """Return the head of `per_token` that gives the critic's values before each response token."""
+def value_fn(shared: SharedBase) -> TokenFn:
+    """Return the function for `per_token` that gives the critic's values before each response token."""
     return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
 
 

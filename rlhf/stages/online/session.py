@@ -1,10 +1,11 @@
 """One run of a stage that learns from its own samples: data, models, sampling, evaluation and log files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,14 +23,26 @@ from rlhf.rollout import vllm
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.rollout.responses import Sampling, ValueFn
+from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
+from rlhf.stages.online import scoring
 from rlhf.stages.online.checkpoints import choose_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
-from rlhf.stages.online.train_state import TrainState
+from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.train_state import TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
 LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
+
+
+class HasState(Protocol):
+    """A learner: what is trained, with the state of its training."""
+
+    state: TrainState
+
+
+L = TypeVar("L", bound=HasState)
 
 
 class Session:
@@ -73,6 +86,17 @@ class Session:
         self.telemetry.loaded()
         self.reference_samples = self.evaluate("reference")
         self.policy_samples: PolicySamples | None = None
+
+    def start(self, make: Callable[[ScoreNorm], L]) -> L:
+        """Return the learner that `make` makes from the norm of the scores, or a resumed run's from its checkpoint."""
+        checkpoint, norm = self.run.resumed_from, ScoreNorm()
+        if checkpoint:
+            with with_resume_advice(checkpoint):
+                return resumed(make, checkpoint)
+        if self.options.normalize_scores:
+            with self.phase("evaluate"):
+                norm = scoring.score_norm(self.shared, self.sample_step, self.options)
+        return make(norm)
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Measure time and memory of a block under this name."""
@@ -170,6 +194,17 @@ class Session:
             after = self.evaluate("policy")
         metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after))
+
+
+def resumed(make: Callable[[ScoreNorm], L], folder: Path) -> L:
+    """Return the learner that continues from a checkpoint.
+
+    Raises UserError when the checkpoint is damaged, or of another version or other settings.
+    """
+    saved = read_state(folder)
+    learner = make(ScoreNorm(*saved.norm))
+    learner.state.restore(saved, folder / "state.pt")
+    return learner
 
 
 def sampling(options: OnlineOptions) -> Sampling:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from transformers import get_scheduler
 
@@ -24,19 +24,26 @@ from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
-from rlhf.run.records import Amount, Count, OptimizerState, Record, SchedulerState
+from rlhf.run.records import Amount, Count, Number, OptimizerState, Record, SchedulerState
+from rlhf.stages.online.scoring import ScoreNorm
 
-RATES = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
-GRAD_NORMS = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # names of the logged gradient norms
+TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
+RATES: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
+GRAD_NORMS: dict[TrainedRole, str] = {
+    "policy": "policy/grad_norm",
+    "value": "val/grad_norm",
+}  # names of the logged gradient norms
 
 
 class SavedState(Record):
-    """Schema of the fields that state.pt of every checkpoint holds."""
+    """Schema of state.pt in a checkpoint."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     step: Count
+    norm: tuple[Number, Number]
     kl_coef: Amount
     policy: list[Tensor]
+    value: list[Tensor] = Field(default=[])  # PPO's alone
     optimizer: OptimizerState
     schedule: SchedulerState
     random: RandomState
@@ -45,8 +52,8 @@ class SavedState(Record):
 class TrainState:
     """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
 
-    `parameters_of` has the parameters of each role; RATES names the recipe key of its learning rate. A checkpoint also
-    holds `extra_state`.
+    `parameters_of` has the parameters of each role; RATES names the recipe key of its learning rate. `norm` is that of
+    the reward model's scores.
     """
 
     def __init__(
@@ -54,11 +61,11 @@ class TrainState:
         stage: StageName,
         shared: SharedBase,
         options: OnlineOptions,
-        parameters_of: Mapping[str, Sequence[nn.Parameter]],
-        extra_state: dict[str, Any] | None = None,
+        norm: ScoreNorm,
+        parameters_of: Mapping[TrainedRole, Sequence[nn.Parameter]],
     ):
         self.stage, self.shared, self.options = stage, shared, options
-        self.parameters_of, self.extra_state = parameters_of, extra_state or {}
+        self.norm, self.parameters_of = norm, parameters_of
         self.optimizer = new_optimizer(
             options.optim,
             [{"params": parameters, "lr": getattr(options, RATES[role])} for role, parameters in parameters_of.items()],
@@ -93,7 +100,7 @@ class TrainState:
             self.optimizer.zero_grad()
         self.shared.gather()
 
-    def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
+    def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
         """Return the rows of the batch that form each micro-batch of a minibatch, of this process."""
         size = self.options.per_device_train_batch_size
         return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
@@ -137,7 +144,7 @@ class TrainState:
         """
         state: dict[str, Any] = {
             "step": self.step,
-            **self.extra_state,
+            "norm": tuple(self.norm),
             "kl_coef": self.kl_coef,
             **{role: [p.detach().cpu() for p in parameters] for role, parameters in self.parameters_of.items()},
             "optimizer": self.optimizer.state_dict(),
@@ -147,25 +154,26 @@ class TrainState:
         torch.save(state, folder / "state.pt")
         save_adapter(self.shared.peft, run, folder / "adapter", adapter="policy")
 
-    def restore(self, saved: dict[str, Any], file: Path) -> None:
-        """Continue from the state that `saved_state` read from `file`. Raises UserError where it does not fit."""
+    def restore(self, saved: SavedState, file: Path) -> None:
+        """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""
+        stored = {"policy": saved.policy, "value": saved.value}
         for role, parameters in self.parameters_of.items():
-            _copy(parameters, saved[role], f"{file}: {role}")
+            _copy(parameters, stored[role], f"{file}: {role}")
         with reading(file):
-            self.optimizer.load_state_dict(saved["optimizer"])
-            self.schedule.load_state_dict(saved["schedule"])
+            self.optimizer.load_state_dict(saved.optimizer.plain())
+            self.schedule.load_state_dict(saved.schedule.plain())
         check_optimizer(self.optimizer, str(file))
         page_states(self.optimizer)
-        self.step, self.kl_coef = saved["step"], saved["kl_coef"]
+        self.step, self.kl_coef = saved.step, saved.kl_coef
         with reading(file):
-            set_random_state(saved["random"])
+            set_random_state(saved.random.plain())
 
     def take_policy(self, folder: Path) -> None:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         if problem := checkpoint_problem(folder):
             way_out = f"set {self.stage}.adapter=last"
             raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
-        _copy(self.parameters_of["policy"], saved_state(folder, SavedState)["policy"], f"{folder}/state.pt: policy")
+        _copy(self.parameters_of["policy"], read_state(folder).policy, f"{folder}/state.pt: policy")
 
 
 class Update:
@@ -184,7 +192,7 @@ class Update:
     def step(self, stats: dict[str, float]) -> bool:
         """Take a step with the gradients of a minibatch, whose statistics are given. Return whether it was taken.
 
-        It is not where the policy has moved further from the one that sampled than `max_update_kl` allows; the first
+        No step is taken once the policy is further than `max_update_kl` from the policy that sampled; the first
         minibatch is always used.
         """
         limit = self.state.options.max_update_kl
@@ -199,13 +207,13 @@ class Update:
         return means | {"update/optimizer_steps": len(self.used), "lr": self.state.schedule.get_last_lr()[0]}
 
 
-def saved_state(folder: Path, kind: type[SavedState]) -> dict[str, Any]:
+def read_state(folder: Path) -> SavedState:
     """Read state.pt of a checkpoint. Raises UserError when it is damaged, or of another version or step."""
     file = folder / "state.pt"
-    state = reader.check(unpickled(file), kind, str(file))
-    if state.step != checkpoint_step(folder):
-        raise UserError(f"{file} is that of step {state.step}")
-    return state.plain()
+    saved = reader.check(unpickled(file), SavedState, str(file))
+    if saved.step != checkpoint_step(folder):
+        raise UserError(f"{file} is that of step {saved.step}")
+    return saved
 
 
 @torch.no_grad()

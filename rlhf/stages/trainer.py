@@ -1,0 +1,247 @@
+"""What a run changes in the trainers of transformers and TRL: exact weights, the order of rows, the forward pass.
+
+A run also checks the checkpoint that it resumes from before they read it.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from peft import PeftModel
+from torch.utils.data import DataLoader, Sampler
+from transformers import Trainer
+
+from rlhf.errors import UserError
+from rlhf.models import weights as stored
+from rlhf.models.weights import ADAPTER_FILE
+from rlhf.process import distributed
+from rlhf.run import reader, records
+from rlhf.run.checkpoints import checkpoint_step, with_resume_advice
+from rlhf.run.reader import reading
+from rlhf.stages.training_forward import LeanSteps, padded_on_the_right, without_mask
+
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers reads them
+
+
+class RunTrainer(Trainer):
+    """A trainer of a run; among the base classes of a trainer it stands before TRL's.
+
+    It keeps the values and the type that trainable adapters had before: on a 4-bit base TRL casts them to bfloat16 when
+    a trainer is built, which rounds a warm start away.
+    """
+
+    _order: "LengthBuckets | None" = None
+    _hides_padding = False
+    _lean: LeanSteps | None = None
+    _resumed_from: Path | None = None
+
+    def __init__(self, model: Any, **options: Any):
+        adapters = isinstance(model, PeftModel)
+        exact = {name: p.detach().clone() for name, p in model.named_parameters() if adapters and p.requires_grad}
+        super().__init__(model=model, **options)
+        for name, parameter in self.trained.named_parameters():
+            if name in exact:
+                parameter.data = exact[name].to(parameter.device)
+
+    @property
+    def trained(self) -> Any:
+        """Return the model; the classes of peft and torch do not share a base class for what is used of it."""
+        assert self.model is not None
+        return self.model
+
+    # -- the order of rows ---------------------------------------------------------------------------------------------
+
+    def group_by_length(self, lengths: Sequence[int], seed: int) -> None:
+        """Take rows of similar length together. `lengths`: tokens of each training row."""
+        rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * distributed.world()
+        self._order = LengthBuckets(lengths, rows, seed)
+
+    def _get_train_sampler(self, *dataset: Any) -> Any:
+        return self._order or super()._get_train_sampler(*dataset)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of this rank's batches in the order of one process.
+
+        transformers would fill a short last batch with other rows.
+        """
+        if distributed.world() == 1:
+            return super().get_train_dataloader()
+        order: Any = self._get_train_sampler()
+        if not isinstance(order, LengthBuckets):
+            order = SeedableRandomSampler(order.data_source, generator=order.generator)  # as accelerate does it for one
+        batches = ShardedBatches(order, self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps)
+        loader: Any = DataLoader(
+            self._remove_unused_columns(self.train_dataset, "training"),
+            batch_sampler=batches,
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        loader.set_epoch = (
+            batches.set_epoch
+        )  # transformers looks for it here; in a resumed epoch it calls the sampler's
+        result: DataLoader[Any] = loader
+        return result
+
+    # -- the forward pass ----------------------------------------------------------------------------------------------
+
+    def hide_right_padding(self) -> None:
+        """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
+
+        Under causal attention a real token never sees the padding behind it, and padded positions enter no loss. TRL's
+        collators pass a mask all the same, and a single padded row would make attention use a slower kernel with a full
+        mask. Only the decoder runs without it: token counts and the reward model's pooling are unchanged. So are
+        forward passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
+        """
+        self.data_collator = padded_on_the_right(self.data_collator)
+        self._hides_padding = True
+
+    def use_trunk(self, pairs: bool = False) -> None:
+        """Compute training steps with the lean trunk; evaluation keeps the library's layers.
+
+        The model has adapters, and `hide_right_padding` checks its batches. `pairs`: row n of the first half of a batch
+        has the prompt of row n of the second half, which is computed once for both.
+        Raises UserError for a model that the trunk does not support.
+        """
+        self._lean = LeanSteps(self.trained, pairs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with nullcontext() if self._lean is None else self._lean.step():
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
+        return loss
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        with without_mask(self.trained.get_decoder()) if self._hides_padding else nullcontext():
+            return super().compute_loss(*args, **kwargs)
+
+    # -- the checkpoint of a resumed run -------------------------------------------------------------------------------
+
+    def resume_from(self, folder: Path, divided: bool) -> None:
+        """Check the checkpoint from which training will continue. `divided`: by an engine, in formats of its own.
+
+        Raises UserError for files on which transformers would fail late, continue with wrong values, or unpickle code.
+        """
+        with with_resume_advice(folder):
+            state = reader.read(folder / "trainer_state.json", records.TrainerState)
+            if state is None or state.global_step != checkpoint_step(folder):
+                raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
+            if not divided:
+                _check_parts(self.accelerator.unwrap_model(self.model), folder)
+        self._resumed_from = folder
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn every error while the checkpoint is read into one line that names it."""
+        if self._resumed_from is None:
+            yield
+            return
+        with with_resume_advice(self._resumed_from), reading(self._resumed_from):
+            yield
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with self._reading():
+            super()._load_from_checkpoint(*args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> None:
+        with self._reading():
+            super()._load_optimizer_and_scheduler(*args, **kwargs)
+
+    def _load_rng_state(self, *args: Any, **kwargs: Any) -> None:
+        with self._reading():
+            super()._load_rng_state(*args, **kwargs)
+
+
+class LengthBuckets(Sampler[int]):
+    """Sampler in which rows of similar length share an optimizer's batch; the batches come in random order.
+
+    The order is a function of seed and epoch. Micro-batches are slices of such a batch, shortest rows first, so that
+    their size changes no result. transformers' own grouping orders each of its large windows from long rows to short
+    ones, so that training always ends on the shortest.
+    """
+
+    WINDOW = 16  # batches that are sorted together
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(f"{self.seed}:{self.epoch}")
+        rows = list(range(len(self.lengths)))
+        rng.shuffle(rows)
+        batches: list[list[int]] = []
+        for start in range(0, len(rows), self.batch_size * self.WINDOW):
+            window = sorted(rows[start : start + self.batch_size * self.WINDOW], key=lambda row: self.lengths[row])
+            batches += [window[i : i + self.batch_size] for i in range(0, len(window), self.batch_size)]
+        short = [batch for batch in batches if len(batch) < self.batch_size]  # must come last, or it shifts the others
+        full = [batch for batch in batches if len(batch) == self.batch_size]
+        rng.shuffle(full)
+        return (row for batch in (*full, *short) for row in batch)
+
+
+class Order(Protocol):
+    """Rows in an order of their own in each epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
+class ShardedBatches(Sampler[list[int]]):
+    """Micro-batches of one rank: the rows of each optimizer's batch are assigned to the ranks in turn.
+
+    All ranks together make the steps that one process makes. A short last batch gives every rank the same number of
+    rows; the few rows left over, fewer than there are ranks, are not used in this epoch.
+    """
+
+    def __init__(self, order: Order, micro_batch: int, accumulated: int):
+        self.order, self.micro_batch, self.accumulated = order, micro_batch, accumulated
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.order) // distributed.world() / self.micro_batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, world = list(self.order), distributed.world()
+        size = self.micro_batch * self.accumulated * world
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            own_batch = distributed.own_rows(batch[: len(batch) // world * world])
+            yield from (own_batch[i : i + self.micro_batch] for i in range(0, len(own_batch), self.micro_batch))
+
+
+def _check_parts(model: Any, folder: Path) -> None:
+    """Check weights, the optimizer's groups and the schedule against those of the model. Raises UserError."""
+    for name in _PICKLED_WEIGHTS:
+        if (folder / name).exists():
+            raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")
+    if isinstance(model, PeftModel):
+        expected = stored.adapter_state(model)
+        for file in (folder / ADAPTER_FILE, *sorted(folder.glob(f"*/{ADAPTER_FILE}"))):  # DPO's reference has a folder
+            stored.adapter_config(file.parent)
+            stored.check_shapes(stored.tensors(file), expected, str(file))
+    else:
+        file = folder / "model.safetensors"
+        stored.check_shapes(stored.tensors(file), dict(model.named_parameters()), str(file))
+    file = folder / "optimizer.pt"
+    optimizer = reader.check(stored.unpickled(file), records.OptimizerState, str(file))
+    count = sum(len(group.params) for group in optimizer.param_groups)
+    trainable = sum(parameter.requires_grad for parameter in model.parameters())
+    if count != trainable:
+        raise UserError(f"{file} is of {count} parameters, the model trains {trainable}")
+    file = folder / "scheduler.pt"
+    reader.check(stored.unpickled(file), records.SchedulerState, str(file))
