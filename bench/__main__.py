@@ -21,6 +21,7 @@ from rlhf.memory.phases import Stage
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, StageName, published
+from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.published import Figure, Spent, Verdict
 from rlhf.run.provenance import code_version
 from rlhf.run.reader import reading
@@ -44,7 +45,7 @@ def main(
     stages: tuple[StageName, ...],
     changes: tuple[str, ...],
     count: int,
-    shape: str,
+    shape: LengthsShape,
     out: Path | None,
     save: bool,
     price: float | None,
@@ -98,7 +99,7 @@ NOTE = (
 )
 
 
-def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, shape: str) -> dict[str, Any]:
+def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, shape: LengthsShape) -> dict[str, Any]:
     """Run a benchmark. Return its record: provenance, limits of the device, time and memory of each stage."""
     with console.quiet_libraries():
         import torch
@@ -143,7 +144,7 @@ def derived_figures(
     row: Mapping[str, Any],
     predicted: Stage,
     best: Mapping[str, float],
-    shape: str,
+    shape: LengthsShape,
 ) -> dict[str, Any]:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
     shares: dict[str, Any] = dict.fromkeys(("mfu", "hfu", "mbu", "hours"))

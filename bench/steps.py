@@ -13,13 +13,20 @@ from rlhf.files import read_json, read_lines
 from rlhf.memory.rehearse import few_steps
 from rlhf.process.distributed import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.choices import LengthsShape
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
 def measure(
-    loaded: PinnedRecipe, stages: Sequence[StageName], out: Path, *, steps: int, shape: str, preflight: bool = True
+    loaded: PinnedRecipe,
+    stages: Sequence[StageName],
+    out: Path,
+    *,
+    steps: int,
+    shape: LengthsShape,
+    preflight: bool = True,
 ) -> dict[StageName, dict[str, Any]]:
     """Run the stages one after another below `out`. Return `summarise` of each stage, or {"out_of_memory": True}.
 

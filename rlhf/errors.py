@@ -7,7 +7,7 @@ class UserError(Exception):
     """Bad data, a bad recipe or option, a damaged file: something that the person at the keyboard can put right.
 
     `message` is one line that names the file, the line or the key and says what to do. Each `advice` is printed below
-    it on a line of its own. An exception of another class that reaches the top of a command is a bug of this project.
+    it on a separate line. An exception of another class that reaches the top of a command is a bug of this project.
     """
 
     def __init__(self, message: str, *advice: str) -> None:

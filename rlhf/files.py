@@ -5,6 +5,8 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,27 @@ def read_json(file: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield the path of a new file beside `file`, which replaces `file` at the end of the block.
+
+    A reader sees either the old content or the new. After an error `file` is as before, and the new file is deleted.
+    Neither is flushed to disk.
+    """
+    temporary = file.with_name(f".{file.name[:40]}.{os.getpid()}.tmp")  # not too long a name, whatever the file's is
+    try:
+        yield temporary
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_json(file: Path, content: Any) -> None:
-    """Write a file beside `file` and rename it, so that a reader sees either the old content or the new."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, file)
+    """Replace a file by the JSON of `content`, as a whole and flushed to disk."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with replacing(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
     sync(file.parent)
 
 
@@ -50,24 +67,17 @@ def append(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_output(file: Path, text: str) -> None:
-    """Write a file beside `file` and rename it, so that an earlier output is replaced as a whole or not at all."""
+    """Write a file, in a new folder if need be; an earlier output is replaced as a whole or not at all."""
     target = file.resolve()  # write to what a symbolic link points to, and keep the link
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{os.getpid()}.tmp")
-    try:
+    with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def sha256(file: Path) -> str:
     """Return the SHA-256 of a file's bytes, as 64 hexadecimal digits."""
-    digest = hashlib.sha256()
     with open(file, "rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -8,12 +8,12 @@ LONGEST = 2000  # characters of a message
 
 def harmless(text: str) -> str:
     """Return the text without control characters, text-direction marks and other characters that do not print."""
-    return text if text.isprintable() else "".join(c for c in text if _prints(c))
+    return text if text.isprintable() else "".join(c for c in text if prints(c))
 
 
 def visible(text: str) -> str:
     """Return the text with the characters that `harmless` removes written as escapes: `\\x1b`, `\\u202e`."""
-    return "".join(c if _prints(c) else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if prints(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -30,11 +30,17 @@ def one_line(text: str) -> str:
     return shortened(visible(shortened(folded)))  # escapes make it longer
 
 
+def reason(error: BaseException) -> str:
+    """Return an error's message as one line of at most 300 characters; the name of its type if it has none."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+
+
 def say(text: str) -> None:
-    """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is no error."""
+    """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is not an error."""
     with suppress(OSError, ValueError):
         print(one_line(text), file=sys.stderr, flush=True)
 
 
-def _prints(character: str) -> bool:
+def prints(character: str) -> bool:
+    """Return whether a terminal shows a character, or breaks the line or joins emoji at it."""
     return character in "\n\t" or character.isprintable() or character == "\u200d"  # the last one joins emoji

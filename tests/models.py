@@ -84,7 +84,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "qwen3_next": {"why": "has layers of linear_attention"},
     "gemma3": {"why": "reads more than text"},
     "t5": {"why": "is an encoder with a decoder"},
-    "bert": {"why": "is no decoder"},
+    "bert": {"why": "is not a decoder"},
 }
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -160,7 +160,7 @@ def choose(only: tuple[str, ...]) -> list[Item]:
     names = [item.name for item in ITEMS]
     for name in only:
         if name not in names:
-            raise click.BadParameter(f"{name!r} is no item; there are {', '.join(names)}", param_hint="--only")
+            raise click.BadParameter(f"{name!r} is not an item; there are {', '.join(names)}", param_hint="--only")
     return [item for item in ITEMS if not only or item.name in only]
 
 

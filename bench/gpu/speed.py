@@ -12,11 +12,12 @@ from bench.gpu.record import Verdict, decide
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.recipe import StageName
+from rlhf.recipe.choices import LengthsShape
 
 STEPS = 4  # after the warm-up
 
 
-def measure(context: Context, shape: str, stages: list[StageName]) -> Verdict:
+def measure(context: Context, shape: LengthsShape, stages: list[StageName]) -> Verdict:
     """Measure seconds, tokens and peaks of the stages' steps. `conclude` adds MFU, MBU and hours by prediction."""
     measured: dict[str, Any] = context.measured
     measured["shape"] = shape

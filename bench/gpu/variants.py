@@ -57,13 +57,15 @@ def lean_trunk(shared: Any) -> Iterator[None]:
 def windows(ahead: int) -> Variant:
     """Return a variant whose attention reads this many slots beyond the step, on every device."""
     return setting(
-        rollout, "WINDOW", {device: replace(window, ahead=ahead) for device, window in rollout.WINDOW.items()}
+        rollout,
+        "WINDOW_BY_DEVICE",
+        {device: replace(window, ahead=ahead) for device, window in rollout.WINDOW_BY_DEVICE.items()},
     )
 
 
 def few_kernels(on: bool) -> Variant:
     """Return a variant that decodes with lean LoRA layers and norms, or with those of peft and transformers."""
-    return setting(rollout, "FEW_KERNELS", dict.fromkeys(rollout.FEW_KERNELS, on))
+    return setting(rollout, "FEW_KERNELS_BY_DEVICE", dict.fromkeys(rollout.FEW_KERNELS_BY_DEVICE, on))
 
 
 def lora_casts(on: bool) -> Variant:

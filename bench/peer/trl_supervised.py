@@ -51,8 +51,8 @@ def main() -> None:
     )
     cuda = device.type == "cuda"
     clock = Clock()
-    head, task = ("score", "SEQ_CLS") if stage == "rm" else ("lm", "CAUSAL_LM")
-    base = load_base(run, device, head=head)
+    task = "SEQ_CLS" if stage == "rm" else "CAUSAL_LM"
+    base = load_base(run, device, head="score" if stage == "rm" else "lm")
     base.config.pad_token_id = codec.pad_id
     built = trainer(
         model=base,

@@ -23,7 +23,7 @@ def guarded(command: click.Command, name: str | None = None) -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show is no error
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show is not an error
     try:
         with endings.listening(_print_stopped):
             _check_arguments(sys.argv[1:])

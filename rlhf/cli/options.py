@@ -28,7 +28,7 @@ class OutputFile(click.Path):
         except FileNotFoundError:
             folder = next(parent for parent in path.absolute().parents if parent.exists())
             if not folder.is_dir():
-                self.fail(f"{path}: {folder} is no folder", param, ctx)
+                self.fail(f"{path}: {folder} is not a folder", param, ctx)
         except (OSError, ValueError) as error:
             self.fail(f"{path}: {getattr(error, 'strerror', None) or error}", param, ctx)
         else:

@@ -129,7 +129,7 @@ def _check_names(stop_on: Sequence[str]) -> None:
 
 
 def _command(stage: StageName, more_data: Sequence[str], *leave_out: str) -> list[str]:
-    """Return the command that runs another stage with the options that were typed, but for `leave_out`."""
+    """Return the command that runs another stage with the options that were typed, except `leave_out`."""
     files = [word for file in more_data for word in ("--data", file)]
     return ["run", stage, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
 

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import formats, raw
-from rlhf.data.formats import OnBadRow
 from rlhf.data.parsing import label_of, quoted_keys
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import UserError
+from rlhf.files import sha256
+from rlhf.recipe.choices import OnBadRow
 
 RawRow = tuple[str, object]  # source and row
 
@@ -31,7 +32,7 @@ RawRow = tuple[str, object]  # source and row
 def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> formats.Rows:
     """Read files and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
-        raise UserError("--rename gives two columns the same name; give each a name of its own")
+        raise UserError("--rename gives two columns the same name; give each another name")
     sources = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
@@ -39,7 +40,7 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         rows = itertools.chain([] if first is None else [first], rows)
         if first is not None and _is_labelled(first[1]):
             rows = _pair_labelled(str(file), rows)
-        sources.append((str(file), rows, partial(raw.sha256, file)))
+        sources.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in _all_rows(parsed)}
     if len(kinds) > 1:
@@ -59,7 +60,7 @@ def write(rows: formats.Rows, file: Path) -> int:
 
 
 def _all_rows(rows: formats.Rows) -> list[Row]:
-    return [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
+    return rows.all
 
 
 def _plain(row: Row) -> dict[str, Any]:

@@ -14,20 +14,20 @@ and leaked row here names, and they do not read transcripts as turns.
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from rlhf.data import hub, raw
 from rlhf.data.parsing import KEYS, kind_of, parse_row, quoted_keys, row_object
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, Format, Kind, LeftOut, PreferencePair, PromptOnly, Row
+from rlhf.data.rows import Document, Example, LeftOut, PreferencePair, PromptOnly, Row
 from rlhf.errors import UserError
-
-OnBadRow = Literal["stop", "skip"]
+from rlhf.files import sha256
+from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
+from rlhf.recipe.names import is_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class FileReport:
 
     name: str
     sha256: str
-    kind: Kind
+    kind: RowKind
     rows: int
 
 
@@ -75,6 +75,11 @@ class Rows:
     report: ReadReport
     prompts: tuple[PromptOnly, ...] = ()
 
+    @property
+    def all(self) -> list[Row]:
+        """Return the rows of all kinds, one kind after another."""
+        return [*self.documents, *self.examples, *self.pairs, *self.prompts]
+
 
 class Advice(NamedTuple):
     """Ways out that an error about malformed rows names; they depend on who reads the rows."""
@@ -92,7 +97,7 @@ def read(
     files: Sequence[str | Path],
     *,
     on_bad_row: OnBadRow = "stop",
-    format: Format = "auto",
+    format: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
     """Read JSON lines, JSON arrays (both also gzipped), CSV and Parquet.
@@ -101,7 +106,7 @@ def read(
     """
     if isinstance(files, str) or not files:
         raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
-    sources = ((str(path), raw.rows(path), partial(raw.sha256, path)) for path in map(Path, files))
+    sources = ((str(path), raw.rows(path), partial(sha256, path)) for path in map(Path, files))
     return parse(sources, on_bad_row=on_bad_row, format=format, advice=advice)
 
 
@@ -112,13 +117,13 @@ def parse(
     sources: Iterable[Source],
     *,
     on_bad_row: OnBadRow = "stop",
-    format: Format = "auto",
+    format: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
     """Parse raw rows; all rows of a source have one kind. Raises UserError as `read` does."""
     reader = _Reader(on_bad_row, format, advice)
-    for name, rows, sha256 in sources:
-        reader.take(name, rows, sha256)
+    for name, rows, hash_of_file in sources:
+        reader.take(name, rows, hash_of_file)
     return reader.rows()
 
 
@@ -129,13 +134,13 @@ def read_hub(
     split: str | None = None,
     data_dir: str | None = None,
     on_bad_row: OnBadRow = "stop",
-    format: Format = "auto",
+    format: DataFormat = "auto",
 ) -> Rows:
     """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set.
 
     `split` None reads `train`.
     """
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+    if not is_commit(revision):
         raise UserError(
             f"{name}: revision {revision!r} is not a commit of 40 hex digits; branches and tags can move, and the run "
             "could not be repeated. Copy the commit from the set's history on the hub into data.revision"
@@ -167,8 +172,8 @@ def read_hub(
 class _Reader:
     """Reader of one file after another, which keeps account of the rows left out."""
 
-    def __init__(self, on_bad_row: OnBadRow, format: Format, advice: Advice = RECIPE_ADVICE):
-        for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, Format)):
+    def __init__(self, on_bad_row: OnBadRow, format: DataFormat, advice: Advice = RECIPE_ADVICE):
+        for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, DataFormat)):
             if value not in get_args(choices):
                 raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
         self.on_bad_row = on_bad_row
@@ -181,7 +186,7 @@ class _Reader:
 
     def take(self, name: str, rows: Iterable[tuple[str, object]], sha256: Callable[[], str]) -> None:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
-        kind: Kind | None = None if self.format == "auto" else self.format
+        kind: RowKind | None = None if self.format == "auto" else self.format
         count = 0
         bad: list[tuple[str, str]] = []
         for source, value in rows:
@@ -209,7 +214,7 @@ class _Reader:
         self.malformed += bad
         self.files.append(FileReport(name, sha256(), kind, count))
 
-    def _checked_kind(self, row: dict[str, object], kind: Kind | None) -> Kind:
+    def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
         """Return the file's kind, which its first row of any known kind decides."""
         row_kind = kind_of(row)
         if kind is None:

@@ -19,6 +19,7 @@ from rlhf.files import sha256, write_json
 from rlhf.observe.console import working
 from rlhf.process import distributed
 from rlhf.recipe import StageName
+from rlhf.recipe.choices import Template
 from rlhf.run.directory import Run
 from rlhf.run.reader import read
 from rlhf.run.records import Generated, Manifest
@@ -32,7 +33,7 @@ Prompt = tuple[Message, ...]
 class Split(Generic[T]):
     """Rows for training, and held-out rows on which results are reported; no conversation is in both.
 
-    `validation` chooses checkpoints: conversations of its own with `data.validation_fraction`, else the held-out rows.
+    `validation` chooses checkpoints: separate conversations with `data.validation_fraction`, else the held-out rows.
     """
 
     train: list[T]
@@ -99,7 +100,7 @@ class Corpus:
     pairs: Split[PreferencePair]
     bare_prompts: Split[PromptOnly] = field(default_factory=lambda: Split([], []))  # rows without an answer
 
-    def texts(self, template: str) -> Split[str]:
+    def texts(self, template: Template) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
             texts = _map_parts(lambda documents: [document.text for document in documents], self.documents)
@@ -242,7 +243,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
         )
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
-    # Each combination of settings and generator code has a folder of its own.
+    # Each combination of settings and generator code has a separate folder.
     if data.source == "lengths":
         assert data.lengths
         options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}

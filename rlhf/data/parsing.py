@@ -31,11 +31,12 @@ import re
 from collections.abc import Iterable
 
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, Kind, LeftOut, Message, PreferencePair, PromptOnly, Role, Row
+from rlhf.data.rows import Document, Example, LeftOut, Message, MessageRole, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
+from rlhf.recipe.choices import RowKind
 
-KEYS: dict[Kind, tuple[str, ...]] = {
+KEYS: dict[RowKind, tuple[str, ...]] = {
     "text": ("text",),
     "hh": ("chosen", "rejected"),
     "instruction": ("instruction", "output"),
@@ -47,7 +48,7 @@ KEYS: dict[Kind, tuple[str, ...]] = {
 }
 LABELS = re.compile(r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)")
 
-_ROLES: dict[object, Role] = {
+_ROLES: dict[object, MessageRole] = {
     "system": "system",
     "user": "user",
     "assistant": "assistant",
@@ -65,7 +66,7 @@ _TYPES = {
 }
 
 
-def kind_of(row: dict[str, object]) -> Kind | None:
+def kind_of(row: dict[str, object]) -> RowKind | None:
     """Return the kind of a row, judged by the keys that have a value; None if it is unknown.
 
     Parquet and hub sets fill absent keys with null.
@@ -95,7 +96,7 @@ def _other_texts(row: dict[str, object], *expected: str) -> bool:
     return not all(LABELS.fullmatch(key.lower()) for key in extra)
 
 
-def parse_row(row: dict[str, object], kind: Kind, source: str) -> Row | LeftOut:
+def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     """Return a row of the kind, or the reason why it is left out. Raises Malformed if it is not of that kind."""
     if kind == "text":
         text = _text(_field(row, "text", kind), "text")
@@ -185,7 +186,7 @@ def _example(prompt: tuple[Message, ...], response: str, source: str, answer: st
     return Example(prompt, response.rstrip(), source, answer) if response.strip() else "empty answer"
 
 
-def _pair(row: dict[str, object], kind: Kind, source: str) -> PreferencePair | LeftOut:
+def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair | LeftOut:
     sides = [_field(row, "chosen", kind), _field(row, "rejected", kind)]
     row_prompt = None
     if kind == "preference" and (row.get("prompt") is not None or not all(isinstance(side, list) for side in sides)):
@@ -259,7 +260,7 @@ def _messages(values: list[object], key: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _field(row: dict[str, object], key: str, kind: Kind) -> object:
+def _field(row: dict[str, object], key: str, kind: RowKind) -> object:
     if key not in row:
         raise Malformed(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
     return row[key]

@@ -10,7 +10,6 @@ The readers of `datasets` are not used for files because they change what a row 
 
 import csv
 import gzip
-import hashlib
 import itertools
 import json
 import re
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
+from rlhf.terminal import reason
 
 MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
 MAX_ARRAY = 2**31  # bytes of a file that is one JSON value, which is held in memory as a whole: 2 GiB
@@ -72,12 +72,6 @@ def _head(path: Path) -> bytes:
         raise UserError(f"{path}: a directory; name the files in it") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
-
-
-def sha256(path: Path) -> str:
-    """Return the hash of the file's bytes, as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
@@ -142,7 +136,7 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
 
 
 class _RepeatedKey(ValueError):
-    """An object that gives a key twice; a JSON parser would silently take the last value."""
+    """Raised for an object that gives a key twice; a JSON parser would silently take the last value."""
 
 
 def _parse_json(text: str) -> Any:
@@ -203,7 +197,7 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
 
 
 def _delimiter(path: Path, first_line: str) -> str | None:
-    """Return the delimiter of a table's cells, judged by the file's name or its first line; None if it is no table.
+    """Return the delimiter of a table's cells, judged by the file's name or its first line; None if it is not a table.
 
     A header is a line of at least two names, as `prompt,chosen,rejected` is.
     """
@@ -261,9 +255,5 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
                     yield f"{path}:row {number}", row
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{path}: Parquet file damaged after {number:,} rows ({_one_line(error)}); download it again"
+            f"{path}: Parquet file damaged after {number:,} rows ({reason(error)}); download it again"
         ) from None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

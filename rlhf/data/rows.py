@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["system", "user", "assistant"]
-Kind = Literal["text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
-Format = Literal["auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
+MessageRole = Literal["system", "user", "assistant"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message of a conversation."""
 
-    role: Role
+    role: MessageRole
     content: str
 
 
@@ -26,7 +24,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and the response to imitate; `answer` is what rewards compare responses with, where it is known."""
+    """A prompt and the response to imitate; `answer` is the right answer, where it is known."""
 
     prompt: tuple[Message, ...]
     response: str

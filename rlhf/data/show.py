@@ -14,6 +14,7 @@ from rich.text import Text
 from rlhf.data.formats import Rows
 from rlhf.data.quality.flaws import FLAWS
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
+from rlhf.terminal import prints
 
 LONGEST = 4000  # characters of a text that are shown
 DIFFERENCE_STYLE = "bold"
@@ -25,7 +26,7 @@ def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None)
     They are the first rows, or drawn at random with a `seed`. `only`: the name of a flaw (rlhf/data/quality/flaws.py)
     that each of them has.
     """
-    candidates: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
+    candidates: list[Row] = rows.all
     if only:
         flawed = {id(row) for row in FLAWS[only](candidates)}
         candidates = [row for row in candidates if id(row) in flawed]
@@ -55,16 +56,12 @@ def render(row: Row) -> RenderableType:
 def visible(text: str) -> Text:
     """Return the text with control and invisible characters as escapes, so that none hides or reaches the terminal."""
     visible_text = Text(overflow="fold")
-    for printable, characters in itertools.groupby(text[:LONGEST], _is_printable):
+    for printable, characters in itertools.groupby(text[:LONGEST], prints):
         characters_text = "".join(characters)
         visible_text.append(characters_text) if printable else visible_text.append(
             characters_text.encode("unicode_escape").decode(), "reverse"
         )
     return visible_text.append_text(_omission(text))
-
-
-def _is_printable(character: str) -> bool:
-    return character in "\n\t" or character.isprintable() or character == "\u200d"  # U+200D joins emoji
 
 
 def _named_texts(rows: Iterable[tuple[str, Text]]) -> Table:

@@ -7,6 +7,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from rlhf.data.rows import Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import Tokenizer
+from rlhf.recipe.choices import Template
 from rlhf.run.reader import reason
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -48,7 +50,7 @@ class SpecialIds(Protocol):
 class Codec:
     """A tokenizer together with the template by which dialogues are written for it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pad_token: str | None = None):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: Template, pad_token: str | None = None):
         """Choose the padding token: `pad_token`, or else the tokenizer's own.
 
         Raises UserError where no token can pad.
@@ -190,7 +192,7 @@ class Codec:
         return False
 
     def _answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str:
-        """Return the text that follows the prompt when the response has been given.
+        """Return the text of a response as the template writes it after the prompt.
 
         It leaves out the EOS that a template may write.
         """
@@ -257,7 +259,7 @@ def own_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def needed_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the value of tokenizer.pad_token that a tokenizer needs; None if it has a token of its own to pad with."""
+    """Return the value of tokenizer.pad_token that a tokenizer needs; None if it has a token to pad with."""
     candidates = [] if own_pad_token(tokenizer) else pad_candidates(tokenizer)
     return candidates[0] if candidates else None
 
@@ -324,21 +326,25 @@ def words(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
-def load(name: str | Path, settings: Tokenizer) -> Codec:
+def load(name: str | Path, settings: Tokenizer, errors_named: AbstractContextManager[None] | None = None) -> Codec:
     """Return the codec of a saved tokenizer: a folder, or a hub id at a pinned revision.
 
-    Raises UserError for an EOS token that is not in the vocabulary, and for what `Codec` refuses.
+    `errors_named` turns what the library raises into a UserError. Raises UserError for an EOS token that is not in the
+    vocabulary, and for what `Codec` refuses.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
+    with errors_named or nullcontext():
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
+        has_template = settings.template == "chat" and tokenizer.chat_template
+        template = tokenizer.get_chat_template() if has_template else None
     if settings.eos_token is not None:
         if settings.eos_token not in tokenizer.get_vocab():
             raise UserError(f"tokenizer.eos_token: {settings.eos_token!r} is not in the vocabulary")
         tokenizer.eos_token = settings.eos_token
-    if settings.template == "chat" and tokenizer.chat_template:
+    if template is not None:
+        if not isinstance(template, str):
+            raise UserError(f"the tokenizer's chat template is not text: {template!r}; use tokenizer.template: hh")
         variables = settings.chat_template_kwargs or {}
-        tokenizer.chat_template = chat_template.with_settings(
-            tokenizer.get_chat_template(), variables, settings.system_prompt
-        )
+        tokenizer.chat_template = chat_template.with_settings(template, variables, settings.system_prompt)
     return Codec(tokenizer, settings.template, settings.pad_token)
 
 

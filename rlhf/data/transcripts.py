@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 
-from rlhf.data.rows import Message, Role
+from rlhf.data.rows import Message, MessageRole
 
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
-_ROLE_OF_SPEAKER: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
+_ROLE_OF_SPEAKER: dict[str, MessageRole] = {"Human": "user", "Assistant": "assistant"}
 _SPEAKER_OF_ROLE = {role: speaker for speaker, role in _ROLE_OF_SPEAKER.items()}
 
 

@@ -88,7 +88,7 @@ class _Encoder:
 
     def __init__(self, folder: Path, device: torch.device):
         if not (folder / "config.json").is_file():
-            raise UserError(f"evaluate.bertscore_model: {folder} is no folder with a model (it has no config.json)")
+            raise UserError(f"evaluate.bertscore_model: {folder} is not a folder with a model (it has no config.json)")
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder).to(device).eval()
         room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2

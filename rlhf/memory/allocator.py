@@ -173,7 +173,7 @@ class Allocator:
         at = bisect_left(blocks, (size,))
         if at == len(blocks):
             return None
-        if self.expandable and _could_grow(blocks[at][2]):  # others are no larger than what follows them in the list
+        if self.expandable and _could_grow(blocks[at][2]):  # others are not larger than what follows them in the list
             last = len(blocks) - 1
             while at < last and _could_be(blocks[at + 1][2]) < _could_be(blocks[at][2]):
                 at += 1

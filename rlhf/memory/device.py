@@ -222,11 +222,11 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
     yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
     for setting in (
-        rollout.STEPS_BETWEEN_CHECKS,
-        rollout.WINDOW,
-        rollout.FEW_KERNELS,
-        trunk.MERGED,
-        layouts.COPIES_HEADS,
+        rollout.STEPS_BETWEEN_CHECKS_BY_DEVICE,
+        rollout.WINDOW_BY_DEVICE,
+        rollout.FEW_KERNELS_BY_DEVICE,
+        trunk.MERGES_BY_DEVICE,
+        layouts.COPIES_HEADS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(rollout._Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))

@@ -166,9 +166,9 @@ def _states(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
 
 def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def score(self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
-        self.activate("reward")
-        key = ("score", self.base.training, ids.shape, ids.is_meta, lower_states is None)
-        return repeats(key, lambda: run(self, ids, last, lower_states))
+        with self.active("reward"):
+            key = ("score", self.base.training, ids.shape, ids.is_meta, lower_states is None)
+            return repeats(key, lambda: run(self, ids, last, lower_states))
 
     return score
 

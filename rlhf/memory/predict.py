@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from rlhf import recipe as recipes
+from rlhf.files import replacing
 from rlhf.memory import gpu, ranks
 from rlhf.memory.phases import (
     COMPONENTS,
@@ -274,8 +275,7 @@ def _read_cache(file: Path) -> dict[str, Any] | None:
 def _write_cache(file: Path, content: dict[str, Any]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(content))
-        temporary.replace(file)
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps(content))
     except OSError:
         pass  # a cache that cannot be written only costs time

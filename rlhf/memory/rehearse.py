@@ -30,6 +30,7 @@ from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
 from rlhf.memory.replay import Reserved, replay
 from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import Architecture, PinnedRecipe, Recipe, StageName
+from rlhf.recipe.choices import LengthsShape
 from rlhf.run.directory import Run
 from rlhf.stages.runner import import_stage
 
@@ -80,7 +81,7 @@ def _shallow(architecture: Architecture, layers: int) -> dict[str, Any]:
     return {f"model.architecture.{key}": value for key, value in changes.items()}
 
 
-def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
+def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> dict[str, Any]:
     """Return the overrides by which every stage takes `steps` steps on random weights, each logged, with little around
     them.
 
@@ -127,7 +128,7 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
             f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
             f"{stage}.logging_steps": 1,
             f"{stage}.save_steps": steps,
-            f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are no part of one
+            f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one
             f"{stage}.adapter": "last",
         }
     if rows > MOST_ROWS:

@@ -82,7 +82,7 @@ def _count(peaks: dict[Name, Reserved], phase: Name, allocator: Allocator, neede
 
 
 def _needed(allocator: Allocator) -> int:
-    """Return the bytes with which the allocator gets by at this moment, but for `TIGHT`.
+    """Return the bytes with which the allocator gets by at this moment, except for `TIGHT`.
 
     Once the card is full, the free pages of an expandable segment are used elsewhere. Free segments of a fixed size are
     too, but then others do not fit into what is left, so that all of them count.

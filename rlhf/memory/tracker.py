@@ -86,7 +86,7 @@ class Tracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.device_type, self.phases, self.vocab_size, self.kernels = device, phases, vocab_size, kernels
         self._is_here = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
-        self._entered: list[str | None] = []  # blocks, None for those that are no phase
+        self._entered: list[str | None] = []  # blocks, None for those that are not phases
         self._phase: tuple[str, ...] = ()
         self._storages: list[_Storage] = []
         self._events: list[Event] = []

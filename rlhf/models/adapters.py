@@ -53,8 +53,8 @@ def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear
     """Return the target modules of a base, for peft; `named`: as names of modules in any case.
 
     Experts that share one tensor stay frozen: peft would give them adapters of another form wherever a target has the
-    name of an expert's layer. `all-linear` then leaves those names out. Raises UserError for a target that is the name
-    of no module, with the names of the linear layers, and for one of an expert.
+    name of an expert's layer. `all-linear` then leaves those names out. Raises UserError for a target that does not
+    match any module, with the names of the linear layers, and for one of an expert.
     """
     modules = dict(base.base_model.named_modules())
     linear = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)})

@@ -1,6 +1,6 @@
 """Architectures: `model.architecture` of a recipe as a configuration of transformers, and what the engine assumes.
 
-The engine samples with a key-value cache of its own, and computes log-probabilities from final hidden states and the
+The engine samples with its own key-value cache, and computes log-probabilities from final hidden states and the
 output matrix, without ever making all logits. That is exact for a decoder of plain attention layers whose logits are
 one product with the output matrix, times a constant. `unsupported` refuses what is known to be otherwise; `check_model`
 compares the parts with the model's own forward pass.
@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import (
 
 from rlhf.errors import UserError
 from rlhf.recipe import Architecture
+from rlhf.terminal import reason
 
 # Types that the tests take through every stage and compare with transformers (docs/models.md). A model of another type
 # is compared when it is loaded: `rlhf.rollout.probe`.
@@ -104,7 +105,7 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
     try:
         config = AutoConfig.for_model(**{**keys, **changes})
     except Exception as error:  # whatever the class checks
-        raise UserError(f"model.architecture: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"model.architecture: {reason(error)}") from error
     if why := unsupported(config):
         raise UserError(f"model.architecture.model_type: {kind} {why}")
     return config
@@ -123,7 +124,7 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         actual = AutoConfig.for_model(**content)
     except Exception as error:
-        raise UserError(f"config.json: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"config.json: {reason(error)}") from error
     if why := unsupported(actual):
         raise UserError(f"config.json: {kind} {why}")
     required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}
@@ -163,12 +164,12 @@ def unsupported(config: PreTrainedConfig) -> str | None:
     if config.is_encoder_decoder:
         return "is an encoder with a decoder; a decoder alone is needed"
     if getattr(config, "is_decoder", True) is False and not config.model_type.startswith("gpt_neox"):
-        return "is no decoder"
+        return "is not a decoder"
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return "is no causal language model of transformers"
+        return "is not a causal language model of transformers"
     others = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS)
     if others:
-        return f"has layers of {others[0]}, whose state is no plain key-value cache"
+        return f"has layers of {others[0]}, whose state is not a plain key-value cache"
     if getattr(config, "final_logit_softcapping", None):
         return "caps its logits (final_logit_softcapping), which are not made whole here"
     return None
@@ -197,7 +198,7 @@ def logit_scale(config: Any) -> float:
 
 
 def sliding_window(config: Any) -> int | None:
-    """Return the tokens that an attention layer with a sliding window reads; None where no layer has one."""
+    """Return the length of the sliding window of attention layers, in tokens; None where no layer has one."""
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if not window or getattr(config, "use_sliding_window", True) is False:

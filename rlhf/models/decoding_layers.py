@@ -14,7 +14,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from rlhf.models.model import Model, dtype_of, replaced_forwards
 from rlhf.models.nf4 import four_bit_layers, unpacked
+from rlhf.recipe.choices import FourBit
 
 Forward = Callable[[Tensor], Tensor]
-FourBit = Literal["library", "row_groups", "unpacked"]
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with the same input
 # Classes of transformers that compute weight * x / rms(x). Gemma's, which multiplies with 1 + weight, is not one.
@@ -85,7 +85,7 @@ def merged_adapters(model: Model) -> Iterator[None]:
 
 @contextmanager
 def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
-    """Choose how 4-bit weights are multiplied with.
+    """Multiply with 4-bit weights by another method inside the block.
 
     `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
     each product. `row_groups`: the rows of a decoding step are multiplied in groups up to that number, each of which
@@ -202,7 +202,7 @@ def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
 
 def _norm_forward(weight: Tensor, eps: float) -> Forward:
     def forward(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # it would return float32
+        with torch.autocast(x.device.type, enabled=False):  # under autocast rms_norm would return float32
             return F.rms_norm(x, list(weight.shape), weight, eps)
 
     return forward

@@ -1,4 +1,4 @@
-"""Which tokens of the lean trunk attend to which: whole sequences, responses with shared prompts, growing responses."""
+"""Attention layouts of the lean trunk: whole sequences, responses with shared prompts, growing responses."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from rlhf.data.batch import Rollout
 
 # Whether a key that several heads share is copied for each where there is a mask. On a card, fused kernels take either
 # a mask or shared keys: with both, torch would form all scores.
-COPIES_HEADS = {"cpu": False, "cuda": True}
+COPIES_HEADS_BY_DEVICE = {"cpu": False, "cuda": True}
 
 
 class Sequences:
@@ -200,7 +200,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     Shapes: q (B, Q, heads, D); k, v (B, K, shared heads, D).
     """
     grouped = q.shape[2] != k.shape[2]
-    if grouped and mask is not None and COPIES_HEADS[q.device.type]:
+    if grouped and mask is not None and COPIES_HEADS_BY_DEVICE[q.device.type]:
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
         grouped = False
     mixed = F.scaled_dot_product_attention(

@@ -2,9 +2,10 @@
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -12,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     set_seed,
 )
@@ -25,7 +27,7 @@ from rlhf.models import weights as stored
 from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
-from rlhf.models.random_base import random_base
+from rlhf.models.random_base import AutoModel, random_base
 from rlhf.models.trunk import Trunk
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
@@ -33,7 +35,9 @@ from rlhf.recipe import shape
 from rlhf.run import reader, records
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
+from rlhf.terminal import reason
 
+ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
@@ -59,7 +63,7 @@ def set_up_torch(recipe: recipes.Recipe) -> torch.device:
     if device.type == "cpu":
         _keep_freed_memory()
         torch.use_deterministic_algorithms(True)
-        # costs time and changes no result here
+        # Filling new tensors with NaN costs time and changes no result here.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
     else:
         cuda.configure(recipe.hardware.deterministic)
@@ -87,9 +91,8 @@ def load_codec(run: Run) -> Codec:
     base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
-    with _loading("the tokenizer", name, settings):
-        codec = tokenize.load(name, settings)
-        entries = max(codec.tokenizer.get_vocab().values()) + 1  # ids may have gaps
+    codec = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
+    entries = max(codec.tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
     vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
     if vocabulary is None:
         vocabulary, holder = base.vocab_size if base else None, "the base model's vocab_size is"
@@ -122,7 +125,7 @@ def base_name(run: Run) -> str:
     return str((run.folder_of("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
 
 
-def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool = True) -> PreTrainedModel:
+def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:
     """Return the base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
@@ -141,9 +144,8 @@ def load_base(run: Run, device: torch.device, head: str = "lm", quantize: bool =
     if settings.source == "random":
         base = _draw_base(recipe, device, kind, nf4, options)
     else:
-        with _loading("the base model", name, settings):
-            base = _read_base(settings, name, device, kind, nf4, options)
-            _check_loaded(base, settings, name, whole=head == "lm")
+        base = _read_base(settings, name, device, kind, nf4, options)
+        _check_loaded(base, settings, name, whole=head == "lm")
     check_experts(base, settings, name)
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
@@ -161,7 +163,11 @@ def _check_packages(settings: recipes.Model, packed: bool) -> None:
 
 
 def _draw_base(
-    recipe: recipes.Recipe, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
+    recipe: recipes.Recipe,
+    device: torch.device,
+    kind: AutoModel,
+    nf4: BitsAndBytesConfig | None,
+    options: dict[str, Any],
 ) -> PreTrainedModel:
     """Return the recipe's architecture with random weights, the same in every stage."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -179,16 +185,20 @@ def _read_base(
     settings: recipes.Model,
     name: str,
     device: torch.device,
-    kind: Any,
+    kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
     options: dict[str, Any],
 ) -> PreTrainedModel:
     """Return a checkpoint's model: a folder's, or the hub's at its pinned revision."""
     pinned: dict[str, Any] = {"revision": settings.revision} if settings.source == "hub" else {}
+    loading = partial(_loading, "the base model", name, settings)
     if kind is AutoModelForSequenceClassification:
         pinned["num_labels"] = 1
-        add_classifier(AutoConfig.from_pretrained(name, revision=settings.revision))
-    return _from_pretrained(kind, name, device, quantization_config=nf4, **options, **pinned)
+        with loading():
+            config = AutoConfig.from_pretrained(name, revision=settings.revision)
+        _check_supported(config, name)
+        add_classifier(config)
+    return _from_pretrained(kind, name, device, loading(), quantization_config=nf4, **options, **pinned)
 
 
 def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, whole: bool) -> None:
@@ -196,36 +206,44 @@ def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, who
 
     `whole`: it has its language-model head, so that its parts can be compared with it.
     """
-    if why := unsupported(base.config):
-        raise UserError(f"{name}: {base.config.model_type} {why}")
+    _check_supported(base.config, name)
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
     if whole:
-        check_model(base, name)
+        with _loading("the base model", name, settings):  # it runs the library's forward pass
+            check_model(base, name)
+
+
+def _check_supported(config: PreTrainedConfig, name: str) -> None:
+    if why := unsupported(config):
+        raise UserError(f"{name}: {config.model_type} {why}")
 
 
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
     """Return the model that the stage merge has written. Raises UserError where it cannot be used."""
-    with reading(folder):
-        return _from_pretrained(AutoModelForCausalLM, str(folder), device)
+    return _from_pretrained(AutoModelForCausalLM, str(folder), device, reading(folder))
 
 
-def _from_pretrained(kind: Any, name: str, device: torch.device, **options: Any) -> PreTrainedModel:
+def _from_pretrained(
+    kind: AutoModel, name: str, device: torch.device, errors_named: AbstractContextManager[None], **options: Any
+) -> PreTrainedModel:
     """Return a checkpoint's model, whose weights must all be there and finite.
 
-    A folder is checked before it is read.
+    A folder is checked before it is read. `errors_named` turns what the library raises into a UserError.
     """
     if Path(name).is_dir():
         folders.check(Path(name))
+    with errors_named:
+        loaded: Any = kind.from_pretrained(
+            name,
+            device_map={"": device},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report names them; an error would not
+            use_safetensors=True,
+            **options,
+        )
     base: PreTrainedModel
-    base, report = kind.from_pretrained(
-        name,
-        device_map={"": device},
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # the report names them; an error would not
-        use_safetensors=True,
-        **options,
-    )
+    base, report = loaded
     if options.get("quantization_config") is None:
         folders.check_full(base.config.to_dict(), name)
     else:
@@ -249,7 +267,7 @@ def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) 
 def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
     """Describe why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
-        return " ".join(str(error).split())[:300]
+        return reason(error)
     way_out = "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 

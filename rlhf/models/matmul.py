@@ -13,7 +13,12 @@ ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_li
 
 
 def matmul(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return x y (N, M) of x (N, K) and y (K, M), in `out` if it is given. It has no gradient."""
+    """Return x y (N, M) of x (N, K) and y (K, M), in `out` if it is given.
+
+    Raises ValueError where autograd would need the product's gradient, which oneDNN's operation does not have.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
+        raise ValueError("matmul has no gradient: use it under torch.no_grad() or in an autograd function")
     if not (ONEDNN and _suits(x) and _suits(y)):
         return torch.mm(x, y) if out is None else torch.mm(x, y, out=out)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, y.t(), None, "none", [], "")
@@ -22,7 +27,6 @@ def matmul(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
 
 def _suits(x: Tensor) -> bool:
     """Return whether oneDNN has a fast kernel for x: it takes 100 times as long for a part of a wider matrix."""
-    assert not (torch.is_grad_enabled() and x.requires_grad), "the gradient would be lost"
     return x.dtype == torch.float32 and x.device.type == "cpu" and (x.is_contiguous() or x.t().is_contiguous())
 
 

@@ -31,7 +31,7 @@ def computes_in_bfloat16(model: Model) -> bool:
 
 
 def mixed_precision(model: Model) -> torch.autocast:
-    """Return the context of every forward pass.
+    """Return the autocast context in which every forward pass runs.
 
     A bfloat16 base multiplies its float32 adapters in bfloat16 too, as in training.
     """

@@ -37,7 +37,7 @@ def check_experts(base: PreTrainedModel, settings: recipes.Model, name: str) -> 
     """Raise UserError where NF4 would leave most weights as they are: linear layers alone are packed here."""
     if settings.quantization == "nf4" and any(isinstance(module, Conv1D) for module in base.modules()):
         raise UserError(
-            f"{name}: model.quantization: nf4 packs linear layers, which a {base.config.model_type} has not"
+            f"{name}: model.quantization: nf4 packs linear layers, which a {base.config.model_type} model does not have"
         )
     if settings.quantization == "nf4" and has_fused_experts(base):
         raise UserError(

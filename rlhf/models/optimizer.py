@@ -7,9 +7,10 @@ import torch
 
 from rlhf.errors import UserError
 from rlhf.observe.console import install_command
+from rlhf.recipe.choices import Optimizer
 
 
-def new_optimizer(name: str, groups: Iterable[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+def new_optimizer(name: Optimizer, groups: Iterable[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
     """Return AdamW from torch, or 8-bit or paged AdamW from bitsandbytes.
 
     Raises UserError when bitsandbytes is needed and not installed.

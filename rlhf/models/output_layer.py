@@ -35,7 +35,7 @@ def response_statistics(
     """
     head: Any = base.get_output_embeddings()
     if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
-        raise UserError("an output layer with a bias, or with an adapter of its own, is not supported")
+        raise UserError("an output layer with a bias or an adapter is not supported")
     mask = rollout.mask
     states, tokens = hidden[mask], rollout.tokens[mask]
     count = len(tokens)

@@ -4,16 +4,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
 from transformers.quantizers import AutoHfQuantizer
 
 from rlhf import recipe as recipes
 from rlhf.models.architecture import add_classifier, config_of
 from rlhf.models.nf4 import quantized
 
+AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
+
 
 def random_base(
-    settings: recipes.Model, device: torch.device, kind: Any, nf4: BitsAndBytesConfig | None, options: dict[str, Any]
+    settings: recipes.Model,
+    device: torch.device,
+    kind: AutoModel,
+    nf4: BitsAndBytesConfig | None,
+    options: dict[str, Any],
 ) -> PreTrainedModel:
     """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
     architecture = settings.architecture
@@ -51,10 +62,10 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
             model._init_weights(module)
 
 
-def skeleton(kind: Any, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
-    """Return a model without memory, with bitsandbytes' layers where there is a quantizer."""
+def skeleton(kind: AutoModel, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
+    """Return a model on the device meta, which takes no memory; with a quantizer it has bitsandbytes' layers."""
     with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, **options)
+        model: PreTrainedModel = kind.from_config(config, **options)  # type: ignore[no-untyped-call]
     if quantizer:
         quantizer.preprocess_model(model, device_map=None)
     return model

@@ -3,7 +3,7 @@
     policy     trainable, starts as a copy of SFT
     reference  frozen copy of SFT
     reward     frozen: the reward model's adapter and its scalar head
-    value      trainable: either a head on the policy's hidden states, or an adapter of its own that starts as the
+    value      trainable: either a head on the policy's hidden states, or a separate adapter that starts as the
                reward model, so that the critic begins by knowing what the score will be
 
 A role is made active before a forward pass and stays so until its backward pass: with gradient checkpointing the
@@ -11,9 +11,9 @@ recomputation uses whatever adapter is active then. A backward pass under anothe
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -38,6 +38,7 @@ from rlhf.models.weights import (
 from rlhf.objectives.logprobs import EntropyMode
 from rlhf.process import distributed
 from rlhf.recipe import AdapterName, Role
+from rlhf.recipe.choices import CriticKind
 
 
 class SharedBase:
@@ -48,13 +49,17 @@ class SharedBase:
     """
 
     def __init__(
-        self, base: PreTrainedModel, adapters: dict[str, Path], trainable: tuple[str, ...] = (), lean: bool = False
+        self,
+        base: PreTrainedModel,
+        adapters: dict[str, Path],
+        trainable: tuple[AdapterName, ...] = (),
+        lean: bool = False,
     ):
-        base.generation_config = GenerationConfig()  # a hub model may bring sampling settings of its own
+        base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
         self.trunk = Trunk(base) if lean else None
-        self.trainable = set(trainable)
+        self.trainable: set[AdapterName] = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
         self.sharded = False
@@ -76,7 +81,7 @@ class SharedBase:
         self._add("reward", rm_dir, weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
-    def add_value(self, kind: Literal["head", "adapter"], rm_dir: Path, mean: float, sd: float) -> None:
+    def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
         """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
         hidden = self.base.config.hidden_size
         self.value_head = nn.Linear(hidden, 1)
@@ -93,7 +98,7 @@ class SharedBase:
 
     @property
     def role_trunk(self) -> RoleTrunk | None:
-        """Return the lean trunk with the active role, None with the library's."""
+        """Return the lean trunk with the active role; None without a lean trunk or an active role."""
         return None if self.trunk is None or self._active is None else RoleTrunk(self.trunk, self._active)
 
     @property
@@ -129,7 +134,8 @@ class SharedBase:
         """Make a role's adapter the active one; the role `base` switches all adapters off.
 
         This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
-        peft's own `set_adapter` also walks all modules and parameters. Which of them have gradients never changes.
+        peft's own `set_adapter` also walks all modules and parameters. It never changes which parameters have
+        gradients.
         Raises ValueError when there is no such role.
         """
         if role == self._active:
@@ -147,19 +153,24 @@ class SharedBase:
         self._active = role
 
     @contextmanager
+    def active(self, role: AdapterName) -> Iterator[None]:
+        """Make a role the active one inside a block; the role that was active before, if any, is restored after it."""
+        before = self._active
+        self.activate(role)
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.activate(before)
+
+    @contextmanager
     def role(self, name: AdapterName) -> Iterator[None]:
-        """Make a role the active one inside a block; the role that was active before is restored after it.
+        """Like `active`, and the lean trunk merges the role's weights once for the whole block.
 
         A backward pass must run in the same block as its forward pass, and the role's weights must not change in the
-        block: the lean trunk merges them once. Raises ValueError when there is no such role.
+        block. Raises ValueError when there is no such role.
         """
-        before = self._active
-        self.activate(name)
-        with ExitStack() as stack:
-            if before is not None:
-                stack.callback(self.activate, before)
-            if self.trunk is not None:
-                stack.enter_context(self.trunk.merging(name))
+        with self.active(name), nullcontext() if self.trunk is None else self.trunk.merging(name):
             yield
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -216,13 +227,13 @@ class SharedBase:
 
     @torch.no_grad()
     def score(self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
-        """Return the reward model's head (B,) float32 at the last real token (B,) of right-padded sequences (B, T).
+        """Return the reward model's raw scores (B,) float32 of right-padded sequences (B, T).
 
-        lower_states: as in `Rollout`.
+        last: the position (B,) of the last real token, at which the head reads; lower_states: as in `Rollout`.
         """
         assert self.score_head is not None
-        self.activate("reward")
-        at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
+        with self.active("reward"):
+            at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
 

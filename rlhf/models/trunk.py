@@ -57,7 +57,7 @@ CLASSIFIERS = (
     Qwen2ForSequenceClassification,
     Qwen3ForSequenceClassification,
 )
-MERGED = {"cpu": True, "cuda": False}  # merge weights in float32, for products by oneDNN
+MERGES_BY_DEVICE = {"cpu": True, "cuda": False}  # merge weights in float32, for products by oneDNN
 
 
 class Trunk:
@@ -78,7 +78,7 @@ class Trunk:
         self._merged: dict[str, dict[tuple[nn.Module, ...], Tensor]] = {}
 
     def check_length(self, longest: int) -> None:
-        """Raise UserError where sequences of `longest` tokens exceed a sliding window, which has no form here."""
+        """Raise UserError where sequences of `longest` tokens exceed a sliding window: the lean trunk has none."""
         window = sliding_window(self.base.config)
         if window and longest > window:
             raise UserError(
@@ -148,13 +148,13 @@ class Trunk:
 
     @property
     def rounds(self) -> bool:
-        """Return whether numbers of rows are rounded up to few, because oneDNN may multiply them."""
+        """Return whether row counts are rounded up to one of few: oneDNN compiles code for each that it meets."""
         weight = self.decoder.embed_tokens.weight
-        return weight.dtype == torch.float32 and MERGED[weight.device.type]
+        return weight.dtype == torch.float32 and MERGES_BY_DEVICE[weight.device.type]
 
     @torch.no_grad()
     def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, PrefillLayout]:
-        """Return the hidden states (P, H) of the last tokens of prompts, and the prompts for `DecodingLayout`.
+        """Run prompts; return the hidden states (P, H) of their last tokens, and their keys and values.
 
         Shapes: ids (P, S), padded on the right; lengths (P,). Responses may get `room` tokens.
         """
@@ -173,7 +173,7 @@ class Trunk:
         return round_to_few_sizes(count) if self.rounds else count
 
     def _padded(self, x: Tensor) -> Tensor:
-        """Return x (B, T, …) with zeros behind, to one of few lengths where oneDNN may multiply."""
+        """Return x (B, T, H) padded with zeros to one of few lengths where `rounds` says so."""
         extra = self._round_up(x.shape[1]) - x.shape[1]
         return F.pad(x, (0, 0, 0, extra)) if extra else x
 
@@ -189,7 +189,10 @@ class Trunk:
         return cos, sin
 
     def _final_states(self, role: str, states: Tensor, layout: Layout, from_lower: bool) -> Tensor:
-        """Return final-norm hidden states where `layout` wants them, from embeddings or lower states."""
+        """Return the final-norm hidden states at the positions that `layout` selects.
+
+        `states` (B, T, H) are embeddings, or with `from_lower` those that go into the first layer with an adapter.
+        """
         start = self.first_adapted_layer if from_lower else 0
         normed: Tensor = self.decoder.norm(self._layers(states, role, range(start, len(self.decoder.layers)), layout))
         return normed
@@ -206,7 +209,7 @@ class Trunk:
         return x
 
     def _layer(self, number: int, role: str, x: Tensor, layout: Layout, last: bool) -> Tensor:
-        """Return x (B, T, H) after a layer; after the last one of the decoder, where `layout` wants it."""
+        """Return the output of one layer for x (B, T, H); the last layer's at the positions that `layout` selects."""
         layer: Any = self.decoder.layers[number]
         attention, mlp = layer.self_attn, layer.mlp
         norm = Norm(layer.input_layernorm.weight, self.eps)
@@ -230,7 +233,7 @@ class Trunk:
         return self._linear(gate_up, role, (mlp.down_proj,), SwiGLU(), residual=x)
 
     def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
-        """Return what follows the product of so many heads of queries, then of keys."""
+        """Return the step after the product that gives `queries` heads of queries and `keys` heads of keys."""
         rotary = Rotary(cos, sin, queries + keys)
         if not hasattr(attention, "q_norm"):
             return rotary
@@ -286,7 +289,7 @@ class RoleTrunk(NamedTuple):
 
 
 def why_unsupported(base: PreTrainedModel) -> str | None:
-    """Return what of a base model without adapters the lean trunk does not support, None where it supports all."""
+    """Return the part of a base model that the lean trunk does not support; None where it supports the model."""
     config = base.config
     if type(base) not in SUPPORTED + CLASSIFIERS:
         return f"{type(base).__name__}, only {', '.join(kind.__name__ for kind in SUPPORTED)}"

@@ -70,7 +70,7 @@ def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], T
 
 
 def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainable: bool = False) -> PeftModel:
-    """Attach a finished stage's adapter to a base, or beside the adapters that it has already.
+    """Attach a finished stage's adapter to a base, which may have other adapters already.
 
     Raises UserError unless it fits.
     """
@@ -96,13 +96,13 @@ def adapter_state(model: PeftModel, name: str = "default") -> dict[str, Tensor]:
 
 
 def set_adapter_state(model: PeftModel, weights: Mapping[str, Tensor], name: str = "default") -> None:
-    """Give an adapter the weights with these names, all of which it must have."""
+    """Set weights of an adapter by their names, which must all be names of this adapter."""
     outcome: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=name)
     assert not outcome.unexpected_keys
 
 
 def check_shapes(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError unless both have the same names with the same shapes."""
+    """Raise UserError unless two sets of tensors have the same names with the same shapes."""
     missing, extra = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
     mismatched = sorted(name for name in actual.keys() & expected.keys() if actual[name].shape != expected[name].shape)
     for names, what in ((missing, "lacks"), (extra, "has an unknown weight"), (mismatched, "has another shape of")):
@@ -134,8 +134,11 @@ def check_optimizer(optimizer: Any, where: str) -> None:
 
 
 def check_base(model: PreTrainedModel, where: str) -> None:
-    """Raise UserError where a loaded base holds NaN or infinity, or did before its weights were packed to 4 bits."""
-    values: dict[str, Tensor] = {}
+    """Raise UserError where a loaded base holds NaN or infinity, or did before its weights were packed to 4 bits.
+
+    Rotary frequencies count too: with a base of 0 they are infinite, which some kernels hide until the backward pass.
+    """
+    values: dict[str, Tensor] = {name: x for name, x in model.named_buffers() if name.endswith("inv_freq")}
     for name, parameter in model.named_parameters():
         state = getattr(parameter, "quant_state", None)
         if state is None:

@@ -7,21 +7,14 @@ importance ratio is of, and how tokens are weighted. Each choice is a function h
 Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, T response slots.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from .choices import LEVELS, LOSS_TYPES, SCALES, Level, LossType, Scale
 from .losses import Stats
 from .masked import at_least_float32, check, masked_mean, zero_pads
 
 EPS = 1e-4  # added to a standard deviation before dividing by it, as TRL does
-Scale = Literal["group", "batch", "none"]
-Level = Literal["token", "sequence", "sequence_sum"]
-LossType = Literal["grpo", "dapo", "dr_grpo"]
-SCALES: tuple[Scale, ...] = ("group", "batch", "none")
-LEVELS: tuple[Level, ...] = ("token", "sequence", "sequence_sum")
-LOSS_TYPES: tuple[LossType, ...] = ("grpo", "dapo", "dr_grpo")
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:

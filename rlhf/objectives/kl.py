@@ -1,17 +1,14 @@
 """Estimates of the divergence from the reference policy, per token."""
 
 import math
-from typing import Literal
 
 from torch import Tensor
 
+from .choices import KL_ESTIMATORS, KlEstimator
 from .masked import at_least_float32
 
-Kind = Literal["k1", "k2", "k3"]
-KINDS: tuple[Kind, ...] = ("k1", "k2", "k3")
 
-
-def estimate(logp: Tensor, ref_logp: Tensor, kind: Kind) -> Tensor:
+def estimate(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
     """Estimate KL(pi || ref) at each token sampled from pi.
 
     Source: Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html.
@@ -23,7 +20,8 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: Kind) -> Tensor:
 
     Shapes: logp, ref_logp equal; returns that shape, elementwise. There is no mask: the content of a padded slot stays
     there, for the caller's masked mean to drop. The kinds estimate the value, for a penalty or a metric. As a loss on
-    the policy's own samples only k2 has the gradient of the KL; zero the pads of both inputs before differentiating.
+    the policy's own samples only k2 has the gradient of the KL, in expectation; k1's is zero, and k3's is that of the
+    KL in the other direction, KL(ref || pi). Zero the pads of both inputs before differentiating.
     Raises ValueError when shapes differ or kind is unknown.
     """
     if logp.shape != ref_logp.shape:
@@ -35,7 +33,7 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: Kind) -> Tensor:
         return d**2 / 2
     if kind == "k3":
         return d.expm1() - d  # exp(d) - 1 would round to 0 for the small d of a young policy
-    raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KINDS)}")
+    raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KL_ESTIMATORS)}")
 
 
 def adapt(coef: float, measured: float, target: float, rate: float) -> float:

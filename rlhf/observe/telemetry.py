@@ -186,7 +186,7 @@ class Board:
             self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
             pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)  # raises on cards that do not count energy
             self.library = pynvml
-        except Exception:  # missing costs are no error; the library has many error types
+        except Exception:  # missing costs are not an error; the library has many error types
             self.handle = None
 
     def joules(self) -> float:

@@ -149,7 +149,7 @@ def find_same_scores(h: History) -> str | None:
 
 
 def find_chance(h: History) -> str | None:
-    """Return the accuracy of the later half of the rows, if it is no better than a guess."""
+    """Return the accuracy of the later half of the rows, if it is not better than a guess."""
     accuracies = h.values("accuracy")
     if len(accuracies) < MANY:
         return None
@@ -245,7 +245,7 @@ def find_value_explosion(h: History) -> str | None:
 
 
 def find_flat_reward(h: History) -> str | None:
-    """Return the change of the score from the first to the last quarter of the rows, if it is no rise beyond the noise.
+    """Return the change of the score from the first to the last quarter of the rows, unless it rises beyond the noise.
 
     The check waits for a quarter of the run. The score is the one before KL and penalties. Steps in which only the
     critic learns do not count.

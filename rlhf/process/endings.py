@@ -48,7 +48,7 @@ _UNDER_A_LIMIT = re.compile(
 class Stopped(BaseException):
     """A signal asked this process to end. `progress` says what remains of its work and how to continue.
 
-    It is no KeyboardInterrupt, because click answers one with a line of its own.
+    It is not a KeyboardInterrupt, because click answers one with a line of its own.
     """
 
     def __init__(self, number: int, progress: str = ""):

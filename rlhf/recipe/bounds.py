@@ -8,17 +8,20 @@ from pydantic import Field
 Threads = Annotated[int, Field(gt=0, le=1024)]
 Devices = Annotated[int, Field(gt=0, le=1024)]
 Steps = Annotated[int, Field(gt=0, le=10_000_000)]
-StepsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+StepsOrZero = Annotated[int, Field(ge=0, le=10_000_000)]
 Epochs = Annotated[float, Field(gt=0, le=10_000)]
 Passes = Annotated[int, Field(gt=0, le=1_000)]  # over the same rows
+Samples = Annotated[int, Field(gt=0, le=1_000)]  # answers to a prompt
 BatchRows = Annotated[int, Field(gt=0, le=65_536)]  # of one forward pass or one optimizer step
 Rows = Annotated[int, Field(gt=0, le=1_000_000_000)]  # of a data set
 MadeRows = Annotated[int, Field(gt=0, le=10_000_000)]  # generated rows, held in memory
-MadeRowsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+MadeRowsOrZero = Annotated[int, Field(ge=0, le=10_000_000)]
 Tokens = Annotated[int, Field(gt=0, le=1_048_576)]  # of a sequence
 Vocabulary = Annotated[int, Field(gt=0, le=1_048_576)]
 Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
+Rank = Annotated[int, Field(gt=0, le=1_048_576)]  # of an adapter, and its lora_alpha
 Layers = Annotated[int, Field(gt=0, le=1_024)]
+Heads = Annotated[int, Field(gt=0, le=1_024)]  # of an attention layer
 LayerNumber = Annotated[int, Field(ge=0, le=1_024)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
 
@@ -27,5 +30,6 @@ Finite = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
+ClipRange = Annotated[float, Field(gt=0, lt=1)]  # of a ratio, which stays above 0: 1 - cliprange to 1 + cliprange
 Temperature = Annotated[float, Field(ge=0.01, le=100)]  # outside, logits overflow or all tokens are equally likely
 Name = Annotated[str, Field(max_length=4096)]  # the longest path of Linux

@@ -1,5 +1,6 @@
 """Names with a fixed set of values: the stages of a chain, the policies among them, and the roles on a shared base."""
 
+import re
 from typing import Literal, get_args
 
 from rlhf.errors import UserError
@@ -15,6 +16,11 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
 GROUPS: tuple[GroupName, ...] = get_args(GroupName)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def is_commit(text: str | None) -> bool:
+    """Return whether `text` is a commit, 40 hexadecimal digits, and not a branch or tag, which can move."""
+    return re.fullmatch(r"[0-9a-f]{40}", text or "") is not None
 
 
 def stage_name(text: str) -> StageName:

@@ -43,8 +43,8 @@ class PinnedRecipe(NamedTuple):
 def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> PinnedRecipe:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
-    `directory` may also name the file itself. Another `seed` is no modification: a released recipe is meant to be run
-    with several. Raises UserError, one line, for anything that is wrong with the file, a key or a combination of
+    `directory` may also name the file itself. Another `seed` is not a modification: a released recipe is meant to be
+    run with several. Raises UserError, one line, for anything that is wrong with the file, a key or a combination of
     values.
     """
     directory = directory.parent if directory.name == "recipe.yaml" else directory

@@ -124,7 +124,7 @@ def _is_surrogate(character: str) -> bool:
 
 
 def _number(kind: str) -> Callable[[Yaml, Any], Any]:
-    """Return a constructor of `kind` (int or float) that refuses long numbers and those with a second reading."""
+    """Return a constructor of `kind` (int or float) that refuses long and ambiguous numbers."""
     construct = yaml.SafeLoader.yaml_constructors[_TAG + kind]
 
     def bounded(loader: Yaml, node: Any) -> Any:
@@ -166,7 +166,7 @@ def parse(text: str, source: str, lines: bool = True) -> Any:
         if not isinstance(error, yaml.constructor.ConstructorError):
             problem = f"not valid YAML ({problem})"
     except yaml.reader.ReaderError as error:  # a control character or half of a pair
-        line, problem = text[: error.position].count("\n") + 1, f"the character U+{error.character:04X} is no text"
+        line, problem = text[: error.position].count("\n") + 1, f"the character U+{error.character:04X} is not text"
     raise UserError(f"{source}:{line}: {problem}" if lines else f"{source}: {problem}")
 
 

@@ -38,9 +38,9 @@ Range = tuple[float | None, float | None]
 
 
 class Figure(Section):
-    """A published figure, or a target of our own, and the metric of ours that it is compared with.
+    """A published figure or a target of our own, with the metric that it is compared with.
 
-    A published figure is a number (`value`) or a `range`, whose open ends are null. It belongs to a `guide`; a figure
+    A published figure is a number (`value`) or a `range`, whose open ends are null. It names its `guide`; a figure
     without one is a target of our own. `tolerance` is a number in the figure's unit or a percentage ("10%"); `about`
     stands for 10 %. Without either, a number is exact to its last digit and a range to its ends.
     """
@@ -71,7 +71,9 @@ class Figure(Section):
         if self.guide is None and (self.range is None or self.tolerance is not None or self.about or self.better):
             raise ValueError("a target of our own (a figure without guide) is a range, without tolerance or direction")
         if self.guide is not None and self.range_of_mean:
-            raise ValueError("range_of_mean belongs to targets of our own, which have no guide")
+            raise ValueError(
+                "range_of_mean is for targets of our own, which have no guide: remove range_of_mean or guide"
+            )
         if self.guide is not None and not self.source.startswith(f"{self.guide} > "):
             raise ValueError(f"source: begins with the guide's name, '{self.guide} > heading > place'")
         if self.about and self.tolerance is not None:

@@ -3,10 +3,11 @@
 from typing import Any
 
 from rlhf.errors import UserError
+from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.schema import Recipe
 
 
-def with_random_weights(recipe: Recipe, pairs: int, shape: str) -> dict[str, Any]:
+def with_random_weights(recipe: Recipe, pairs: int, shape: LengthsShape) -> dict[str, Any]:
     """Return overrides with which a recipe needs no download and no files.
 
     The model has its own architecture and random weights; tokenizer and dialogues are stand-ins. Memory and speed are

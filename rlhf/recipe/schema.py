@@ -20,15 +20,16 @@ from rlhf.recipe.bounds import (
     Fraction,
     Name,
     NonNegative,
-    Passes,
     Positive,
     Rows,
+    Samples,
     Seed,
     Steps,
     Temperature,
     Tokens,
 )
-from rlhf.recipe.names import GROUPS, ONLINE, StageName
+from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
+from rlhf.recipe.names import GROUPS, ONLINE, PolicyName, StageName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import LEAN_TYPES, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
@@ -41,14 +42,14 @@ class Optimization(Section):
     """The keys that all supervised stages share; they are named as in `transformers.TrainingArguments`."""
 
     learning_rate: Positive
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
+    lr_scheduler_type: Schedule
     warmup_ratio: Fraction
     weight_decay: NonNegative
     adam_beta1: Decay = 0.9
     adam_beta2: Decay
     adam_epsilon: Positive = 1e-8
     max_grad_norm: Positive
-    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    optim: Optimizer
     num_train_epochs: Epochs
     max_steps: Steps | None = None  # stops earlier than num_train_epochs
     per_device_train_batch_size: BatchRows  # times gradient_accumulation_steps: rows of a step, on all devices together
@@ -93,7 +94,7 @@ class Dialogues(Optimization):
 
     max_prompt_length: Tokens
     eval_steps: Steps | None = None  # steps between held-out losses; null: only after training
-    adapter: Literal["last", "best"] = "last"  # the weights that are kept; best: those with the lowest held-out loss
+    adapter: KeptWeights = "last"  # the weights that are kept; best: those with the lowest held-out loss
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
@@ -147,14 +148,14 @@ class Evaluate(Section):
     max_prompt_length: Tokens
     temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens with this total probability
-    num_samples: Passes = 1  # answers of each policy to each prompt
+    num_samples: Samples = 1  # answers of each policy to each prompt
     bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 
 class Merge(Section):
     """The merging of an adapter into the base."""
 
-    stage: Literal["sft", "ppo", "rloo", "grpo", "dpo"]
+    stage: Literal["sft", PolicyName]
     base: Literal["full", "dequantized"] = "full"  # dequantized: as NF4 rounds the weights in training
 
 
@@ -196,13 +197,13 @@ class Recipe(Section):
 
     def _check_sources(self) -> None:
         if (self.model.source == "pretrain") != (self.pretrain is not None):
-            raise ValueError("model.source: pretrain and a pretrain section belong together")
+            raise ValueError("a recipe has both model.source: pretrain and a pretrain section, or neither")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
-            raise ValueError("tokenizer.source: train and a pretrain section belong together")
+            raise ValueError("a recipe has both tokenizer.source: train and a pretrain section, or neither")
         if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
-        if (self.tokenizer.source == "words") != (self.data.source == "lengths"):
-            raise ValueError("tokenizer.source: words and data.source: lengths belong together")
+        if (self.tokenizer.source == "words") != self.data.is_stand_in:
+            raise ValueError("a recipe has both tokenizer.source: words and data.source: lengths, or neither")
 
     def _check_model(self) -> None:
         shape, words = self.model.architecture, self.tokenizer.vocab_size

@@ -5,7 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.recipe.bounds import MadeRows, MadeRowsOrNone, Name
+from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
+from rlhf.recipe.choices import DataFormat, LengthsShape, OnBadRow
+from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
 
@@ -16,7 +18,7 @@ class Toy(Section):
     pairs: MadeRows  # labelled preference pairs, train and held-out together
     bayes_accuracy: Annotated[float, Field(gt=0.5, le=0.9)]  # of the best possible reward model
     corpus: Literal["tutors", "web"] = "tutors"  # the authors of the transcripts: rlhf/data/worlds/toy.py
-    demonstrations: MadeRowsOrNone = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
+    demonstrations: MadeRowsOrZero = 0  # instruction rows for SFT; 0: SFT imitates the chosen answers
     subjects: Annotated[int, Field(ge=2, le=8)] = 8  # most subjects of a family of questions
 
 
@@ -34,7 +36,7 @@ class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
     pairs: MadeRows
-    shape: Literal["hh", "longest"]  # hh: as long as dialogues of HH-RLHF; longest: as long as every stage admits
+    shape: LengthsShape
 
 
 # Flaws of rows that `rlhf data check` counts under these names and that data.drop can leave out.
@@ -63,10 +65,8 @@ class Data(Section):
     revision: Name | None = None
     data_dir: Name | None = None
     split: Name | None = None  # of the hub's set; null: train
-    format: Literal[
-        "auto", "text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"
-    ] = "auto"
-    on_bad_row: Literal["stop", "skip"]
+    format: DataFormat = "auto"
+    on_bad_row: OnBadRow
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other
     # held-out rows. null: all held-out rows serve both purposes.
@@ -75,6 +75,16 @@ class Data(Section):
     toy: Toy | None = None
     sums: Sums | None = None
     lengths: Lengths | None = None
+
+    @property
+    def has_true_reward(self) -> bool:
+        """Return whether the true reward of a response is known."""
+        return self.source == "toy"
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Return whether the rows are meaningless words, made for measurements of time and memory."""
+        return self.source == "lengths"
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -88,8 +98,8 @@ class Data(Section):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
         if self.files and self.source != "files":
-            raise ValueError(f"files: belongs to source: files, but source is {self.source}; change one of them")
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError(f"files is set, but source is {self.source}: set source: files, or remove files")
+        if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
         if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
             raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")

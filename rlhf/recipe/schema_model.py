@@ -1,7 +1,6 @@
 """The keys of a recipe about the machine and the model: hardware, base, tokenizer and adapters."""
 
 import math
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -9,15 +8,19 @@ from pydantic import ConfigDict, Field, model_validator
 from rlhf.recipe.bounds import (
     Devices,
     Fraction,
+    Heads,
     LayerNumber,
     Layers,
     Name,
     Positive,
+    Rank,
     Threads,
     Tokens,
     Vocabulary,
     Width,
 )
+from rlhf.recipe.choices import Template
+from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # model types that rlhf/models/trunk.py supports
@@ -55,8 +58,8 @@ class Architecture(Section):
     hidden_size: Width
     intermediate_size: Width
     num_hidden_layers: Layers
-    num_attention_heads: Layers
-    num_key_value_heads: Layers
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
     max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
     tie_word_embeddings: bool
 
@@ -81,7 +84,7 @@ class Architecture(Section):
     def config_keys(self) -> dict[str, Any]:
         """Return the keys for transformers' configuration, model_type among them.
 
-        `sliding_window` is left out where it is null, but for Mistral: there null means that there is no window, and
+        `sliding_window` is left out where it is null, except for Mistral, where null means that there is no window:
         transformers' own default is one of 4,096 tokens.
         """
         keys = self.model_dump()
@@ -107,7 +110,7 @@ class Model(Section):
     def _check_source(self) -> Self:
         if self.source in ("hub", "local") and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+        if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
         if self.source in ("pretrain", "random") and self.architecture is None:
             raise ValueError(f"source: {self.source} needs an architecture")
@@ -126,7 +129,7 @@ class Tokenizer(Section):
     pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
     eos_token: Name | None = None  # the token that ends an answer; null: the tokenizer's own
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
-    template: Literal["hh", "plain", "chat"]
+    template: Template
     system_prompt: Annotated[str, Field(max_length=10_000)] | None = None  # of conversations that have none
     chat_template_kwargs: dict[VariableName, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] | None = (
         None  # enable_thinking: false
@@ -147,10 +150,10 @@ class Tokenizer(Section):
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
         for key in ("pad_token", "eos_token"):
             if generated and getattr(self, key) is not None:
-                raise ValueError(f"a tokenizer that is made here has special tokens of its own; leave out {key}")
+                raise ValueError(f"a tokenizer that is made here already has special tokens; leave out {key}")
         if not generated and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+        if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit")
         return self
 
@@ -163,15 +166,15 @@ class Tokenizer(Section):
             raise ValueError(f"chat_template_kwargs: {reserved.pop()} is set by what renders a conversation")
         for key in ("system_prompt", "chat_template_kwargs"):
             if self.template != "chat" and getattr(self, key) is not None:
-                raise ValueError(f"{key} belongs to template: chat, but template is {self.template}")
+                raise ValueError(f"{key} is set, but template is {self.template}: set template: chat, or remove {key}")
         return self
 
 
 class Lora(Section):
     """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
 
-    r: Width
-    lora_alpha: Width
+    r: Rank
+    lora_alpha: Rank
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
     # layers with adapters; [8, 16]: from number 8, counted from 0, up to but without number 16
@@ -189,7 +192,7 @@ class Lora(Section):
             return list(range(count - math.ceil(count / divisor), count))
         first, end = self.layers
         if not first < end <= count:
-            raise ValueError(f"lora.layers: [{first}, {end}] is no range of layers of a model with {count}")
+            raise ValueError(f"lora.layers: [{first}, {end}] is not a range of layers of a model with {count}")
         return list(range(first, end))
 
     @model_validator(mode="after")

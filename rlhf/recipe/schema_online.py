@@ -4,8 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlhf.objectives.choices import KlEstimator, LossType, Scale, TokenLevel
 from rlhf.recipe.bounds import (
     BatchRows,
+    ClipRange,
     Decay,
     Finite,
     Fraction,
@@ -15,10 +17,11 @@ from rlhf.recipe.bounds import (
     Positive,
     Rows,
     Steps,
-    StepsOrNone,
+    StepsOrZero,
     Temperature,
     Tokens,
 )
+from rlhf.recipe.choices import CriticKind, FourBit, KeptWeights, Optimizer, Schedule
 from rlhf.recipe.strict import AsTuple, Section
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
@@ -34,24 +37,24 @@ class OnPolicy(Section):
     batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
     num_mini_batches: BatchRows  # optimizer steps per epoch
     per_device_train_batch_size: BatchRows  # micro-batch: decides memory; the result changes by rounding only
-    rollout_batch_size: BatchRows  # prompts decoded together
+    rollout_batch_size: BatchRows  # responses decoded together
     rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
-    rollout_4bit: Literal["library", "row_groups", "unpacked"] = "library"  # products with 4-bit weights: docs/ppo.md
+    rollout_4bit: FourBit = "library"  # products with 4-bit weights: docs/ppo.md
     score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
     learning_rate: Positive
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"]
-    warmup_steps: StepsOrNone
+    lr_scheduler_type: Schedule
+    warmup_steps: StepsOrZero
     weight_decay: NonNegative = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.999
     adam_epsilon: Positive = 1e-5  # as in openai/baselines ppo2
     max_grad_norm: Positive
-    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+    optim: Optimizer
     gradient_checkpointing: bool
     max_prompt_length: Tokens
     temperature: Temperature
-    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_estimator: KlEstimator
     kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
     kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # K_beta of arXiv 1909.08593, section 2.2
@@ -67,9 +70,9 @@ class OnPolicy(Section):
     save_steps: Steps
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
     max_eval_samples: Rows
-    keep_checkpoints: Literal["all"] | StepsOrNone = "all"  # a number: as many of the newest, and the best
+    keep_checkpoints: Literal["all"] | StepsOrZero = "all"  # a number: as many of the newest, and the best
     best_kl_limit: Positive | None = None  # most KL of the best checkpoint (highest score), nats per token
-    adapter: Literal["last", "best"] = "last"  # the weights that are kept
+    adapter: KeptWeights = "last"  # the weights that are kept
 
     @property
     def score_rows(self) -> int:
@@ -92,7 +95,7 @@ class OnPolicy(Section):
         return 1
 
     @model_validator(mode="after")
-    def _check_batches(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.batch_size % self.num_mini_batches:
             raise ValueError("batch_size must be a multiple of num_mini_batches")
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
@@ -119,14 +122,14 @@ class Ppo(OnPolicy):
     kl_coef: NonNegative
     gamma: Fraction
     lam: Fraction
-    cliprange: Positive
+    cliprange: ClipRange
     cliprange_value: Positive | None
     vf_coef: NonNegative
-    value_warmup_steps: StepsOrNone = 0  # first steps, in which only the critic learns
+    value_warmup_steps: StepsOrZero = 0  # first steps, in which only the critic learns
     whiten_advantages: bool
     whiten_rewards: bool = False
     sigmoid_scores: bool = False
-    value_model: Literal["head", "adapter"]  # a head on the policy's trunk, or its own adapter started from `reward`
+    value_model: CriticKind  # a head on the policy's trunk, or its own adapter started from `reward`
 
     @property
     def passes(self) -> int:
@@ -150,7 +153,7 @@ class Group(OnPolicy):
     num_iterations: Passes = 1  # passes over a batch of rollouts
     max_completion_length: Tokens
     beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
-    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
+    epsilon: ClipRange = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
     epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon
     mask_truncated_completions: bool = False  # responses without EOS teach nothing
     # `model`, the reward model, or functions: docs/rewards.md
@@ -209,7 +212,7 @@ class Group(OnPolicy):
 class Rloo(Group):
     """RLOO; keys are named as in TRL's RLOOConfig. The ratio is of whole responses; the loss is the mean over them."""
 
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_estimator: KlEstimator = "k1"
 
     @property
     def importance_sampling_level(self) -> Literal["sequence_sum"]:
@@ -227,11 +230,11 @@ class Rloo(Group):
 class Grpo(Group):
     """GRPO; keys are named as in TRL's GRPOConfig."""
 
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: KlEstimator = "k3"
     kl_penalty: Literal["reward", "loss"] = "loss"
-    scale_rewards: Literal["group", "batch", "none"] = "group"  # whose standard deviation divides; none: Dr. GRPO
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = "dapo"  # how tokens are weighted: docs/groups.md
-    importance_sampling_level: Literal["token", "sequence"] = "token"  # sequence: GSPO
+    scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
+    loss_type: LossType = "dapo"  # how tokens are weighted: docs/groups.md
+    importance_sampling_level: TokenLevel = "token"  # sequence: GSPO
     use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the ratio, so that its gradient is unbiased
 
 

@@ -6,10 +6,10 @@ from typing import NamedTuple, cast
 from rlhf.data import formats
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
-from rlhf.data.rows import Format
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe import console
+from rlhf.recipe.choices import DataFormat
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix
 from rlhf.run import reader
@@ -100,7 +100,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
 
 def _rows(settings: DataSettings, files: list[str]) -> formats.Rows:
     """Read the rows of a run again."""
-    format = cast(Format, settings.format)
+    format = cast(DataFormat, settings.format)
     if settings.source == "hub":
         assert settings.name and settings.revision  # required by the recipe
         return formats.read_hub(

@@ -28,9 +28,9 @@ from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.responses import Responses, Sampling, ValueFn
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
-STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}  # for ended rows; a check waits for the device
+STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
-FEW_KERNELS = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
+FEW_KERNELS_BY_DEVICE = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
 WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
 # A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
 # not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
@@ -56,7 +56,7 @@ class Window:
 
 # On a CPU nothing is captured. On CUDA the memory-efficient attention kernel uses a mask directly if its rows are a
 # multiple of 16 long, and pads a copy of it in every layer otherwise.
-WINDOW = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
+WINDOW_BY_DEVICE = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
 
 
 def collate(
@@ -121,7 +121,8 @@ def sample(
 
     value_fn: applied to the hidden state from which each token is drawn.
     phase: marks the blocks `prefill` and `decode`.
-    replicate: every rank decodes all prompts in lockstep, as a model needs that the Trainer has sharded (FSDP, ZeRO-3).
+    replicate: every rank decodes all prompts in lockstep, needed for a model that the Trainer has sharded (FSDP,
+        ZeRO-3).
     trunk: the lean trunk and the role that samples. It decodes in float32 on a CPU; other devices and types use the
         model's own layers. The caller holds its weights merged (`Trunk.merging`).
     """
@@ -156,14 +157,14 @@ def sample(
     ended = is_eos.any(1)
     length = torch.where(ended, is_eos.int().argmax(1) + 1, sampling.response_length)
     responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
-    repeated = [prompt for prompt in prompts for _ in range(copies)]
-    rollout = collate(repeated, responses, codec.pad_id, codec.eos_id, device)
+    prompt_of_each = [prompt for prompt in prompts for _ in range(copies)]
+    rollout = collate(prompt_of_each, responses, codec.pad_id, codec.eos_id, device)
     longest = int(length.max())
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
 
 
 def _decode(phase: Phase, start: "Callable[[], _Decoding | TrunkDecoding]") -> list[Tensor]:
-    """Decode one batch, in a function of its own: its cache is freed before the next one is allocated."""
+    """Decode one batch, in a separate function: its cache is freed before the next one is allocated."""
     with phase("prefill"):
         decoding = start()
     with phase("decode"):
@@ -191,12 +192,12 @@ class _Decoding(Responses):
         window = sliding_window(model.config)
         self.sliding = window if window and self.width + self.room > window else None
         self.kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
-        self.window_rule = WINDOW[device.type]
+        self.window_rule = WINDOW_BY_DEVICE[device.type]
         slots = _round_up(self.width + self.room, self.window_rule.whole)
         self.dtype = dtype_of(model)
         # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.eager = model.config._attn_implementation == "eager"
-        self.bias = self.eager or FEW_KERNELS[device.type]
+        self.bias = self.eager or FEW_KERNELS_BY_DEVICE[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
         self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
@@ -213,7 +214,7 @@ class _Decoding(Responses):
         """
         graph: torch.cuda.CUDAGraph | None = None
         for step in self.steps():
-            if step % STEPS_BETWEEN_CHECKS[self.tokens.device.type] == 0:
+            if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.tokens.device.type] == 0:
                 left = int((~self.ended).sum())
                 if left == 0:
                     break
@@ -229,16 +230,16 @@ class _Decoding(Responses):
             ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
             if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
                 graph = torch.cuda.CUDAGraph()
-                # Each graph has a memory pool of its own. A shared pool outlives a dropped graph while a block in it
+                # Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it
                 # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
-                # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are no error.
+                # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.advance()
         self._deliver()
         return self.results
 
     def open_window(self, step: int) -> bool:
-        """Let attention read as many cached slots as `step` needs; return whether that changed the shapes of a step."""
+        """Widen the window of attention if `step` needs it; return whether that changed the shapes of a step."""
         needed = self.width + step
         if needed <= self.layers[0].window:
             return False
@@ -333,9 +334,9 @@ def fast_layers(model: Model, sampling: Sampling, whole: bool = True) -> Iterato
             stack.enter_context(decoding_layers.four_bit_weights(model, sampling.four_bit))
             if sampling.merged:
                 stack.enter_context(decoding_layers.merged_adapters(model))
-            elif FEW_KERNELS[model.device.type]:
+            elif FEW_KERNELS_BY_DEVICE[model.device.type]:
                 stack.enter_context(decoding_layers.fused_adapters(model))
-            if FEW_KERNELS[model.device.type]:
+            if FEW_KERNELS_BY_DEVICE[model.device.type]:
                 stack.enter_context(decoding_layers.fused_norms(model))
         yield
 

@@ -8,20 +8,23 @@ from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds
 from rlhf.models.architecture import logit_scale
-from rlhf.models.decoding_layers import FourBit
 from rlhf.models.model import Model
+from rlhf.recipe.choices import FourBit
 
 FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of sampling: responses are drawn from softmax(logits / temperature); greedily at temperature 0."""
+    """Settings of sampling: responses are drawn from softmax(logits / temperature).
+
+    At temperature 0 the most likely token is taken, and log-probabilities are those of temperature 1.
+    """
 
     max_prompt_length: int
     response_length: int
     temperature: float
-    batch_size: int  # prompts decoded together; changes memory only
+    batch_size: int  # responses decoded together; changes memory, speed and rounding
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
     merged: bool = False  # decode with copies of the weights that have the adapter in them
     four_bit: FourBit = "library"  # see rlhf.models.decoding_layers.four_bit_weights
@@ -51,7 +54,7 @@ class Responses:
         self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
 
     def steps(self) -> Iterable[int]:
-        """Return the slots after the first, which the prefill has filled."""
+        """Return the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
         return range(1, self.room)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ class Responses:
         self.ended |= ids == self.eos_id
 
     def _keep(self, rows: Tensor) -> None:
-        """Deliver all rows, and continue with some of them."""
+        """Store the results of all rows, and continue with some of them."""
         self._deliver()
         for name in ("rows", "uniforms", "tokens", "logprobs", "values", "ended"):
             setattr(self, name, getattr(self, name)[rows])

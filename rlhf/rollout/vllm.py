@@ -1,6 +1,6 @@
 """Client of a vLLM server that samples rollouts in place of `engine.sample`, over HTTP; without values and top-p.
 
-The server runs in an environment of its own, because vLLM pins other versions of transformers than this project:
+The server runs in a separate environment, because vLLM pins other versions of transformers than this project:
 
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
     vllm serve BASE --enable-lora --max-lora-rank R --logprobs-mode processed_logprobs
@@ -66,7 +66,7 @@ class Client:
     def sample(
         self, prompts: Sequence[list[int]], codec: SpecialIds, sampling: Sampling, device: torch.device | None = None
     ) -> Rollout:
-        """Sample one response per prompt, in their order; each has a seed of its own from torch's generator."""
+        """Sample one response per prompt, in their order; each has its own seed from torch's generator."""
         seeds = torch.randint(2**31, (len(prompts),)).tolist()
         with ThreadPoolExecutor(sampling.batch_size) as pool:
             answers = list(pool.map(lambda ids, seed: self._complete(ids, seed, codec, sampling), prompts, seeds))

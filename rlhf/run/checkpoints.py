@@ -1,12 +1,11 @@
 """Checkpoints of a run directory: their steps, their hashes and the logs that belong to them."""
 
 import json
-import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rlhf.errors import UserError
-from rlhf.files import sha256, sync
+from rlhf.files import replacing, sha256, sync
 from rlhf.run import reader, records
 
 
@@ -49,10 +48,9 @@ def keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: 
     """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
     rows = reader.read_lines(file, kind)[:lines]
     lines_to_keep = [json.dumps(row.plain(), ensure_ascii=False) + "\n" for row in rows if row.step <= step]
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text("".join(lines_to_keep), encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, file)
+    with replacing(file) as temporary:
+        temporary.write_text("".join(lines_to_keep), encoding="utf-8")
+        sync(temporary)
 
 
 def holds_no_work(folder: Path) -> bool:

@@ -8,11 +8,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.files import sha256
+from rlhf.files import replacing, sha256
 from rlhf.recipe import STAGES, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run import reader, records
@@ -124,12 +125,8 @@ def follow_base(root: Path, stage: StageName) -> None:
     summary = read_summary(root / stage)
     if summary is None or summary.result_sha256.get(f"adapter/{CONFIG}") != result_hash(file):
         return
-    temporary = file.with_name(f".{CONFIG}.tmp")
-    try:
+    with suppress(OSError), replacing(file) as temporary:  # a read-only copy stays: nothing of ours reads that path
         temporary.write_text(_json_text({**config, BASE: str(base)}), encoding="utf-8")
-        os.replace(temporary, file)
-    except OSError:  # a read-only copy: nothing of ours reads that path
-        temporary.unlink(missing_ok=True)
 
 
 def totals(

@@ -41,7 +41,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_counts, _ = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    if run.is_main and recipe.data.source != "lengths":  # stand-in data needs no advice
+    if run.is_main and not recipe.data.is_stand_in:  # which needs no advice
         amount.note("dpo", len(training))
     validation: list[tuple[Encoded, Encoded]] = []
     if options.eval_steps:
@@ -51,7 +51,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     evaluation = sampling(recipe.evaluate)
     prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
-    truth = recipe.data.source == "toy"
+    truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
         roles = {"policy": run.path, "reference": run.folder_of("sft")}
         shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")

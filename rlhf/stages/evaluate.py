@@ -84,7 +84,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         policies: tuple[Literal["base", "sft"] | PolicyName, ...] = ("base", "sft", *trained)
         for label in policies:
             role: AdapterName = "reference" if label == "sft" else label
-            truth = recipe.data.source == "toy"
+            truth = recipe.data.has_true_reward
             samples[label] = measure(
                 shared,
                 role,

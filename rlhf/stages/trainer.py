@@ -50,7 +50,7 @@ class RunTrainer(Trainer):
 
     @property
     def trained(self) -> Any:
-        """Return the model; the classes of peft and torch share no base class for what is used of it."""
+        """Return the model; the classes of peft and torch do not share a base class for what is used of it."""
         assert self.model is not None
         return self.model
 

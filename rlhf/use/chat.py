@@ -12,7 +12,7 @@ from rlhf.errors import ParentMissing, UserError
 from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.run.directory import Run
-from rlhf.terminal import harmless
+from rlhf.terminal import harmless, reason
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
@@ -81,11 +81,11 @@ class Speaker:
             yield harmless(piece)
         thread.join()
         if errors:
-            raise UserError(f"chat: {' '.join(str(errors[0]).split())[:300]}") from errors[0]
+            raise UserError(f"chat: {reason(errors[0])}") from errors[0]
 
 
 def finished_stage(run: Run, stage: StageName, command: str) -> Path:
-    """Return the directory of a finished stage, for a command that is no stage.
+    """Return the directory of a finished stage, for a command that is not a stage.
 
     Raises UserError with the stage to run first.
     """

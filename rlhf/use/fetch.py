@@ -6,7 +6,7 @@ Afterwards every stage runs without network (`HF_HUB_OFFLINE=1`).
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from rlhf.data import formats, hub
 from rlhf.errors import UserError
@@ -20,7 +20,7 @@ DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout o
 class Source(NamedTuple):
     """A repository of the hub, pinned to a revision."""
 
-    kind: str  # the hub's name for it: model or dataset
+    kind: Literal["model", "dataset"]
     name: str
     revision: str
     data_dir: str | None = None

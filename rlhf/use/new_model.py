@@ -9,6 +9,7 @@ from rlhf import recipe as recipes
 from rlhf.data import hub
 from rlhf.errors import UserError
 from rlhf.files import read_json
+from rlhf.recipe.names import is_commit
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
@@ -47,7 +48,7 @@ def read_model(model: str, revision: str | None) -> Source:
         return Source("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
         raise UserError(f"--model {model}: there is no such folder, and models of the hub are named like Qwen/Qwen3-8B")
-    if revision is not None and not re.fullmatch(r"[0-9a-f]{40}", revision):
+    if revision is not None and not is_commit(revision):
         raise UserError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
     try:
         return _download(model, revision)

@@ -50,7 +50,7 @@ class ScoredItem(NamedTuple):
 
     @property
     def margin(self) -> float | None:
-        """Return the score of the chosen answer minus that of the rejected one; None if the item is no pair."""
+        """Return the score of the chosen answer minus that of the rejected one; None if the item is not a pair."""
         chosen, rejected = (self.scores.get(side) for side in PAIR)
         return None if chosen is None or rejected is None else chosen - rejected
 

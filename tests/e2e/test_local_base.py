@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import ModelHead, load_base, load_codec
 from rlhf.run.directory import Run
 from tests.conftest import content_of, run_stages, small
 from tests.models import pretrained
@@ -142,9 +142,9 @@ def test_a_checkpoint_without_all_its_weights_is_refused(trained, tmp_path, chan
     """transformers would draw them at random and only warn."""
     broken = changed_checkpoint(trained, tmp_path, change)
     loaded = pretrained(trained, tmp_path, model__name=broken)
-    head = {"sft": "lm", "rm": "score"}[stage]
+    heads: dict[str, ModelHead] = {"sft": "lm", "rm": "score"}
     with pytest.raises(UserError, match=said):
-        load_base(Run(tmp_path, loaded, stage), torch.device("cpu"), head=head)
+        load_base(Run(tmp_path, loaded, stage), torch.device("cpu"), head=heads[stage])
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(trained, tmp_path):

@@ -70,10 +70,12 @@ def responses(found: Rollout) -> list[list[int]]:
     return [row[mask].tolist() for row, mask in zip(found.tokens, found.mask, strict=True)]
 
 
-@pytest.mark.parametrize("window", [Window(0, 1, 1), Window(0, 7, 1), Window(0, 64, 1), engine.WINDOW["cuda"]])
+@pytest.mark.parametrize(
+    "window", [Window(0, 1, 1), Window(0, 7, 1), Window(0, 64, 1), engine.WINDOW_BY_DEVICE["cuda"]]
+)
 def test_greedy_tokens_are_those_of_generate(model, monkeypatch, window):
     """One prompt at a time there, all together here: with padding before them, and rows that end early."""
-    monkeypatch.setitem(engine.WINDOW, "cpu", window)
+    monkeypatch.setitem(engine.WINDOW_BY_DEVICE, "cpu", window)
     rows = prompts(12)
     settings = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=EOS, pad_token_id=PAD)
     expected = []
@@ -91,7 +93,7 @@ def test_padding_is_left_out_by_every_attention(model, monkeypatch, attention, f
     """Also where the mask is a bias that is added to scores, as eager attention and CUDA take it."""
     rows = prompts(12)
     expected = responses(drawn(model, rows, batch_size=1))
-    monkeypatch.setitem(engine.FEW_KERNELS, "cpu", few_kernels)
+    monkeypatch.setitem(engine.FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
     monkeypatch.setattr(model.config, "_attn_implementation_internal", attention)
     assert responses(drawn(model, rows, batch_size=12)) == expected
 
@@ -151,7 +153,7 @@ def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
 def test_windows_on_cuda(width, windows):
     """One for 128 or 256 steps of a prompt that is padded to 384, and for any prompt one every 256 steps."""
     room = 128 if width > 100 else 528
-    rule = engine.WINDOW["cuda"]
+    rule = engine.WINDOW_BY_DEVICE["cuda"]
     decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule)
     decoding.layers = [CacheLayer(engine._round_up(width + room, rule.whole))]
     decoding.layers[0].window = width
@@ -196,7 +198,7 @@ def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_ke
     for temperature in (0.0, 1.0):
         expected = drawn(base, rows, temperature=temperature, **how)
         with monkeypatch.context() as patch:
-            patch.setitem(engine.FEW_KERNELS, "cpu", few_kernels)
+            patch.setitem(engine.FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
             found = drawn(base, rows, temperature=temperature, **how, **changes)
         assert responses(found) == responses(expected)
         assert (logprobs(found) - logprobs(expected))[found.mask].abs().max() < 1e-4
@@ -208,7 +210,7 @@ def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_ke
 def test_divided_weights_are_left_alone(monkeypatch):
     """What an engine of transformers' Trainer has divided among ranks is not whole outside its own forward passes."""
     base = activated(adapted(torch.float32), "policy")
-    monkeypatch.setitem(engine.FEW_KERNELS, "cpu", True)
+    monkeypatch.setitem(engine.FEW_KERNELS_BY_DEVICE, "cpu", True)
     for whole in (True, False):
         with engine.fast_layers(base, Sampling(8, 8, 1.0, 8, merged=True), whole):
             assert any("forward" in module.__dict__ for module in base.modules()) == whole
@@ -219,7 +221,7 @@ def test_looking_less_often_changes_nothing(model, monkeypatch, every):
     """On CUDA the engine looks every 8 steps whether rows have ended."""
     rows = prompts(32)
     often = drawn(model, rows, batch_size=32, response_length=60)
-    monkeypatch.setitem(engine.STEPS_BETWEEN_CHECKS, "cpu", every)
+    monkeypatch.setitem(engine.STEPS_BETWEEN_CHECKS_BY_DEVICE, "cpu", every)
     assert responses(drawn(model, rows, batch_size=32, response_length=60)) == responses(often)
 
 

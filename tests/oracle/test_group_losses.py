@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.objectives import kl as kls
+from rlhf.objectives.choices import LEVELS, LOSS_TYPES, Level
 from rlhf.objectives.groups import (
-    LEVELS,
-    LOSS_TYPES,
-    Level,
     clipped_loss,
     group_relative,
     has_signal,

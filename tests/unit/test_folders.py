@@ -94,6 +94,11 @@ def new_eos(folder: Path) -> None:
             "cannot load the base model",
             id="cfg-rope",
         ),
+        pytest.param(
+            config(rope_parameters={"rope_type": "default", "rope_theta": 0}),
+            "inv_freq holds NaN or infinity",
+            id="cfg-theta",
+        ),
         pytest.param(config(model_type=7), "cannot load the base model", id="cfg-type"),
         pytest.param(config(pad_token_id=10**6), "cannot load the base model", id="cfg-pad"),
         pytest.param(
@@ -127,6 +132,19 @@ def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, mon
         load_base(run, CPU)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.parametrize("place", ["rlhf.models.loading._check_supported", "rlhf.data.tokenize.Codec.__init__"])
+def test_an_error_of_our_own_is_not_taken_for_a_damaged_folder(folder, trained, tmp_path, monkeypatch, place):
+    def fail(*_, **__):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(place, fail)
+    changes = {"model__name": str(folder), "tokenizer__name": str(folder), "tokenizer__source": "local"}
+    run = Run(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
+    with pytest.raises(TypeError, match="a bug"):
+        load_codec(run)
+        load_base(run, CPU)
 
 
 def test_a_whole_index_is_read(folder, trained, tmp_path):

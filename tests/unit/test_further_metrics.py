@@ -163,5 +163,5 @@ def test_bertscore_of_texts_that_are_longer_than_the_encoder_reads(encoder, tmp_
 
 
 def test_an_encoder_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=r"evaluate.bertscore_model: .* is no folder with a model"):
+    with pytest.raises(UserError, match=r"evaluate.bertscore_model: .* is not a folder with a model"):
         Overlap([("a", None)], str(tmp_path / "none"), torch.device("cpu"))

@@ -408,10 +408,10 @@ def test_two_optimizers_are_given_the_same_weights_and_gradients():
 
 
 def test_a_variant_changes_a_switch_for_a_while_only():
-    usual: object = rollout.WINDOW
-    with variants.setting(rollout, "WINDOW", 4096)(None):
-        assert vars(rollout)["WINDOW"] == 4096
-    assert usual == rollout.WINDOW
+    usual: object = rollout.WINDOW_BY_DEVICE
+    with variants.setting(rollout, "WINDOW_BY_DEVICE", 4096)(None):
+        assert vars(rollout)["WINDOW_BY_DEVICE"] == 4096
+    assert usual == rollout.WINDOW_BY_DEVICE
     with (
         pytest.raises(variants.Unavailable, match=r"rlhf.rollout.engine has no LEAN"),
         variants.setting(rollout, "LEAN", 1)(None),

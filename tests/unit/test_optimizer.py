@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.optimizer import new_optimizer, page_states
+from rlhf.recipe.choices import Optimizer
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainState
 from rlhf.stages.supervised import _RunCallback
@@ -22,7 +23,7 @@ def parameters() -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(size // 256, 256, generator=generator)) for size in SIZES.values()]
 
 
-def stepped(name: str) -> torch.optim.Optimizer:
+def stepped(name: Optimizer) -> torch.optim.Optimizer:
     optimizer = new_optimizer(name, [{"params": parameters()}], lr=1e-3)
     step(optimizer)
     return optimizer

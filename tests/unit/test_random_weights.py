@@ -20,6 +20,7 @@ from rlhf.errors import UserError
 from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
 from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.choices import LengthsShape
 from rlhf.run.directory import Run
 from tests.conftest import RECIPE, SMALL, run_stages
 
@@ -35,7 +36,7 @@ ARCHITECTURE: dict[str, Any] = {
 SHAPE = {f"model.architecture.{key}": value for key, value in ARCHITECTURE.items()}
 
 
-def random_recipe(shape: str = "hh", pairs: int = 30, seed: int | None = None, **changes) -> PinnedRecipe:
+def random_recipe(shape: LengthsShape = "hh", pairs: int = 30, seed: int | None = None, **changes) -> PinnedRecipe:
     """The CPU recipe with random weights; `changes` name keys with double underscores."""
     base = recipe.load(RECIPE, SMALL | SHAPE).recipe
     overrides = SMALL | SHAPE | recipe.with_random_weights(base, pairs, shape)
@@ -294,7 +295,7 @@ def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monke
     def refuse(*what, **options):
         raise OSError("You are trying to access a gated repo.")
 
-    monkeypatch.setattr(tokenize, "load", refuse)
+    monkeypatch.setattr("rlhf.data.tokenize.AutoTokenizer.from_pretrained", refuse)
     with pytest.raises(UserError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
         load_codec(Run(tmp_path, recipe.load(RECIPE, HUB), "sft"))
 

@@ -68,7 +68,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(kl_estimator="k4"), "ppo.kl_estimator = 'k4': input should be 'k1', 'k2' or 'k3'"),
         (lambda c: c["ppo"].update(num_mini_batches=3), "ppo: batch_size must be a multiple of num_mini_batches"),
         (lambda c: c["model"].update(source="hub", name="a/b"), "model: source: hub needs revision"),
-        (lambda c: c.pop("pretrain"), "model.source: pretrain and a pretrain section belong together"),
+        (lambda c: c.pop("pretrain"), "a recipe has both model.source: pretrain and a pretrain section, or neither"),
         (lambda c: c["sft"].update(max_length=4096), "sft.max_length: 4096 tokens do not fit"),
         (lambda c: c["data"].update(source="files"), "data: source: files needs files"),
         (lambda c: c["tokenizer"].update(source="local", name="x"), "tokenizer.source: train and a pretrain section"),
@@ -104,14 +104,15 @@ def test_every_recipe_loads(directory):
             lambda c: (c["hardware"].update(trunk="lean"), c["model"]["architecture"].update(model_type="olmo2")),
             "hardware.trunk: lean supports the model types llama, mistral, qwen2, qwen3, not olmo2: use",
         ),
-        (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is no range of layers of a model with 3"),
-        (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is no range of layers"),
+        (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is not a range of layers of a model with 3"),
+        (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is not a range of layers"),
         (lambda c: c["lora"].update(layers="lower_half"), "lora.layers"),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
         (lambda c: c["ppo"].update(adam_beta1=1.0), "ppo.adam_beta1 = 1.0: input should be less than 1"),
         (lambda c: c["sft"].update(adam_epsilon=0.0), "sft.adam_epsilon = 0.0: input should be greater than 0"),
+        (lambda c: c["ppo"].update(cliprange=1.0), "ppo.cliprange = 1.0: input should be less than 1"),
         (lambda c: c["ppo"].update(norm_responses=1), "ppo.norm_responses = 1: input should be greater than 1"),
         (lambda c: c["dpo"].update(max_completion_length=0), "dpo.max_completion_length = 0: input should be greater"),
         (lambda c: c["tokenizer"].update(template="plain"), "data.source: toy writes HH transcripts"),
@@ -307,7 +308,7 @@ def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place)
 
 
 def test_files_beside_another_source_are_refused():
-    with pytest.raises(UserError, match="files: belongs to source: files, but source is toy"):
+    with pytest.raises(UserError, match="files is set, but source is toy: set source: files, or remove files"):
         recipe.load(CPU, {"data.files": ["a.jsonl"]})
 
 

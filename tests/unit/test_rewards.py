@@ -21,6 +21,10 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
     [
         ("exact_answer", " Paris.\n", "paris", 1),
         ("exact_answer", "It is Paris.", "Paris", 0),
+        ("exact_answer", "Paris?", "Paris", 1),
+        ("exact_answer", "paris  ,", "Paris", 1),
+        ("exact_answer", "New\n York", "new york!", 1),
+        ("exact_answer", "Paris)", "Paris", 0),
         ("exact_answer(extract='It is (.*)')", "It is Rome. It is  Paris.", "Paris", 0),
         ("exact_answer(extract='It is (\\\\w+)')", "It is Rome. It is Paris.", "Paris", 1),
         ("exact_answer(extract='####(.*)')", "no mark", "", 1),
@@ -32,6 +36,18 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
         ("numeric_answer(tolerance=0.01)", "101.1", "100", 0),
         ("numeric_answer(tolerance=0.01)", "0.009", "0", 1),
         ("numeric_answer", "-0.1e1", "-1", 1),
+        ("numeric_answer", "it is .5", "0.5", 1),
+        ("numeric_answer", "it is -.5e1.", "-5", 1),
+        ("numeric_answer", "it is...5", "5", 1),
+        ("numeric_answer", "version 1.2.5", "5", 1),
+        ("numeric_answer", "10-5", "5", 1),
+        ("numeric_answer", "10-5", "-5", 0),
+        ("numeric_answer", "between 3-5", "5", 1),
+        ("numeric_answer", "f(x)-5", "5", 1),
+        ("numeric_answer", "x = -5", "-5", 1),
+        ("numeric_answer", "$-5", "-5", 1),
+        ("numeric_answer", "(-5)", "-5", 1),
+        ("numeric_answer", "2e-3", "0.002", 1),
         ("numeric_answer(extract='#### (.*)')", "#### 5 then 6", "5", 0),
         ("numeric_answer(extract='#### (.*?)$')", "4\n#### 5", "5", 1),
         (GSM8K, "540 * 2 = <<540*2=1080>>1080\n#### $1,080", "It makes 540 twice.\n#### 1080", 1),
@@ -60,7 +76,7 @@ def test_mathematics_is_compared_by_value():
     assert given("math_answer", "so it is $\\frac{1}{2}$", "0.5") == 1
     assert given("math_answer", "so it is $x^2 + 2x + 1$", "$(x+1)^2$") == 1
     assert given("math_answer", "so it is $\\frac{1}{3}$", "0.5") == 0
-    with pytest.raises(UserError, match=r"math_answer failed with .*no mathematical expression"):
+    with pytest.raises(UserError, match=r"math_answer failed with .*not a mathematical expression"):
         given("math_answer", "1", "")
 
 
@@ -75,19 +91,22 @@ def test_without_its_library_the_way_to_it_is_named(monkeypatch):
     [
         ("exact", "no reward 'exact'; known are model, exact_answer, numeric_answer"),
         ("regex", "regex: option pattern is missing"),
-        ("regex(pattern='(')", "pattern is no regular expression"),
-        ("regex('a')", "is no reward, as in"),
+        ("regex(pattern='(')", "pattern is not a valid regular expression"),
+        ("regex('a')", "is not a reward; write it as"),
         ("length(most=0)", "most must be above 0"),
         ("length(most='3')", "most must be int"),
         ("length(most=True)", "most must be int"),
-        ("numeric_answer(tolerance=float('inf'))", "is no reward, as in"),
+        ("numeric_answer(tolerance=float('inf'))", "is not a reward; write it as"),
         ("numeric_answer(tolerance=-1)", "tolerance a finite number of 0 or more"),
         ("json_valid(key='a')", "no option 'key'; it has keys"),
+        ("json_valid(keys=[1])", "keys must be a list of str"),
+        ("json_valid(keys='a')", "keys must be list or tuple"),
+        ("regex(**{'a': 1})", "is not a reward; write it as"),
         ("exact_answer(most=1)", "no option 'most'; it has extract"),
-        ("__import__('os').system('true')", "is no reward, as in"),
+        ("__import__('os').system('true')", "is not a reward; write it as"),
         ("no_such_module:f", "cannot be used .ModuleNotFoundError"),
         ("json:no_such_function", "cannot be used .AttributeError"),
-        ("", "is no reward, as in"),
+        ("", "is not a reward; write it as"),
     ],
 )
 def test_what_is_no_reward_is_refused_in_one_line(name, expected):
@@ -118,11 +137,11 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
         match=r"^reward own_rewards:bad failed with ZeroDivisionError.*prompt 'second\?' and the response 'abc'$",
     ):
         rewards.find("own_rewards:bad", "here")(["first?", "second?"], ["ab", "abc"], [None, None])
-    with pytest.raises(UserError, match=r"^reward own_rewards:nan is nan, no finite .*'q' and the response 'x'$"):
+    with pytest.raises(UserError, match=r"^reward own_rewards:nan is nan, not a finite .*'q' and the response 'x'$"):
         rewards.find("own_rewards:nan", "here")(["p", "q"], ["a", "x"], [None, None])
     with pytest.raises(UserError, match="returned 1 numbers for 2 responses"):
         rewards.find("own_rewards:few", "here")(["p", "q"], ["a", "x"], [None, None])
-    with pytest.raises(UserError, match="is '1', no finite number"):
+    with pytest.raises(UserError, match="is '1', not a finite number"):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
 
 

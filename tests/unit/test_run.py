@@ -149,7 +149,8 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
     for module in ("files", "run.directory"):
         monkeypatch.setattr(f"rlhf.{module}.sync", lambda path: synced.append(path.name))
     run.finish({}, COSTS)
-    assert synced.index("samples.jsonl") < synced.index(".summary.json.tmp")
+    summary = next(name for name in synced if name.startswith(".summary.json."))
+    assert synced.index("samples.jsonl") < synced.index(summary)
 
 
 def test_resume_with_other_settings_is_refused(tmp_path):

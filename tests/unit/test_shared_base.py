@@ -9,7 +9,7 @@ from rlhf.models.adapters import new_adapter, reward_from_sft, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
-from rlhf.recipe import Role
+from rlhf.recipe import AdapterName, Role
 from rlhf.run.directory import Run
 from tests.conftest import gradient, noted, small
 
@@ -18,7 +18,7 @@ IDS = torch.tensor([[1, 7, 8, 9, 12], [1, 30, 31, 4, 4]])
 ROLES: tuple[Role, ...] = ("policy", "value", "reference", "reward")
 
 
-def roles(trained, dtype: str = "float32", trainable: tuple[str, ...] = ("policy",)) -> SharedBase:
+def roles(trained, dtype: str = "float32", trainable: tuple[AdapterName, ...] = ("policy",)) -> SharedBase:
     """Policy, reference, reward and value; the policy differs from the reference."""
     run = Run(trained, small(model__dtype=dtype), "ppo")
     sft, rm = run.root / "sft", run.root / "rm"
@@ -129,6 +129,13 @@ def test_after_a_block_the_role_before_it_is_active_again(shared):
     with pytest.raises(KeyError), shared.role("policy"):
         raise KeyError
     assert shared._active == "reference"
+
+
+def test_scoring_leaves_the_active_role_as_it_was(shared):
+    for role in ("policy", "reward", "base"):
+        shared.activate(role)
+        shared.score(IDS, torch.tensor([4, 2]))
+        assert shared._active == role
 
 
 def test_a_backward_pass_outside_of_its_block_is_refused(shared):

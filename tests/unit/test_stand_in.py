@@ -241,7 +241,10 @@ def watched() -> dict[str, dict[str, Any]]:
     places += [sys.modules["torch.utils._foreach_utils"], sys.modules["torch.optim.optimizer"]]
     places += [bitsandbytes.functional, bitsandbytes.optim.optimizer]
     found = {f"{place.__name__}.{key}": value for place in places for key, value in vars(place).items()}
-    for name, mapping in (("environ", os.environ), ("STEPS_BETWEEN_CHECKS", rollout.STEPS_BETWEEN_CHECKS)):
+    for name, mapping in (
+        ("environ", os.environ),
+        ("STEPS_BETWEEN_CHECKS_BY_DEVICE", rollout.STEPS_BETWEEN_CHECKS_BY_DEVICE),
+    ):
         found |= {f"{name}.{key}": value for key, value in mapping.items()}
     return found
 
@@ -270,7 +273,7 @@ def test_everything_is_as_before_afterwards(device):
         "torch.autocast",
         "torch.matmul",
         "environ.ACCELERATE_TORCH_DEVICE",
-        "STEPS_BETWEEN_CHECKS.meta",
+        "STEPS_BETWEEN_CHECKS_BY_DEVICE.meta",
         "Module.__init__",
         "rlhf.models.random_base.skeleton",
     } <= inside

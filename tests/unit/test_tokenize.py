@@ -313,7 +313,7 @@ def test_a_chat_prompt_has_bos_where_its_template_writes_it(tmp_path):
 @pytest.mark.parametrize("key", ["system_prompt", "chat_template_kwargs"])
 def test_settings_of_a_chat_template_need_one(key):
     value = "Be kind." if key == "system_prompt" else {"enable_thinking": False}
-    with pytest.raises(ValidationError, match=f"{key} belongs to template: chat, but template is hh"):
+    with pytest.raises(ValidationError, match=f"{key} is set, but template is hh: set template: chat, or remove"):
         settings("hh", **{key: value})
 
 

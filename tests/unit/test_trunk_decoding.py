@@ -166,6 +166,16 @@ def test_onednn_multiplies_what_it_is_fast_at(monkeypatch):
     assert torch_products == [(20, 1), (5, 1), (5, 1)]
 
 
+@pytest.mark.parametrize("onednn", [matrices.ONEDNN, False])
+def test_a_product_that_needs_a_gradient_is_refused(monkeypatch, onednn):
+    monkeypatch.setattr(matrices, "ONEDNN", onednn)
+    for x, y in ((X.clone().requires_grad_(), Y), (X, Y.clone().requires_grad_())):
+        with pytest.raises(ValueError, match="matmul has no gradient"):
+            matmul(x, y)
+        with torch.no_grad():
+            assert not matmul(x, y).requires_grad
+
+
 def test_without_onednn_the_trunk_computes_the_same(monkeypatch):
     peft = adapted()
     trunk = Trunk(peft.get_base_model())

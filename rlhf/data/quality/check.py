@@ -290,12 +290,12 @@ def check(
     Lengths are what `count` says, in its `unit`.
     """
     report = rows.report
-    all_rows: list[Row] = [*rows.documents, *rows.examples, *rows.pairs, *rows.prompts]
+    all_rows: list[Row] = rows.all
     prompts = [row.prompt for row in all_rows if not isinstance(row, Document)]
     if heldout is None:
         training, heldout_rows = split(all_rows, row_key, seed=seed, fraction=fraction)
     else:
-        training, heldout_rows = all_rows, [*heldout.documents, *heldout.examples, *heldout.pairs, *heldout.prompts]
+        training, heldout_rows = all_rows, heldout.all
     flawed_rows = {name: find(all_rows) for name, find in FLAWS.items()}
     leaked = leaks(training, heldout_rows)
     parts = {

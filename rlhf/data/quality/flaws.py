@@ -104,7 +104,7 @@ def drop(rows: Rows, reasons: Iterable[str]) -> tuple[Rows, dict[str, int]]:
     """
     counts = {}
     for reason in reasons:
-        removed = {id(row) for row in FLAWS[reason]([*rows.documents, *rows.examples, *rows.pairs, *rows.prompts])}
+        removed = {id(row) for row in FLAWS[reason](rows.all)}
         counts[reason] = len(removed)
         rows = replace(
             rows,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.errors import UserError
+from rlhf.terminal import reason
 
 Counter = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
 
@@ -39,7 +40,7 @@ class Lengths:
 
 
 def spread(lengths: Sequence[int]) -> Lengths:
-    """Return the summary of the lengths of at least one text."""
+    """Return the summary of the lengths of one or more texts."""
     ordered = sorted(lengths)
     p10, p50, p90, p99 = (ordered[math.ceil(q * len(ordered)) - 1] for q in (0.1, 0.5, 0.9, 0.99))
     upto = [8]
@@ -76,6 +77,5 @@ def tokens(folder: str | Path) -> Counter:
 
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries raise many types, plain Exception among them
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason}") from error
+        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason(error)}") from error
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]

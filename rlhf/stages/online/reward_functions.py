@@ -1,6 +1,6 @@
 """Rewards that functions give: named ones, written as in a recipe's `reward_funcs`, and functions of the user's own.
 
-    exact_answer                      1 if the response is the answer, ignoring case, white space and a final mark
+    exact_answer                      1 if it is the answer; case, white space and . , ; : ! ? at the end do not count
     numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
     math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
     regex(pattern='^Yes')             1 if the pattern is found
@@ -31,7 +31,10 @@ from rlhf.errors import UserError
 Function = Callable[..., Sequence[float]]
 ARGUMENTS = ("prompts", "completions", "answer")
 SHOWN = 60  # characters of a prompt or a response in a message
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+# 7, 1,234.50, .5, -1e3. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
+# a word or another point does not begin a number (v1.2.5, an ellipsis).
+NUMBER = re.compile(r"(?:(?<![\w)\]}])-)?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
+CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Reward:
             raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
         for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
             if not _finite(number):
-                raise UserError(f"reward {self.name} is {number!r}, no finite number, for {_named(prompt, completion)}")
+                where = _named(prompt, completion)
+                raise UserError(f"reward {self.name} is {number!r}, not a finite number, for {where}")
         return [float(number) for number in numbers]
 
     def _call(
@@ -117,7 +121,7 @@ def math_answer(completions: list[str], answer: list[str]) -> list[float]:
     for completion, right in zip(completions, answer, strict=True):
         gold = parse(right if "$" in right or "\\" in right else f"${right}$")
         if not gold:
-            raise ValueError(f"the answer {right[:SHOWN]!r} is no mathematical expression")
+            raise ValueError(f"the answer {right[:SHOWN]!r} is not a mathematical expression")
         rewards.append(float(verify(gold, parse(completion))))
     return rewards
 
@@ -149,7 +153,7 @@ REGISTRY: dict[str, Function] = {
 
 
 def _registered(name: str, where: str) -> Function:
-    """The function of a named reward with its options: `regex(pattern='^Yes')`. Nothing in it is evaluated."""
+    """Return the function of a named reward with its options: `regex(pattern='^Yes')`. Nothing is evaluated."""
     known = f"known are model, {', '.join(REGISTRY)} and module:function"
     try:
         call = ast.parse(name, mode="eval").body
@@ -157,9 +161,9 @@ def _registered(name: str, where: str) -> Function:
             call = ast.Call(call, [], [])
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError
-        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        options = {_option_name(keyword): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"{where}: {name!r} is no reward, as in regex(pattern='^Yes'); {known}") from None
+        raise UserError(f"{where}: {name!r} is not a reward; write it as regex(pattern='^Yes'); {known}") from None
     function = REGISTRY.get(call.func.id)
     if function is None:
         raise UserError(f"{where}: no reward {call.func.id!r}; {known}")
@@ -169,28 +173,36 @@ def _registered(name: str, where: str) -> Function:
     return partial(function, **options)
 
 
-KINDS: dict[str, tuple[type, ...]] = {
+def _option_name(keyword: ast.keyword) -> str:
+    if keyword.arg is None:  # **{...}
+        raise ValueError
+    return keyword.arg
+
+
+OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "extract": (str,),
     "pattern": (str,),
     "tolerance": (int, float),
     "most": (int,),
     "keys": (list, tuple),
-}  # types of the options of named rewards
+}
 
 
 def _fault(function: Function, options: dict[str, Any]) -> str | None:
-    """What is wrong with the options of a named reward; None where nothing is."""
+    """Return what is wrong with the options of a named reward; None where nothing is."""
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
     for key, value in options.items():
         if key not in parameters:
             return f"no option {key!r}; it has {', '.join(parameters) or 'none'}"
-        if not isinstance(value, KINDS[key]) or isinstance(value, bool):
-            return f"{key} must be {' or '.join(kind.__name__ for kind in KINDS[key])}"
+        if not isinstance(value, OPTION_TYPES[key]) or isinstance(value, bool):
+            return f"{key} must be {' or '.join(kind.__name__ for kind in OPTION_TYPES[key])}"
+    if not all(isinstance(key, str) for key in options.get("keys", ())):
+        return "keys must be a list of str"
     for key in ("pattern", "extract"):
         try:
             re.compile(options.get(key, ""))
         except re.error as error:
-            return f"{key} is no regular expression ({error})"
+            return f"{key} is not a valid regular expression ({error})"
     if options.get("most", 1) < 1 or not 0 <= options.get("tolerance", 0) < math.inf:
         return "most must be above 0, and tolerance a finite number of 0 or more"
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
@@ -212,7 +224,7 @@ def _imported(name: str, where: str) -> Function:
 
 
 def _accepted(function: Function) -> list[str]:
-    """Names of the arguments that a function takes; `model`, `trainer_state` and the like of TRL are not given."""
+    """Return the names of the arguments that a function takes, without those of TRL such as `trainer_state`."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return list(ARGUMENTS)
@@ -223,7 +235,7 @@ def _accepted(function: Function) -> list[str]:
 
 
 def _extract(text: str, pattern: str | None) -> str:
-    """The last match's first group, or the whole match; nothing where there is no match."""
+    """Return the last match's first group, or the whole match; "" where there is no match."""
     if pattern is None:
         return text
     *_, last = [None, *re.finditer(pattern, text)]
@@ -231,7 +243,7 @@ def _extract(text: str, pattern: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(".!")
+    return " ".join(text.casefold().split()).rstrip(CLOSING_MARKS + " ")
 
 
 def _last_number(text: str) -> float | None:
@@ -247,7 +259,7 @@ def _finite(number: Any) -> bool:
 
 
 def _refused(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _named(prompt: str, completion: str) -> str:

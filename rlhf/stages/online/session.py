@@ -138,7 +138,7 @@ class Session:
     def evaluate(self, role: Role, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.validation if prompts is None else prompts
-        truth = self.recipe.data.source == "toy"
+        truth = self.recipe.data.has_true_reward
         judge = self.rewards.judge if self.rewards else None
         seed = self.recipe.seed
         with self.phase("evaluate"):

@@ -1,0 +1,14 @@
+"""Names of the variants that the functions here offer and recipes choose among. This module needs no torch."""
+
+from typing import Literal, get_args
+
+KlEstimator = Literal["k1", "k2", "k3"]  # kl.estimate
+Scale = Literal["group", "batch", "none"]  # whose standard deviation divides: groups.group_relative
+TokenLevel = Literal["token", "sequence"]
+Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.log_ratios
+LossType = Literal["grpo", "dapo", "dr_grpo"]  # how tokens are weighted: groups.token_weights
+
+KL_ESTIMATORS: tuple[KlEstimator, ...] = get_args(KlEstimator)
+SCALES: tuple[Scale, ...] = get_args(Scale)
+LEVELS: tuple[Level, ...] = get_args(Level)
+LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)

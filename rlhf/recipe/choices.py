@@ -1,0 +1,14 @@
+"""Sets of values that a recipe's keys take and that code elsewhere names as well. This module needs no torch."""
+
+from typing import Literal
+
+Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]  # of the learning rate
+KeptWeights = Literal["last", "best"]  # of the last step, or of the best checkpoint
+FourBit = Literal["library", "row_groups", "unpacked"]  # how decoding multiplies with 4-bit weights
+CriticKind = Literal["head", "adapter"]  # a head on the policy's trunk, or a separate adapter
+Template = Literal["hh", "plain", "chat"]  # of dialogues: docs/data.md
+RowKind = Literal["text", "hh", "instruction", "preference", "completion", "question", "messages", "prompt"]
+DataFormat = Literal["auto", RowKind]
+OnBadRow = Literal["stop", "skip"]
+LengthsShape = Literal["hh", "longest"]  # as long as dialogues of HH-RLHF, or as every stage admits
