@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rlhf import recipe, terminal
+from rlhf.cli import next_steps
 from rlhf.cli.choice import (
     CHANGES,
     NAMES_RECIPE,
@@ -120,7 +121,7 @@ def run(
         console.show_sample("a held-out prompt", *result.sample)
     finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
     console.targets_table(finished, price)
-    console.say_next(stage, loaded.recipe)
+    next_steps.show(stage, loaded.recipe, more_data)
 
 
 def _check_names(stop_on: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName, published
+from rlhf.recipe import published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
@@ -183,27 +183,6 @@ def summary_table(summary: Summary, folder: Any) -> None:
     if summary.findings:
         OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
     OUT.print(f"written to {folder}", style="dim", markup=False)
-
-
-def next_step(stage: StageName, stages: Iterable[StageName]) -> str:
-    """Return advice on what may follow a stage, as make's targets; `stages` are those that the recipe has."""
-    if stage in POLICIES:
-        return f"next: make chat STAGE={stage} (talk with it), make evaluate (compare policies), make report (one page)"
-    if stage == "evaluate":
-        return "next: make report (one page about the run), make ab (rate answers blind), make merge (one checkpoint)"
-    if stage == "merge":
-        return "next: make serve (an OpenAI-compatible address), make chat STAGE=merge"
-    after: dict[StageName, tuple[StageName, ...]] = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ONLINE}
-    commands = [f"make {name}" for name in after.get(stage, ()) if name in stages]
-    return f"next: {' or '.join(commands)}, make report" if commands else ""
-
-
-def say_next(stage: StageName, recipe: Recipe) -> None:
-    """Print what may follow a stage of a recipe."""
-    following: tuple[StageName, ...] = ("sft", "rm", *POLICIES)
-    stages = [name for name in following if recipe.section(name) is not None]
-    if advice := next_step(stage, stages):
-        OUT.print(advice, style="dim", markup=False)
 
 
 def _better(metric: str) -> str:

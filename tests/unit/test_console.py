@@ -79,14 +79,6 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
     assert "better" not in shown["score"]
 
 
-@pytest.mark.parametrize(
-    ("stage", "expected"),
-    [("sft", "make rm or make dpo"), ("rm", "make ppo"), ("ppo", "make chat STAGE=ppo"), ("merge", "make serve")],
-)
-def test_the_next_step_is_named(stage, expected):
-    assert console.next_step(stage, ("sft", "rm", "ppo", "dpo")).startswith(f"next: {expected}")
-
-
 def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys, monkeypatch):
     monkeypatch.setattr(console, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
     with console.working("rehearsing") as say:
