@@ -60,7 +60,7 @@ def fail(message: str, *advice: str) -> int:
 
 def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
-    if distributed.report(one_line(line)) or distributed.rank():
+    if distributed.report(one_line(line)) or distributed.rank() or endings.part_of_command():
         return
     if sys.stderr is not None and sys.stderr.isatty():
         say("")  # ends the line on which the terminal wrote ^C

@@ -119,9 +119,10 @@ def run(
         terminal.say(TRIAL_NOTE)
     if result and result.sample:
         console.show_sample("a held-out prompt", *result.sample)
-    finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
-    console.targets_table(finished, price)
-    next_steps.show(stage, loaded.recipe, more_data)
+    if not endings.part_of_command():
+        finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
+        console.targets_table(finished, price)
+        next_steps.show(stage, loaded.recipe, more_data)
 
 
 def _check_names(stop_on: Sequence[str]) -> None:
@@ -147,13 +148,34 @@ def _run_parents(
     loaded: PinnedRecipe, stage: recipe.StageName, out: Path, reuse: Path | None, more_data: Sequence[str]
 ) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
-    for parent in recipe.stages_before(loaded.recipe, stage):
-        if _report_done(Run(out, loaded, parent, reuse)):
+    before = recipe.stages_before(loaded.recipe, stage)
+    several = False
+    for number, parent in enumerate(before, 1):
+        unfinished = Run(out, loaded, parent, reuse)
+        if _report_done(unfinished):
             continue
-        options = _command(parent, more_data, "hw", "directory")  # what these chose is already announced
-        code = endings.run_child([sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(loaded.directory)])
-        if code:
-            sys.exit(code)
+        several = True
+        _announce(number, len(before) + 1, parent)
+        _run_parent(unfinished, more_data)
+    if several:
+        _announce(len(before) + 1, len(before) + 1, stage)
+
+
+def _announce(number: int, total: int, stage: StageName) -> None:
+    """Print which stage of a chain begins."""
+    console.OUT.print(f"stage {number} of {total}: {stage}", style="bold")
+
+
+def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
+    """Run a stage in a process of its own. Exits with its exit code if it fails."""
+    options = _command(unfinished.stage, more_data, "hw", "directory")  # what these chose is already announced
+    command_line = [sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
+    with endings.reporting_progress(lambda: runner.progress(unfinished)):
+        code = endings.run_child(command_line)
+        if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received
+            raise endings.stopped(-code if code < 0 else code - 128)
+    if code:
+        sys.exit(code)
 
 
 def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:

@@ -5,7 +5,9 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 
@@ -29,8 +31,8 @@ def command(monkeypatch, capsys):
     return lambda *arguments: rlhf(monkeypatch, capsys, *arguments)
 
 
-def changes() -> list[str]:
-    return [part for key, value in SMALL.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+def changes(**more: object) -> list[str]:
+    return [part for key, value in (SMALL | more).items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
 @pytest.mark.parametrize("options", [["--seeds", "a b"], ["--seeds", ""], ["--until", "foo"], ["--until", ""]])
@@ -179,7 +181,54 @@ def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, mon
     run_child = "rlhf.process.endings.run_child"
     monkeypatch.setattr(run_child, lambda words: noted(children, words[4], 3 * (words[4] == "sft")))
     code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
-    assert (code, out, err) == (3, "", "") and children == ["pretrain", "sft"]
+    assert (code, err) == (3, "") and children == ["pretrain", "sft"]
+    assert out == "stage 1 of 4: pretrain\nstage 2 of 4: sft\n"
+
+
+def test_a_chain_is_numbered_and_its_outcome_printed_once(command, trained, tmp_path, monkeypatch):
+    """Parents that are done are named; the stages behind them have their numbers in the whole chain."""
+    out = beside(trained, tmp_path, "pretrain", "sft")
+    finished = summary_of(stage="ppo"), None, out / "cpu-tiny/v1/ppo"
+    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: 0)
+    monkeypatch.setattr("rlhf.stages.runner.execute", lambda *_, **__: finished)
+    arguments = ("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", out, *changes())
+    code, printed, _ = command(*arguments)
+    assert code == 0
+    lines = printed.splitlines()
+    assert [line for line in lines if line.startswith("stage ")] == ["stage 3 of 4: rm", "stage 4 of 4: ppo"]
+    assert [line.partition(" (")[0] for line in lines[:2]] == ["pretrain: done", "sft: done"]
+    assert lines.count("next:") == 1 and lines.count("the chain so far") == 1
+    monkeypatch.setenv("RLHF_PART_OF_COMMAND", "1")
+    printed = command(*arguments)[1]
+    assert "next:" not in printed and "the chain so far" not in printed
+
+
+def test_a_stage_that_runs_alone_has_no_number(command, trained, monkeypatch):
+    monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
+    _, out, _ = command("run", "rm", "--with-parents", "--recipe", RECIPE, "--out", trained, *changes())
+    assert "sft: done" in out and "stage " not in out
+
+
+def test_a_signal_ends_a_chain_in_one_line(tmp_path):
+    words = [sys.executable, "-m", "rlhf.cli", "run", "sft", "--with-parents", "--recipe", str(RECIPE)]
+    options = ["--out", str(tmp_path), *changes(**{"pretrain.max_steps": 100_000})]
+    running = subprocess.Popen([*words, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    checkpoints = tmp_path / "cpu-tiny/v1/pretrain/checkpoints"
+    while not list(checkpoints.glob("step-*")):
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.terminate()
+    _, err = running.communicate(timeout=60)
+    (line,) = [line for line in err.splitlines() if "stopped" in line]
+    assert running.returncode == 143
+    assert line.startswith(f"stopped by SIGTERM; {checkpoints}/step-") and " with --resume (make: RESUME=1)" in line
+
+
+@pytest.mark.parametrize("code", [143, -15], ids=["while it ran", "before it listened"])
+def test_a_signal_to_a_parent_stage_alone_is_reported(command, tmp_path, monkeypatch, code):
+    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: code)
+    ended, _, err = command("run", "sft", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
+    assert (ended, err) == (143, "stopped by SIGTERM; pretrain has no checkpoint yet and begins anew\n")
 
 
 DAMAGED = {
