@@ -29,7 +29,9 @@ from rlhf.process import distributed, endings
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
+from rlhf.run.records import Summary
 from rlhf.stages import runner
+from rlhf.stages.result import Result
 from rlhf.use import fetch as fetching
 from rlhf.use import reproduce as reproducing
 
@@ -112,17 +114,25 @@ def run(
             ["rlhf", *_command(recipe.stage_name(error.parent), more_data, "" if error.begun else "resume")]
         )
         raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
-    if distributed.rank():
-        return
-    console.summary_table(summary, path)
-    if stage == "pretrain" and choice.data:
-        terminal.say(TRIAL_NOTE)
-    if result and result.sample:
-        console.show_sample("a held-out prompt", *result.sample)
-    if not endings.part_of_command():
-        finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
-        console.targets_table(finished, price)
-        next_steps.show(stage, loaded.recipe, more_data)
+    if not distributed.rank():
+        _show_outcome(summary, result, path)
+        if stage == "pretrain" and choice.data:
+            terminal.say(TRIAL_NOTE)
+        if not endings.part_of_command():
+            finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
+            console.targets_table(finished, price)
+            next_steps.show(stage, loaded.recipe, more_data)
+
+
+def _show_outcome(summary: Summary, result: Result | None, path: Path) -> None:
+    """Print the figures of a finished stage in `path`, and a sample; `result` is None if it was done before."""
+    if result is None:
+        console.OUT.print(f"{summary.stage}: done before ({path}); nothing was run", markup=False)
+    console.summary_table(summary)
+    if result is not None:
+        console.OUT.print(f"written to {path}", style="dim", markup=False)
+        if result.sample:
+            console.show_sample("a held-out prompt", *result.sample)
 
 
 def _check_names(stop_on: Sequence[str]) -> None:

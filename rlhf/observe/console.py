@@ -151,7 +151,7 @@ def verdict(outcome: Verdict) -> str:
     return f"[{colour}]{escape(str(outcome))}[/]" if colour else escape(str(outcome))
 
 
-def summary_table(summary: Summary, folder: Any) -> None:
+def summary_table(summary: Summary) -> None:
     """Print the table of a finished stage: figures and targets first, then all other metrics and costs."""
     title = f"{summary.recipe} {summary.version}: {summary.stage}, seed {summary.seed}"
     table = Table(title=title + (", modified recipe" if summary.modified else ""), title_justify="left")
@@ -182,7 +182,6 @@ def summary_table(summary: Summary, folder: Any) -> None:
         _side_by_side(summary.metrics)
     if summary.findings:
         OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
-    OUT.print(f"written to {folder}", style="dim", markup=False)
 
 
 def _better(metric: str) -> str:

@@ -320,7 +320,8 @@ def test_if_needed_says_in_one_line_that_nothing_is_to_do(command, trained):
     assert out.startswith("sft: done")
     code, out, _ = command("run", "sft", "--recipe", RECIPE, "--out", trained, *changes())
     assert code == 0
-    assert "perplexity" in out
+    assert out.startswith(f"sft: done before ({trained / 'cpu-tiny/v1/sft'}); nothing was run\n")
+    assert "perplexity" in out and "written to" not in out
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_any_work(command, trained, monkeypatch):

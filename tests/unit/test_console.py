@@ -72,7 +72,7 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
         targets=[published.record(figure, 0.7)],
         metrics={"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
     )
-    console.summary_table(summary, "x")
+    console.summary_table(summary)
     shown = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
     assert "score gain sd" not in shown and "met" in shown["gain"]
     assert "higher is better" in shown["win rate vs sft"] and "lower is better" in shown["perplexity"]
