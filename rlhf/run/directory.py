@@ -26,7 +26,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, PolicyName, StageName, published
-from rlhf.run import reader, records
+from rlhf.run import other_settings, reader, records
 from rlhf.run.checkpoints import checkpoint_problem, holds_no_work, keep_lines_until
 from rlhf.run.finished import (
     REMADE,
@@ -417,16 +417,14 @@ class Run:
     def _check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
-        expected = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(manifest.settings.plain(), expected)
-        if keys:
-            more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
-            way_out = (
-                "choose another --out (make: OUT=…), or move that directory away"
-                if path == self.root / stage
-                else f"run {stage} below {self.root} too, or choose other --reuse (make: REUSE=…)"
-            )
-            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
+        made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
+        if keys := recipes.differences(made, expected):
+            way_out = f"run {stage} below {self.root} too, or choose other --reuse (make: REUSE=…)"
+            if path == self.root / stage:
+                way_out = "choose another --out (make: OUT=…), or move that directory away"
+            if path == self.root / stage != self.path and self.stage in REMADE:  # which only read it
+                way_out = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
+            raise UserError(f"{path} was made with {other_settings.in_words(keys, made, expected)}; {way_out}")
         return manifest
 
 

@@ -309,7 +309,7 @@ def test_a_failed_stage_leaves_finished_ones_alone(command, trained, tmp_path):
     file.write_text(LINE * 30)
     code, _, err = command("run", "dpo", "--recipe", RECIPE, "--data", file, "--out", trained, *changes())
     assert code == 1
-    assert "was made with another data.files, data.source" in err
+    assert "was made with data.files [] (asked for: [" in err and "data.source toy (asked for: files)" in err
     assert root.read_bytes() == before
     assert not (trained / "cpu-tiny/v1/dpo").exists()
 

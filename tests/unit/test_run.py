@@ -15,7 +15,7 @@ from rlhf.rating.store import current_ratings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from rlhf.run.records import Summary
-from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
+from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
@@ -54,12 +54,49 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
 def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
     started(tmp_path).finish({}, COSTS)
     before = (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes()
-    with pytest.raises(UserError, match=r"sft was made with another sft.learning_rate; choose another --out"):
+    with pytest.raises(
+        UserError, match=r"sft was made with sft.learning_rate 0.002 \(asked for: 0.5\); choose another"
+    ):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
-    with pytest.raises(UserError, match=r"made with another sft.learning_rate"):
+    with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
         Run(tmp_path, small(sft__learning_rate=0.5), "rm").parent("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"sft__learning_rate": 0.5}, "--set sft.learning_rate=0.002"),
+        ({"data__source": "files", "data__files": ["mine.jsonl"]}, "without --data"),
+        ({"lora__target_modules": ["q_proj"]}, "--set lora.target_modules=all-linear"),
+    ],
+)
+def test_a_command_that_only_reads_a_stage_asks_for_its_settings(tmp_path, changes, expected):
+    """Chat, score and serve read it as an evaluation does. No way out is to move the run away."""
+    started(tmp_path).finish({}, COSTS)
+    with pytest.raises(UserError) as caught:
+        Run(tmp_path, small(**changes), "evaluate").parent("sft")
+    assert f"; repeat that run's own settings: {expected}" in one_line_of(caught)
+    assert "--out" not in str(caught.value)
+
+
+def test_many_differing_settings_are_not_listed(tmp_path):
+    started(tmp_path).finish({}, COSTS)
+    other = {
+        f"sft__{key}": 2 for key in ("per_device_train_batch_size", "num_train_epochs", "max_steps", "max_samples")
+    }
+    with pytest.raises(
+        UserError, match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\)$"
+    ):
+        Run(tmp_path, small(**other), "evaluate").parent("sft")
+
+
+def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
+    own = small(data__source="files", data__files=["/d/a b.jsonl", "/d/c.jsonl"], seed=7)
+    started(tmp_path, loaded=own).finish({}, COSTS)
+    with pytest.raises(UserError, match=r"settings: --seed 7 --data '/d/a b.jsonl' --data /d/c.jsonl$"):
+        Run(tmp_path, small(), "evaluate").parent("sft")
 
 
 def test_a_missing_parent_is_named(tmp_path):
@@ -154,7 +191,7 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
 
 def test_resume_with_other_settings_is_refused(tmp_path):
     checkpoint(started(tmp_path), 1)
-    with pytest.raises(UserError, match=r"made with another sft.learning_rate"):
+    with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
         started(tmp_path, loaded=small(sft__learning_rate=0.5), resume=True)
 
 
