@@ -252,11 +252,18 @@ def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
         OUT.print(f"{name:>8}: {answer}", markup=False)
 
 
-def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> None:
-    """Print a table. With `numbers`, all columns but the first are aligned at the right."""
+def rows_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False, whole: bool = False
+) -> None:
+    """Print a table.
+
+    With `numbers`, all columns but the first are aligned at the right. With `whole`, no cell is broken into lines: a
+    terminal that is too narrow cuts it off.
+    """
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")
+        justify: JustifyMethod = "right" if numbers and i else "left"
+        table.add_column(column, justify=justify, overflow="ellipsis" if whole else "fold", no_wrap=whole)
     for row in rows:
         table.add_row(*map(escape, row))
     OUT.print(table)
