@@ -3,7 +3,7 @@
 A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py and its neighbours have its keys.
 """
 
-from rlhf.recipe.chain import differences, parents, settings, stages_before
+from rlhf.recipe.chain import comparable, differences, parents, settings, stages_before
 from rlhf.recipe.folders import available, default_root, no_recipes, resolve
 from rlhf.recipe.names import (
     GROUPS,
@@ -83,6 +83,7 @@ __all__ = [
     "Toy",
     "as_yaml",
     "available",
+    "comparable",
     "content_hash",
     "default_root",
     "differences",

@@ -287,9 +287,10 @@ class Run:
         return record
 
     def _figures(self, stage: StageName | Literal["all"]) -> list[recipes.Figure]:
-        """Return the figures of a stage. Random weights are compared only with figures of cost."""
-        figures = [figure for figure in self.loaded.targets if figure.stage == stage]
-        return [f for f in figures if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
+        """Return the figures of a stage with which this run can be compared."""
+        loaded = self.loaded
+        of_stage = (figure for figure in loaded.targets if figure.stage == stage)
+        return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
 
     def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that a figure may name: results, costs in its units, sizes, ends of the log."""

@@ -421,6 +421,35 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     assert "cost of a run (Overview) 47.76 USD" in printed and "better (-100.0 %)" in printed
 
 
+@pytest.mark.parametrize(
+    ("stage", "key", "kept"),
+    [
+        ("ppo", "data.files", False),
+        ("ppo", "model.name", False),
+        ("ppo", "ppo.steps", False),
+        ("ppo", "rm.learning_rate", False),
+        ("ppo", "dpo.beta", True),
+        ("ppo", "hardware.trunk", True),
+        ("evaluate", "dpo.beta", False),
+        ("all", "sft.max_steps", False),
+        ("all", "dpo.beta", True),
+    ],
+)
+def test_figures_of_a_recipe_are_left_out_where_it_was_changed(stage, key, kept):
+    """Otherwise own data would be judged by what the toy world's targets ask for."""
+    figure = recipe.Figure(name="KL", stage=stage, metric="kl_per_token", range=(0.05, 0.3), unit="nats", source="here")
+    own = recipe.load(RECIPE).recipe
+    assert recipe.comparable(figure, own, [])
+    assert recipe.comparable(figure, own, ["evaluate.batch_size", key] if stage == "ppo" else [key]) == kept
+
+
+def test_a_run_on_own_data_is_compared_with_no_target(tmp_path):
+    metrics = {"kl_per_token": 0.4, "true_reward_gain_sd": 1.0}
+    assert started(tmp_path / "a", "ppo", recipe.load(RECIPE)).finish(metrics, COSTS).targets
+    own = recipe.load(RECIPE, {"data.source": "files", "data.files": ["/mine.jsonl"], "data.format": "auto"})
+    assert not started(tmp_path / "b", "ppo", own).finish(metrics, COSTS).targets
+
+
 def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):
     run = started(tmp_path, "merge", recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1"))
     (run.path / "model").mkdir()
