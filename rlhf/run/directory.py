@@ -314,7 +314,7 @@ class Run:
 
     def set_aside(self) -> None:
         """Rename the directory; delete it instead if it holds no work."""
-        if holds_no_work(self.path):
+        if holds_no_work(self.path, LOGS):
             shutil.rmtree(self.path)
             return
         aside = free_name(self.path.with_name(f"{self.stage}.before"))

@@ -107,14 +107,17 @@ def test_a_missing_parent_is_named(tmp_path):
         Run(tmp_path, small(), "rm").parent("sft")
 
 
-def test_an_unfinished_run_is_set_aside_and_one_without_steps_is_replaced(tmp_path, capsys):
+def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):
     first = started(tmp_path)
     first.log(1, {"loss": 1.0})
+    again = started(tmp_path)
+    assert read_lines(again.path / "metrics.jsonl") == [] and not capsys.readouterr().err
+    assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
+    again.log(1, {"loss": 1.0})
+    checkpoint(again, 1)
     started(tmp_path)
     assert read_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
-    assert "sft.before-1" in capsys.readouterr().err
-    started(tmp_path)  # the second run logged nothing
-    assert not (tmp_path / "cpu-tiny/v1/sft.before-2").exists()
+    assert "sft.before-1; --resume" in capsys.readouterr().err
 
 
 def test_checkpoints_are_never_thrown_away(tmp_path):
