@@ -139,7 +139,7 @@ def chooses_recipe(
     if changes:
         options.append(click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes))
     if seed:
-        options.append(click.option("--seed", type=SEED, help=seed))
+        options.append(click.option("--seed", type=SEED, metavar="N", help=seed))
     texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
     names = [field.name for field in fields(Choice) if texts.get(field.name, True)]
 
@@ -156,16 +156,16 @@ def chooses_recipe(
     return decorate
 
 
-CHANGES = "Change a key of the recipe."
+CHANGES = "Change a key of the recipe. May be repeated."
 TRAINING_HELP = {
-    "data": "Train on these files instead of the recipe's data.",
+    "data": "Train on this file instead of the recipe's data. May be repeated.",
     "weights": "Start from random weights with stand-in data, or from a local checkpoint's folder.",
-    "changes": "Change a key of the recipe; the run is marked modified.",
+    "changes": "Change a key of the recipe; the run is marked modified. May be repeated.",
 }
 RUN_HELP = {
-    "data": "Data files that the run was started with, if any.",
+    "data": "Data file that the run was started with, if any. May be repeated.",
     "weights": "Weights that the run was started with, if any.",
-    "changes": "Key of the recipe that was changed for the run.",
+    "changes": "Key of the recipe that was changed for the run. May be repeated.",
     "seed": "Seed that the run was started with, if any.",
 }
 

@@ -24,8 +24,13 @@ def data_group() -> None:
 
 @data_group.command("check")
 @click.argument("files", nargs=-1, required=True)
-@click.option("--heldout", multiple=True, metavar="FILE", help="Check leakage into this file, instead of within FILES.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the split, as in training.")
+@click.option(
+    "--heldout",
+    multiple=True,
+    metavar="FILE",
+    help="Check leakage into this file, instead of within FILES. May be repeated.",
+)
+@click.option("--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the split, as in training.")
 @click.option(
     "--heldout-fraction",
     "fraction",
@@ -106,9 +111,15 @@ def verdict(report: quality.QualityReport) -> str:
 @data_group.command("show")
 @click.argument("files", nargs=-1, required=True)
 @click.option(
-    "--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="Number of rows to show."
+    "--rows",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=5,
+    show_default=True,
+    help="Number of rows to show.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random choice of rows.")
+@click.option("--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the random choice of rows.")
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
     "--only",
@@ -132,7 +143,12 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
 
 @data_group.command("convert")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
+@click.option(
+    "--rename",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="Rename a column first, for example question=prompt. May be repeated.",
+)
 @click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out, instead of stopping at the first one.")
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:

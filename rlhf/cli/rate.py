@@ -22,11 +22,12 @@ from rlhf.terminal import say
 @click.command("ab")
 @pair_options
 @click.option("--rater", metavar="NAME", default="", help="Name of the rater. [default: the page asks]")
-@click.option("--seed", default=0, show_default=True, help="Seed of the order in which answers are shown.")
+@click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the order in which answers are shown.")
 @click.option(
     "--port",
     default=rating.PORT,
     type=click.IntRange(0, 65535),
+    metavar="N",
     show_default=True,
     help="Port of the page; 0 takes a free one.",
 )
@@ -70,6 +71,7 @@ def rate(
     "--parallel",
     default=4,
     type=click.IntRange(1, 64),
+    metavar="N",
     show_default=True,
     help="Number of pairs that are judged at once.",
 )
@@ -102,7 +104,7 @@ def ratings_group() -> None:
 @click.argument("root", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
 @click.option("--b", metavar="POLICY", help="Second policy, as for `rlhf ab`. [default: ppo, or dpo without ppo]")
-@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater; may be repeated.")
+@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater. May be repeated.")
 @click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [default: left out]")
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def export_ratings(

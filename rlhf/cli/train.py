@@ -49,12 +49,18 @@ TRIAL_NOTE = (
 @REUSE
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option(
-    "--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send the metrics to this tracker."
+    "--report-to",
+    multiple=True,
+    type=click.Choice(tracking.TRACKERS),
+    help="Also send the metrics to this tracker. May be repeated.",
 )
 @click.option("--with-parents", is_flag=True, help="First run the stages that this one builds on, unless finished.")
 @click.option("--if-needed", is_flag=True, help="Succeed if the stage is finished, or not part of the recipe.")
 @click.option(
-    "--stop-on", multiple=True, metavar="CHECK", help="End the stage when this check finds something; all: any check."
+    "--stop-on",
+    multiple=True,
+    metavar="CHECK",
+    help="End the stage when this check of docs/watch.md finds something; all: any check. May be repeated.",
 )
 @click.option(
     "--preflight/--no-preflight",

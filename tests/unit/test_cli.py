@@ -430,6 +430,10 @@ def test_each_line_of_help_stands_alone(name, command):
             assert option.help, f"{name} {option.opts[0]} has no help"
             assert not re.match(r"(Of|Whose|As|The same|What|That|Where)\b", option.help), f"{name}: {option.help}"
             assert option.help[0].isupper(), f"{name}: {option.help}"
+            if option.multiple:
+                assert re.search(r" May be repeated\.| twice", option.help), f"{name}: {option.help}"
+            if isinstance(option.type, click.types.IntParamType):
+                assert option.metavar == "N", f"{name} {option.opts[0]}"
 
 
 def test_the_version_is_printed(command):
