@@ -30,6 +30,11 @@ def one_line(text: str) -> str:
     return shortened(visible(shortened(folded)))  # escapes make it longer
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def say(text: str) -> None:
     """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is no error."""
     with suppress(OSError, ValueError):

@@ -64,6 +64,7 @@ class Choice:
         if self.directory is not None:
             if self.hw is not None:
                 raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
+            recipe.check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
             raise UserError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")

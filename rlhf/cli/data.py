@@ -15,6 +15,7 @@ from rlhf.data.quality import flaws, spread
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
+from rlhf.terminal import counted
 
 
 @click.group("data")
@@ -132,12 +133,15 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     Words that differ are bold. Control characters are written as escapes.
     """
     rows = formats.read(list(files), on_bad_row="skip", advice=formats.CHECK_ADVICE)
-    chosen, total = show.choose(rows, count, seed=None if first else seed, only=only)
+    chosen, total, searched = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
         console.OUT.print(show.render(row))
     with_flaw = f" with {only}" if only else ""
     order = "the first" if first else f"drawn with --seed {seed}"
-    message = f"{len(chosen)} of {total:,} rows{with_flaw}" + (f", {order}" if len(chosen) < total else "")
+    of_all = f" among {counted(searched, 'row')}" if only else ""
+    message = f"{len(chosen)} of {counted(total, 'row')}{with_flaw}{of_all}" + (
+        f", {order}" if len(chosen) < total else ""
+    )
     console.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
 
 
@@ -158,4 +162,4 @@ def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows
     """
     rows = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
     count = convert.write(rows, to)
-    console.OUT.print(f"{rows.report.summary()}; {count:,} rows written to {to}", markup=False)
+    console.OUT.print(f"{rows.report.summary()}; {counted(count, 'row')} written to {to}", markup=False)

@@ -16,7 +16,7 @@ from rlhf.rating.export import export
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import show, summarize
 from rlhf.run.finished import read_manifest
-from rlhf.terminal import say
+from rlhf.terminal import counted, say
 
 
 @click.command("ab")
@@ -119,12 +119,13 @@ def export_ratings(
     manifest = read_manifest(root / "evaluate")
     template = manifest.settings.tokenizer.template
     exported = export(comparison, samples, template, raters=raters, keep_ties=keep_ties)
-    counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
+    left_out = "as two rows each" if keep_ties else "left out"
+    counts = f"{counted(exported.rated, 'rated pair')}; {counted(exported.ties, 'tie')} {left_out}"
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
         raise UserError(f"{comparison.file}: nothing to export of {counts}")
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
-    console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
+    console.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}", markup=False)
     say(
         f"note: these prompts were held out with seed {manifest.seed}: train on them with another --seed, and do not "
         "evaluate on prompts that were trained on"

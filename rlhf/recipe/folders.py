@@ -54,6 +54,20 @@ def resolve(hardware: str, root: Path) -> Path:
     return by_status.get("released") or by_status["draft"]
 
 
+def check_directory(directory: Path, root: Path) -> None:
+    """Raise UserError if `directory` is no recipe; it names the versions in it, or recipes of `root` with such a name."""
+    if directory.name == "recipe.yaml" or os.path.lexists(directory / "recipe.yaml"):
+        return
+    versions = available(directory.parent) if directory.is_dir() else []
+    if inside := [str(version) for version in versions if version.parent == directory]:
+        raise UserError(f"--recipe {directory}: a recipe with versions; name one: {' or '.join(inside)}")
+    depth = 2 if re.fullmatch(r"v[0-9]+", directory.name) else 1
+    names = {"/".join(folder.parts[-2:][:depth]): str(folder) for folder in available(root)}
+    nearest = difflib.get_close_matches("/".join(directory.parts[-depth:]), names, 3)
+    hint = f"nearest: {', '.join(names[name] for name in nearest)}" if nearest else "`rlhf recipes` lists the recipes"
+    raise UserError(f"--recipe {directory}: no recipe.yaml there; {hint}")
+
+
 def no_recipes(root: Path) -> str:
     """Return the message for a folder without recipes."""
     return f"{root}: no recipes there; --recipe-root or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"

@@ -107,7 +107,10 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
     [
         (["run", "sft"], "name a recipe: --hw NAME or --recipe DIR"),
         (["run", "sft", "--hw", "tpu"], "--hw tpu: no default recipe"),
-        (["run", "sft", "--recipe", "nowhere/v1"], "nowhere/v1/recipe.yaml: no such file"),
+        (["run", "sft", "--recipe", "nowhere/v1"], "--recipe nowhere/v1: no recipe.yaml there; `rlhf recipes` lists"),
+        (["plan", "--recipe", "recipes/cpu-tiny"], "name one: recipes/cpu-tiny/v1 or recipes/cpu-tiny/v2"),
+        (["plan", "--recipe", "recipes/cpu-tinny/v2"], "nearest: recipes/cpu-tiny/v2"),
+        (["plan", "--recipe", "h100-mistral7b"], "nearest: recipes/h100-mistral-7b/v"),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "nearest: ppo.kl_coef (docs/recipes.md lists all)"),
         (
             ["run", "sft", "--hw", "cpu", "--set", "kl_coef=1"],
