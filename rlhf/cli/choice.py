@@ -1,7 +1,8 @@
 """The options that name a recipe and change it, and the recipe that they lead to."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from click.core import ParameterSource
 from rlhf import recipe
 from rlhf.cli.options import SEED, RunsFolder
 from rlhf.data.hub import hub_hint
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.process import distributed
 from rlhf.terminal import say
 
@@ -21,6 +22,15 @@ RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
 NAMES_RECIPE = ("hw", "directory", "changes")  # parameters of a command
 
 Command = Callable[..., Any]
+
+
+@contextmanager
+def _of_options() -> Iterator[None]:
+    """Turn a UserError into an OptionError, where only options can be wrong."""
+    try:
+        yield
+    except UserError as error:
+        raise OptionError(*error.lines) from error
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,12 @@ class Choice:
     def load(self, more_data: Sequence[str] = ()) -> recipe.PinnedRecipe:
         """Return the recipe with its changes; `more_data` are further files to train on.
 
-        Raises UserError if the options name no recipe or missing files, UsageError if they exclude each other.
+        Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
+        exclude each other, and UserError if the recipe itself is wrong.
         """
         directory, data = self._directory(), (*self.data, *more_data)
-        changes = recipe.parse_overrides(self.changes)
+        with _of_options():
+            changes = recipe.parse_overrides(self.changes)
         overrides: dict[str, Any] = {}
         if self.weights == "random":
             if data:
@@ -49,25 +61,29 @@ class Choice:
         elif self.weights is not None:
             folder = str(Path(self.weights).resolve())
             if not Path(folder, "config.json").is_file():
-                raise UserError(f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random")
+                raise OptionError(
+                    f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random"
+                )
             overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
             overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
         if missing := [file for file in data if not Path(file).exists()]:
-            raise UserError(f"--data {missing[0]}: there is no such file{hub_hint(missing[0])}")
+            raise OptionError(f"--data {missing[0]}: there is no such file{hub_hint(missing[0])}")
         if data:
             files = [str(Path(file).resolve()) for file in data]
             overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
-        return recipe.load(directory, overrides | changes, self.seed)
+        recipe.load(directory)  # a mistake in the file is none of the options
+        with _of_options():
+            return recipe.load(directory, overrides | changes, self.seed)
 
     def _directory(self) -> Path:
-        """Return the recipe's folder, from --recipe or --hw. Raises UserError or UsageError."""
+        """Return the recipe's folder, from --recipe or --hw. Raises OptionError, UserError or UsageError."""
         if self.directory is not None:
             if self.hw is not None:
                 raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
             recipe.check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
-            raise UserError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
+            raise OptionError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
         directory = recipe.resolve(self.hw, recipes_root())
         announce_version(directory)
         return directory

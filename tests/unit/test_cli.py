@@ -126,14 +126,24 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["run", "sftt", "--hw", "cpu"], "'sftt' is not one of"),
         (["run", "sft", "--hw", "cpu", "--seed", "-1"], "-1"),
         (["data", "check", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["plan", "--hw", "cpu", "--fit", "12"], "--fit"),
+        (["plan", "--hw", "cpu", "--set", "ppo.kl_coef=x"], "ppo.kl_coef"),
+        (["chat", "--hw", "cpu", "--weights", "nowhere"], "--weights nowhere: no config.json there"),
         (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
 )
 def test_a_bad_command_is_explained(command, arguments, message):
     code, _, err = command(*arguments)
-    assert code != 0
+    assert code == (1 if arguments[0] == "data" else 2)
     assert message in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_a_mistake_in_a_recipe_s_file_is_none_of_the_command(command, tmp_path):
+    (tmp_path / "mine/v1").mkdir(parents=True)
+    (tmp_path / "mine/v1/recipe.yaml").write_text("status: draft\n")
+    code, _, err = command("plan", "--recipe", tmp_path / "mine/v1", "--set", "ppo.steps=1")
+    assert code == 1 and "recipe.yaml" in err
 
 
 def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
