@@ -73,7 +73,10 @@ class Choice:
             overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
         recipe.load(directory)  # a mistake in the file is none of the options
         with _of_options():
-            return recipe.load(directory, overrides | changes, self.seed)
+            loaded = recipe.load(directory, overrides | changes, self.seed)
+        if self.hw is not None:
+            announce_version(loaded)
+        return loaded
 
     def _directory(self) -> Path:
         """Return the recipe's folder, from --recipe or --hw. Raises OptionError, UserError or UsageError."""
@@ -84,9 +87,7 @@ class Choice:
             return self.directory
         if self.hw is None:
             raise OptionError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        directory = recipe.resolve(self.hw, recipes_root())
-        announce_version(directory)
-        return directory
+        return recipe.resolve(self.hw, recipes_root())
 
 
 def _keep(context: click.Context, parameter: click.Parameter, folder: Path | None) -> None:
@@ -232,23 +233,20 @@ def recipes_given() -> list[str]:
     return ["--recipe-root", str(context.meta[KEY])] if context and KEY in context.meta else []
 
 
-def announce_version(directory: Path) -> None:
-    """Print on stderr which version of a recipe `--hw` takes, and where the first one is if a user may expect that.
+def announce_version(chosen: recipe.PinnedRecipe) -> None:
+    """Print on stderr which version of a recipe `--hw` takes, and what v1 is if a user may expect that.
 
     Nothing is printed if there is only one version, or in a process that a launcher started, whose parent has printed
     it.
     """
-    versions = [d for d in recipe.available(recipes_root()) if d.parent == directory.parent]
+    versions = [d for d in recipe.available(recipes_root()) if d.parent == chosen.directory.parent]
     if len(versions) == 1 or distributed.launched():
         return
-    chosen, first = recipe.load(directory), recipe.load(versions[0])
-    line = f"recipe: {chosen.name} {chosen.version}"
+    first = recipe.load(versions[0])
     guide = next((figure.guide for figure in first.targets if figure.guide), None)
-    if directory == versions[0]:
-        say(line)
-    elif guide:
-        say(f"{line}. The {guide}'s own settings are in --recipe {first.directory}")
-    elif first.recipe.model != chosen.recipe.model:
-        say(f"{line}. The first version has another model: --recipe {first.directory}")
-    else:
-        say(line)
+    about_first = ""
+    if chosen.directory != first.directory and guide:
+        about_first = f"; {first.version} has the {guide}'s own settings"
+    elif first.recipe.model != recipe.load(chosen.directory).recipe.model:
+        about_first = f"; {first.version} is another model"
+    say(f"recipe: {chosen.directory} ({chosen.recipe.status}{about_first})")

@@ -77,12 +77,13 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
     folder = recipe.default_root() / "h100-mistral-7b/v1"
-    assert first == f"recipe: h100-mistral-7b v2. The H100 guide's own settings are in --recipe {folder}"
+    assert first == f"recipe: {folder.with_name('v2')} (draft; v1 has the H100 guide's own settings)"
     assert not stdout
     assert not [line for line in others if line.startswith("recipe: ")]
-    toy = f"recipe: cpu-tiny v2. The first version has another model: --recipe {folder.parents[1] / 'cpu-tiny/v1'}\n"
+    toy = f"recipe: {folder.parents[1] / 'cpu-tiny/v2'} (released; v1 is another model)\n"
     assert toy in command("report", "--hw", "cpu", *out)[2]
     assert "recipe: " not in command("report", "--hw", "2x4090", *out)[2]
+    assert "recipe: " not in command("chat", "--hw", "cpu", "--set", "ppo.kl=1", *out)[2], "an error stands alone"
     assert "recipe: " not in command("report", "--recipe", folder, *out)[2]
 
 
