@@ -248,8 +248,9 @@ def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
     """Print a prompt and each policy's answer to it."""
     OUT.print(f"\n[bold]{title}[/bold]")
     OUT.print(prompt.strip(), style="dim", markup=False)
+    width = max(map(len, answers))
     for name, answer in answers.items():
-        OUT.print(f"{name:>8}: {answer}", markup=False)
+        OUT.print(f"{name:>{width}}: {answer}", markup=False)
 
 
 def rows_table(
