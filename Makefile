@@ -195,6 +195,8 @@ all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recip
 reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
+# For the commands that a finished stage names as next: the variables that were set, not their defaults.
+$(STAGES): export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter command environment,$(firstword $(origin $v))),$v='$($v)'))
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 

@@ -15,6 +15,10 @@ class UserError(Exception):
         self.lines = (message, *advice)
 
 
+class OptionError(UserError):
+    """A mistake in the command itself: an option names what does not exist, or has the wrong form. Exit code 2."""
+
+
 class ParentMissing(UserError):
     """An earlier stage has to be run first."""
 

@@ -35,6 +35,11 @@ def reason(error: BaseException) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def say(text: str) -> None:
     """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is not an error."""
     with suppress(OSError, ValueError):

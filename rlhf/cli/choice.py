@@ -1,7 +1,8 @@
 """The options that name a recipe and change it, and the recipe that they lead to."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from click.core import ParameterSource
 from rlhf import recipe
 from rlhf.cli.options import SEED, RunsFolder
 from rlhf.data.hub import hub_hint
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.process import distributed
 from rlhf.terminal import say
 
@@ -21,6 +22,15 @@ RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
 NAMES_RECIPE = ("hw", "directory", "changes")  # parameters of a command
 
 Command = Callable[..., Any]
+
+
+@contextmanager
+def _of_options() -> Iterator[None]:
+    """Turn a UserError into an OptionError, where only options can be wrong."""
+    try:
+        yield
+    except UserError as error:
+        raise OptionError(*error.lines) from error
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,12 @@ class Choice:
     def load(self, more_data: Sequence[str] = ()) -> recipe.PinnedRecipe:
         """Return the recipe with its changes; `more_data` are further files to train on.
 
-        Raises UserError if the options name no recipe or missing files, UsageError if they exclude each other.
+        Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
+        exclude each other, and UserError if the recipe itself is wrong.
         """
         directory, data = self._directory(), (*self.data, *more_data)
-        changes = recipe.parse_overrides(self.changes)
+        with _of_options():
+            changes = recipe.parse_overrides(self.changes)
         overrides: dict[str, Any] = {}
         if self.weights == "random":
             if data:
@@ -49,27 +61,33 @@ class Choice:
         elif self.weights is not None:
             folder = str(Path(self.weights).resolve())
             if not Path(folder, "config.json").is_file():
-                raise UserError(f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random")
+                raise OptionError(
+                    f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random"
+                )
             overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
             overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
         if missing := [file for file in data if not Path(file).exists()]:
-            raise UserError(f"--data {missing[0]}: there is no such file{hub_hint(missing[0])}")
+            raise OptionError(f"--data {missing[0]}: there is no such file{hub_hint(missing[0])}")
         if data:
             files = [str(Path(file).resolve()) for file in data]
             overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
-        return recipe.load(directory, overrides | changes, self.seed)
+        recipe.load(directory)  # a mistake in the file is none of the options
+        with _of_options():
+            loaded = recipe.load(directory, overrides | changes, self.seed)
+        if self.hw is not None:
+            announce_version(loaded)
+        return loaded
 
     def _directory(self) -> Path:
-        """Return the recipe's folder, from --recipe or --hw. Raises UserError or UsageError."""
+        """Return the recipe's folder, from --recipe or --hw. Raises OptionError, UserError or UsageError."""
         if self.directory is not None:
             if self.hw is not None:
                 raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
+            recipe.check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
-            raise UserError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        directory = recipe.resolve(self.hw, recipes_root())
-        announce_version(directory)
-        return directory
+            raise OptionError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
+        return recipe.resolve(self.hw, recipes_root())
 
 
 def _keep(context: click.Context, parameter: click.Parameter, folder: Path | None) -> None:
@@ -139,7 +157,7 @@ def chooses_recipe(
     if changes:
         options.append(click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes))
     if seed:
-        options.append(click.option("--seed", type=SEED, help=seed))
+        options.append(click.option("--seed", type=SEED, metavar="N", help=seed))
     texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
     names = [field.name for field in fields(Choice) if texts.get(field.name, True)]
 
@@ -156,16 +174,16 @@ def chooses_recipe(
     return decorate
 
 
-CHANGES = "Change a key of the recipe."
+CHANGES = "Change a key of the recipe. May be repeated."
 TRAINING_HELP = {
-    "data": "Train on these files instead of the recipe's data.",
+    "data": "Train on this file instead of the recipe's data. May be repeated.",
     "weights": "Start from random weights with stand-in data, or from a local checkpoint's folder.",
-    "changes": "Change a key of the recipe; the run is marked modified.",
+    "changes": "Change a key of the recipe; the run is marked modified. May be repeated.",
 }
 RUN_HELP = {
-    "data": "Data files that the run was started with, if any.",
+    "data": "Data file that the run was started with, if any. May be repeated.",
     "weights": "Weights that the run was started with, if any.",
-    "changes": "Key of the recipe that was changed for the run.",
+    "changes": "Key of the recipe that was changed for the run. May be repeated.",
     "seed": "Seed that the run was started with, if any.",
 }
 
@@ -215,23 +233,20 @@ def recipes_given() -> list[str]:
     return ["--recipe-root", str(context.meta[KEY])] if context and KEY in context.meta else []
 
 
-def announce_version(directory: Path) -> None:
-    """Print on stderr which version of a recipe `--hw` takes, and where the first one is if a user may expect that.
+def announce_version(chosen: recipe.PinnedRecipe) -> None:
+    """Print on stderr which version of a recipe `--hw` takes, and what v1 is if a user may expect that.
 
     Nothing is printed if there is only one version, or in a process that a launcher started, whose parent has printed
     it.
     """
-    versions = [d for d in recipe.available(recipes_root()) if d.parent == directory.parent]
+    versions = [d for d in recipe.available(recipes_root()) if d.parent == chosen.directory.parent]
     if len(versions) == 1 or distributed.launched():
         return
-    chosen, first = recipe.load(directory), recipe.load(versions[0])
-    line = f"recipe: {chosen.name} {chosen.version}"
+    first = recipe.load(versions[0])
     guide = next((figure.guide for figure in first.targets if figure.guide), None)
-    if directory == versions[0]:
-        say(line)
-    elif guide:
-        say(f"{line}. The {guide}'s own settings are in --recipe {first.directory}")
-    elif first.recipe.model != chosen.recipe.model:
-        say(f"{line}. The first version has another model: --recipe {first.directory}")
-    else:
-        say(line)
+    about_first = ""
+    if chosen.directory != first.directory and guide:
+        about_first = f"; {first.version} has the {guide}'s own settings"
+    elif first.recipe.model != recipe.load(chosen.directory).recipe.model:
+        about_first = f"; {first.version} is another model"
+    say(f"recipe: {chosen.directory} ({chosen.recipe.status}{about_first})")

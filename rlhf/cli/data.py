@@ -15,6 +15,7 @@ from rlhf.data.quality import flaws, spread
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
+from rlhf.terminal import counted
 
 
 @click.group("data")
@@ -24,8 +25,13 @@ def data_group() -> None:
 
 @data_group.command("check")
 @click.argument("files", nargs=-1, required=True)
-@click.option("--heldout", multiple=True, metavar="FILE", help="Check leakage into this file, instead of within FILES.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the split, as in training.")
+@click.option(
+    "--heldout",
+    multiple=True,
+    metavar="FILE",
+    help="Check leakage into this file, instead of within FILES. May be repeated.",
+)
+@click.option("--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the split, as in training.")
 @click.option(
     "--heldout-fraction",
     "fraction",
@@ -106,9 +112,15 @@ def verdict(report: quality.QualityReport) -> str:
 @data_group.command("show")
 @click.argument("files", nargs=-1, required=True)
 @click.option(
-    "--rows", "count", type=click.IntRange(min=1), default=5, show_default=True, help="Number of rows to show."
+    "--rows",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=5,
+    show_default=True,
+    help="Number of rows to show.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random choice of rows.")
+@click.option("--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the random choice of rows.")
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
     "--only",
@@ -121,18 +133,26 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     Words that differ are bold. Control characters are written as escapes.
     """
     rows = formats.read(list(files), on_bad_row="skip", advice=formats.CHECK_ADVICE)
-    chosen, total = show.choose(rows, count, seed=None if first else seed, only=only)
+    chosen, total, searched = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
         console.OUT.print(show.render(row))
     with_flaw = f" with {only}" if only else ""
     order = "the first" if first else f"drawn with --seed {seed}"
-    message = f"{len(chosen)} of {total:,} rows{with_flaw}" + (f", {order}" if len(chosen) < total else "")
+    of_all = f" among {counted(searched, 'row')}" if only else ""
+    message = f"{len(chosen)} of {counted(total, 'row')}{with_flaw}{of_all}" + (
+        f", {order}" if len(chosen) < total else ""
+    )
     console.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
 
 
 @data_group.command("convert")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a column first, for example question=prompt.")
+@click.option(
+    "--rename",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="Rename a column first, for example question=prompt. May be repeated.",
+)
 @click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out, instead of stopping at the first one.")
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
@@ -142,4 +162,4 @@ def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows
     """
     rows = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
     count = convert.write(rows, to)
-    console.OUT.print(f"{rows.report.summary()}; {count:,} rows written to {to}", markup=False)
+    console.OUT.print(f"{rows.report.summary()}; {counted(count, 'row')} written to {to}", markup=False)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import click
 
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.process import distributed, endings
 from rlhf.terminal import one_line, say, shortened, visible
 
+MISTAKE = 2  # exit code of a mistake in the command, as click has it
 BUG = 70  # exit code of a bug, as in sysexits.h
 LONGEST_TRACEBACK = 20_000  # characters
 
@@ -60,7 +61,7 @@ def fail(message: str, *advice: str) -> int:
 
 def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
-    if distributed.report(one_line(line)) or distributed.rank():
+    if distributed.report(one_line(line)) or distributed.rank() or endings.part_of_command():
         return
     if sys.stderr is not None and sys.stderr.isatty():
         say("")  # ends the line on which the terminal wrote ^C
@@ -72,7 +73,8 @@ def _failed(error: Exception) -> int:
     if endings.out_of_memory(error):
         endings.exit_quietly()
     if isinstance(error, UserError):
-        return fail(*error.lines)
+        code = fail(*error.lines)
+        return MISTAKE if isinstance(error, OptionError) else code
     if endings.out_of_memory(error):
         reason = one_line(str(error))[:300] or type(error).__name__
         return fail(f"out of memory{endings.limit_in_words()}: free some, or allow more ({reason})")

@@ -15,7 +15,12 @@ from rlhf.use import new as new_recipe
 @click.command()
 @click.option("--model", required=True, metavar="NAME|DIR", help="Model on the hub, or the folder of a checkpoint.")
 @click.option("--card", required=True, metavar="24GB|4090", help="Memory of the card, or its name.")
-@click.option("--data", multiple=True, metavar="FILE", help="Preference pairs, or hh or ultrafeedback from the hub.")
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="FILE",
+    help="Preference pairs, or hh or ultrafeedback from the hub. May be repeated.",
+)
 @click.option(
     "--stages",
     default="ppo,dpo",

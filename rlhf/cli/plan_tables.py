@@ -46,10 +46,19 @@ def narrow_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield each phase with its stage, which is named once, and its numbers."""
+    """Yield each phase with its stage, which is named once, and its numbers.
+
+    A phase that has the numbers of one of its parts is left out: of `evaluate` and `evaluate/prefill` the latter stays.
+    """
     for stage, summary in plan["stages"].items():
-        for position, (name, phase) in enumerate(summary["phases"].items()):
-            yield "" if position else stage, name, phase
+        phases = summary["phases"]
+        shown = [
+            name
+            for name, phase in phases.items()
+            if not any(part.startswith(f"{name}/") and phases[part] == phase for part in phases)
+        ]
+        for position, name in enumerate(shown):
+            yield "" if position else stage, name, phases[name]
 
 
 STAGE_COLUMNS = (
@@ -63,6 +72,23 @@ STAGE_COLUMNS = (
     "hours projected",
     "cost",
 )
+WIDE_ONLY = ("reserved", "published", "hours at limit")  # columns that a narrow terminal has no room for
+EXPLAINED = {
+    "peak": "what torch allocates",
+    "needs": "what the card must have: peak, gaps, paged states and the driver",
+    "reserved": "what nvidia-smi shows for the process",
+    "hours at limit": "at the card's nominal rates",
+    "hours projected": "(from-to) at rates of other people's runs (docs/memory.md)",
+}
+
+
+def stage_table(plan: Mapping[str, Any], wide: bool) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the table of stages: without empty costs, and if not `wide` the most important."""
+    rows = stage_rows(plan)
+    priced = any(row[-1].startswith("$") for row in rows)
+    left_out = {*(() if wide else WIDE_ONLY), *(() if priced else ("cost",))}
+    kept = [index for index, column in enumerate(STAGE_COLUMNS) if column not in left_out]
+    return [STAGE_COLUMNS[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
 def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -122,16 +148,19 @@ def step_lines(plan: Mapping[str, Any]) -> list[str]:
 
 
 def hints(plan: Mapping[str, Any]) -> list[str]:
-    """Return advice: to look for faster settings where the card is far from full, and to name a price."""
-    needs = [summary["needed_bytes"] for summary in plan["stages"].values() if summary["in_memory_of"] == "cuda"]
+    """Return closing lines: how to name a price, and at the end whether all fits the card and how much is left."""
     lines = []
-    if plan["card_bytes"] and needs and max(needs) < ROOMY * plan["card_bytes"]:
-        lines.append(
-            f"at most {gb(max(needs))} of {gb(plan['card_bytes'])} GB are needed: --fastest (make: FIT=card) looks "
-            "for settings that use the rest"
-        )
     if plan["price_per_hour"] is None and any("projected_hours" in summary for summary in plan["stages"].values()):
         lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
+    on_card = {stage: summary for stage, summary in plan["stages"].items() if summary["in_memory_of"] == "cuda"}
+    if plan["card_bytes"] and on_card and all(summary["fits"] for summary in on_card.values()):
+        largest = max(on_card, key=lambda stage: on_card[stage]["needed_bytes"])
+        needed = on_card[largest]["needed_bytes"]
+        room = "; --fastest (make: FIT=card) looks for settings that use the rest"
+        lines.append(
+            f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan['card_bytes'])} GB"
+            f"{room if needed < ROOMY * plan['card_bytes'] else ''}"
+        )
     return lines
 
 
@@ -146,21 +175,17 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
     console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
     cards = f"each of {plan['cards']} cards" if plan["cards"] > 1 else "card"
     card = f", {cards} {gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
-    console.rows_table(f"{name}: predicted memory in GB, projected time{card}", STAGE_COLUMNS, stage_rows(plan))
-    for line in hints(plan):
-        console.OUT.print(line, markup=False)
     if between := between_rows(plan):
         console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
     for line in step_lines(plan):
         console.OUT.print(line, markup=False)
-    console.OUT.print(
-        "peak: what torch allocates. needs: what the card must have for it, with gaps between blocks, paged states and "
-        "the driver. reserved: what nvidia-smi shows for the process. hours at limit: at the card's nominal rates. "
-        "hours projected (from-to): training at rates calibrated on other people's runs, decoding at an assumed share "
-        "of the bandwidth (docs/memory.md). No GPU of ours has measured any of it yet.",
-        style="dim",
-        markup=False,
-    )
+    shown, stages = stage_table(plan, wide)
+    console.rows_table(f"{name}: predicted memory in GB, time{card}", shown, stages, whole=True)
+    for column in (column for column in shown if column in EXPLAINED):
+        console.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim", markup=False)
+    console.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
+    for line in hints(plan):  # the verdict is the last line, where a terminal stands
+        console.OUT.print(line, markup=False)
 
 
 def show_ablation(loaded: PinnedRecipe, effects: Mapping[StageName, Mapping[str, Any]], as_json: bool) -> None:

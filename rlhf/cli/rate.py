@@ -16,17 +16,18 @@ from rlhf.rating.export import export
 from rlhf.rating.pairs import compare
 from rlhf.rating.summary import show, summarize
 from rlhf.run.finished import read_manifest
-from rlhf.terminal import say
+from rlhf.terminal import counted, say
 
 
 @click.command("ab")
 @pair_options
 @click.option("--rater", metavar="NAME", default="", help="Name of the rater. [default: the page asks]")
-@click.option("--seed", default=0, show_default=True, help="Seed of the order in which answers are shown.")
+@click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the order in which answers are shown.")
 @click.option(
     "--port",
     default=rating.PORT,
     type=click.IntRange(0, 65535),
+    metavar="N",
     show_default=True,
     help="Port of the page; 0 takes a free one.",
 )
@@ -70,6 +71,7 @@ def rate(
     "--parallel",
     default=4,
     type=click.IntRange(1, 64),
+    metavar="N",
     show_default=True,
     help="Number of pairs that are judged at once.",
 )
@@ -102,7 +104,7 @@ def ratings_group() -> None:
 @click.argument("root", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
 @click.option("--b", metavar="POLICY", help="Second policy, as for `rlhf ab`. [default: ppo, or dpo without ppo]")
-@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater; may be repeated.")
+@click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater. May be repeated.")
 @click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [default: left out]")
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def export_ratings(
@@ -117,12 +119,13 @@ def export_ratings(
     manifest = read_manifest(root / "evaluate")
     template = manifest.settings.tokenizer.template
     exported = export(comparison, samples, template, raters=raters, keep_ties=keep_ties)
-    counts = f"{exported.rated} rated pairs; {exported.ties} ties {'as two rows each' if keep_ties else 'left out'}"
+    left_out = "as two rows each" if keep_ties else "left out"
+    counts = f"{counted(exported.rated, 'rated pair')}; {counted(exported.ties, 'tie')} {left_out}"
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
         raise UserError(f"{comparison.file}: nothing to export of {counts}")
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
-    console.OUT.print(f"{len(exported.rows)} preference rows of {counts}; written to {to}", markup=False)
+    console.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}", markup=False)
     say(
         f"note: these prompts were held out with seed {manifest.seed}: train on them with another --seed, and do not "
         "evaluate on prompts that were trained on"

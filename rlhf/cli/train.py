@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rlhf import recipe, terminal
+from rlhf.cli import next_steps
 from rlhf.cli.choice import (
     CHANGES,
     NAMES_RECIPE,
@@ -28,7 +29,9 @@ from rlhf.process import distributed, endings
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
+from rlhf.run.records import Summary
 from rlhf.stages import runner
+from rlhf.stages.result import Result
 from rlhf.use import fetch as fetching
 from rlhf.use import reproduce as reproducing
 
@@ -46,12 +49,18 @@ TRIAL_NOTE = (
 @REUSE
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
 @click.option(
-    "--report-to", multiple=True, type=click.Choice(tracking.TRACKERS), help="Also send the metrics to this tracker."
+    "--report-to",
+    multiple=True,
+    type=click.Choice(tracking.TRACKERS),
+    help="Also send the metrics to this tracker. May be repeated.",
 )
 @click.option("--with-parents", is_flag=True, help="First run the stages that this one builds on, unless finished.")
 @click.option("--if-needed", is_flag=True, help="Succeed if the stage is finished, or not part of the recipe.")
 @click.option(
-    "--stop-on", multiple=True, metavar="CHECK", help="End the stage when this check finds something; all: any check."
+    "--stop-on",
+    multiple=True,
+    metavar="CHECK",
+    help="End the stage when this check of docs/watch.md finds something; all: any check. May be repeated.",
 )
 @click.option(
     "--preflight/--no-preflight",
@@ -111,16 +120,25 @@ def run(
             ["rlhf", *_command(recipe.stage_name(error.parent), more_data, "" if error.begun else "resume")]
         )
         raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
-    if distributed.rank():
-        return
-    console.summary_table(summary, path)
-    if stage == "pretrain" and choice.data:
-        terminal.say(TRIAL_NOTE)
-    if result and result.sample:
-        console.show_sample("a held-out prompt", *result.sample)
-    finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
-    console.targets_table(finished, price)
-    console.say_next(stage, loaded.recipe)
+    if not distributed.rank():
+        _show_outcome(summary, result, path)
+        if stage == "pretrain" and choice.data:
+            terminal.say(TRIAL_NOTE)
+        if not endings.part_of_command():
+            finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
+            console.targets_table(finished, price)
+            next_steps.show(stage, loaded.recipe, more_data)
+
+
+def _show_outcome(summary: Summary, result: Result | None, path: Path) -> None:
+    """Print the figures of a finished stage in `path`, and a sample; `result` is None if it was done before."""
+    if result is None:
+        console.OUT.print(f"{summary.stage}: done before ({path}); nothing was run", markup=False)
+    console.summary_table(summary)
+    if result is not None:
+        console.OUT.print(f"written to {path}", style="dim", markup=False)
+        if result.sample:
+            console.show_sample("a held-out prompt", *result.sample)
 
 
 def _check_names(stop_on: Sequence[str]) -> None:
@@ -146,13 +164,34 @@ def _run_parents(
     loaded: PinnedRecipe, stage: recipe.StageName, out: Path, reuse: Path | None, more_data: Sequence[str]
 ) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
-    for parent in recipe.stages_before(loaded.recipe, stage):
-        if _report_done(Run(out, loaded, parent, reuse)):
+    before = recipe.stages_before(loaded.recipe, stage)
+    several = False
+    for number, parent in enumerate(before, 1):
+        unfinished = Run(out, loaded, parent, reuse)
+        if _report_done(unfinished):
             continue
-        options = _command(parent, more_data, "hw", "directory")  # what these chose is already announced
-        code = endings.run_child([sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(loaded.directory)])
-        if code:
-            sys.exit(code)
+        several = True
+        _announce(number, len(before) + 1, parent)
+        _run_parent(unfinished, more_data)
+    if several:
+        _announce(len(before) + 1, len(before) + 1, stage)
+
+
+def _announce(number: int, total: int, stage: StageName) -> None:
+    """Print which stage of a chain begins."""
+    console.OUT.print(f"stage {number} of {total}: {stage}", style="bold")
+
+
+def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
+    """Run a stage in a process of its own. Exits with its exit code if it fails."""
+    options = _command(unfinished.stage, more_data, "hw", "directory")  # what these chose is already announced
+    command_line = [sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
+    with endings.reporting_progress(lambda: runner.progress(unfinished)):
+        code = endings.run_child(command_line)
+        if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received
+            raise endings.stopped(-code if code < 0 else code - 128)
+    if code:
+        sys.exit(code)
 
 
 def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:

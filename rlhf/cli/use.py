@@ -28,7 +28,9 @@ from rlhf.use import serve as serving
     type=click.FloatRange(min=0),
     help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
 )
-@click.option("--tokens", type=click.IntRange(min=1), help="Longest answer, in tokens. [default: the recipe's]")
+@click.option(
+    "--tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer, in tokens. [default: the recipe's]"
+)
 def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: float | None, tokens: int | None) -> None:
     """Talk with a trained model in the terminal.
 
@@ -51,7 +53,7 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", help="Score answers to this prompt instead of FILES.")
-@click.option("--response", "responses", multiple=True, help="An answer to --prompt; may be repeated.")
+@click.option("--response", "responses", multiple=True, help="An answer to --prompt. May be repeated.")
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File for the scores, as JSON lines.")
 def score(
     choice: Choice, files: tuple[Path, ...], out: Path, prompt: str | None, responses: tuple[str, ...], to: Path | None
@@ -79,7 +81,9 @@ def score(
     help="Server to use; auto takes vLLM if it is installed.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(1, 65535), metavar="N", help="Port to listen on."
+)
 def serve(choice: Choice, out: Path, engine: str, host: str, port: int) -> None:
     """Serve the merged model to OpenAI's clients.
 

@@ -88,7 +88,10 @@ class Advice(NamedTuple):
     format: str
 
 
-RECIPE_ADVICE = Advice("Set data.on_bad_row: skip to leave such rows out", "Name it in data.format or repair the file")
+RECIPE_ADVICE = Advice(
+    'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip")',
+    "Name it (--set data.format=...) or repair the file",
+)
 CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "Repair the file")
 CHECK_ADVICE = Advice("Repair the row", "Repair the file")
 

@@ -20,20 +20,21 @@ LONGEST = 4000  # characters of a text that are shown
 DIFFERENCE_STYLE = "bold"
 
 
-def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int]:
-    """Return `count` rows in the order of the files, and the number of rows to choose from.
+def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int, int]:
+    """Return `count` rows in the order of the files, the number of rows to choose from, and that of all rows.
 
     They are the first rows, or drawn at random with a `seed`. `only`: the name of a flaw (rlhf/data/quality/flaws.py)
     that each of them has.
     """
     candidates: list[Row] = rows.all
+    total = len(candidates)
     if only:
         flawed = {id(row) for row in FLAWS[only](candidates)}
         candidates = [row for row in candidates if id(row) in flawed]
     if seed is None or count >= len(candidates):
-        return candidates[:count], len(candidates)
+        return candidates[:count], len(candidates), total
     indices = random.Random(seed).sample(range(len(candidates)), count)
-    return [candidates[index] for index in sorted(indices)], len(candidates)
+    return [candidates[index] for index in sorted(indices)], len(candidates), total
 
 
 def render(row: Row) -> RenderableType:

@@ -16,7 +16,7 @@ from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import working
 from rlhf.process import distributed
-from rlhf.recipe import AdapterName, Evaluate
+from rlhf.recipe import AdapterName, Evaluate, StageName
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
@@ -267,9 +267,13 @@ def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
 
 
 def sample_of(
-    codec: Codec, prompts: Sequence[Prompt], before: PolicySamples, after: PolicySamples
+    codec: Codec, prompts: Sequence[Prompt], before: PolicySamples, after: PolicySamples, stage: StageName
 ) -> tuple[str, dict[str, str]]:
-    """Return the first prompt whose answer changed, with both answers."""
+    """Return the first prompt whose answer changed, with the answers of SFT and of `stage`, and their scores if any."""
     changed_indices = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
     index = next(changed_indices, 0)
-    return codec.prompt_text(prompts[index]), {"SFT": before.texts[index], "now": after.texts[index]}
+    answers = {}
+    for name, samples in (("SFT", before), (stage.upper(), after)):
+        score = "" if samples.scores is None else f" (score {samples.scores[index]:.2f})"
+        answers[name + score] = samples.texts[index]
+    return codec.prompt_text(prompts[index]), answers

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.memory import projection, ranks
 from rlhf.memory.phases import ON_HOST, PredictionError, Stage, gb
 from rlhf.memory.predict import STAGES, Predictor, needed, reserved
@@ -147,10 +147,10 @@ def claims(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, float] | 
 
 
 def size(text: str) -> int:
-    """Return the bytes of a size such as `12GB`. Raises UserError for anything else, a number without a unit too."""
+    """Return the bytes of a size such as `12GB`. Raises OptionError for all else, as a number without a unit."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)", text, re.IGNORECASE)
     if not match or not float(match[1]):
-        raise UserError(f"--fit {text}: write a size with its unit, for example 12GB")
+        raise OptionError(f"--fit {text}: write a size with its unit, for example 12GB")
     return round(float(match[1]) * (2**30 if match[2].lower() == "gib" else GB))
 
 

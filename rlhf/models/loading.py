@@ -44,6 +44,11 @@ SCORE = "score.weight"  # the scalar head in transformers' classifiers
 def device_of(recipe: recipes.Recipe) -> torch.device:
     """Return the recipe's device. Raises UserError when it is CUDA and no GPU can be used."""
     if recipe.hardware.device == "cuda" and not torch.cuda.is_available():
+        if torch.version.cuda is None:
+            raise UserError(
+                f"the recipe needs CUDA, and torch {torch.__version__} is built for CPUs alone: `rm -r .venv`, then "
+                f"`make setup HW={recipe.hardware.name}` without an index of CPU wheels in PIP_ARGS; or use HW=cpu"
+            )
         raise UserError(
             f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use HW=cpu"
         )

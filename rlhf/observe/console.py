@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName, published
+from rlhf.recipe import published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
@@ -151,7 +151,7 @@ def verdict(outcome: Verdict) -> str:
     return f"[{colour}]{escape(str(outcome))}[/]" if colour else escape(str(outcome))
 
 
-def summary_table(summary: Summary, folder: Any) -> None:
+def summary_table(summary: Summary) -> None:
     """Print the table of a finished stage: figures and targets first, then all other metrics and costs."""
     title = f"{summary.recipe} {summary.version}: {summary.stage}, seed {summary.seed}"
     table = Table(title=title + (", modified recipe" if summary.modified else ""), title_justify="left")
@@ -182,28 +182,6 @@ def summary_table(summary: Summary, folder: Any) -> None:
         _side_by_side(summary.metrics)
     if summary.findings:
         OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
-    OUT.print(f"written to {folder}", style="dim", markup=False)
-
-
-def next_step(stage: StageName, stages: Iterable[StageName]) -> str:
-    """Return advice on what may follow a stage, as make's targets; `stages` are those that the recipe has."""
-    if stage in POLICIES:
-        return f"next: make chat STAGE={stage} (talk with it), make evaluate (compare policies), make report (one page)"
-    if stage == "evaluate":
-        return "next: make report (one page about the run), make ab (rate answers blind), make merge (one checkpoint)"
-    if stage == "merge":
-        return "next: make serve (an OpenAI-compatible address), make chat STAGE=merge"
-    after: dict[StageName, tuple[StageName, ...]] = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ONLINE}
-    commands = [f"make {name}" for name in after.get(stage, ()) if name in stages]
-    return f"next: {' or '.join(commands)}, make report" if commands else ""
-
-
-def say_next(stage: StageName, recipe: Recipe) -> None:
-    """Print what may follow a stage of a recipe."""
-    following: tuple[StageName, ...] = ("sft", "rm", *POLICIES)
-    stages = [name for name in following if recipe.section(name) is not None]
-    if advice := next_step(stage, stages):
-        OUT.print(advice, style="dim", markup=False)
 
 
 def _better(metric: str) -> str:
@@ -270,15 +248,23 @@ def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
     """Print a prompt and each policy's answer to it."""
     OUT.print(f"\n[bold]{title}[/bold]")
     OUT.print(prompt.strip(), style="dim", markup=False)
+    width = max(map(len, answers))
     for name, answer in answers.items():
-        OUT.print(f"{name:>8}: {answer}", markup=False)
+        OUT.print(f"{name:>{width}}: {answer}", markup=False)
 
 
-def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> None:
-    """Print a table. With `numbers`, all columns but the first are aligned at the right."""
+def rows_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False, whole: bool = False
+) -> None:
+    """Print a table.
+
+    With `numbers`, all columns but the first are aligned at the right. With `whole`, no cell is broken into lines: a
+    terminal that is too narrow cuts it off.
+    """
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")
+        justify: JustifyMethod = "right" if numbers and i else "left"
+        table.add_column(column, justify=justify, overflow="ellipsis" if whole else "fold", no_wrap=whole)
     for row in rows:
         table.add_row(*map(escape, row))
     OUT.print(table)

@@ -31,6 +31,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal also sends them to child processes
 PATIENCE = 5.0  # seconds; `docker stop` kills after 10
 GOODBYE = 30.0  # seconds from `Stopped` to the end; an exception raised in a destructor is lost
+_PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
 LONGEST_COMMAND = 500  # characters of a command that is printed again
 
 _OUT_OF_MEMORY = re.compile(
@@ -199,9 +200,17 @@ def resume_command() -> str:
     return f"`{words}`"
 
 
+def part_of_command() -> bool:
+    """Return whether another command of this project has started this one as a part of its work."""
+    return _PART in os.environ
+
+
 def run_child(command: Sequence[str]) -> int:
-    """Run a command and return its exit code. A signal ends the command too, which may then report what it keeps."""
-    with subprocess.Popen(command) as child:
+    """Run a part of this command in a process of its own and return its exit code. A signal ends both.
+
+    `part_of_command` is true in the child, which then leaves it to this process to say what a signal left.
+    """
+    with subprocess.Popen(command, env=os.environ | {_PART: "1"}) as child:
         try:
             return child.wait()
         except Stopped as stop:

@@ -51,7 +51,7 @@ class Endpoint:
             # The client requires a key. Without a key no header is sent, so any word will do.
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:  # the address, a proxy or a certificate
-            raise UserError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
+            raise self._silence(str(error)) from None
         self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
         self._limits: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
         self._retries = 0  # an address with a typing error is not worth a minute
@@ -88,10 +88,10 @@ class Endpoint:
         except openai.APIConnectionError as error:
             problem = excerpt(str(error.__cause__ or error))
             if not self._retries:
-                raise UserError(f"no endpoint answers at {self.url} ({problem})") from None
+                raise self._silence(str(error.__cause__ or error)) from None
             raise self._failure(problem) from None
         except httpx2.InvalidURL as error:
-            raise UserError(f"no endpoint answers at {self.url} ({excerpt(str(error))})") from None
+            raise self._silence(str(error)) from None
         try:
             reply = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
             return "".join(part.get("text", "") for part in reply) if isinstance(reply, list) else str(reply)
@@ -110,6 +110,11 @@ class Endpoint:
             return UserError(f"{self.url} knows no model {self.model!r}, or is not an address up to /v1 ({problem})")
         kind = Refused if status in (400, 413, 422) else UserError
         return kind(f"{self.url} refused the question ({problem})")
+
+    def _silence(self, problem: str) -> UserError:
+        return UserError(
+            f"no endpoint answers at {self.url} ({excerpt(problem)}); start one with `make serve`, or check --url"
+        )
 
     def _failure(self, problem: str) -> Unavailable:
         return Unavailable(f"{self.url} fails ({problem}); what was judged is kept: try again later")

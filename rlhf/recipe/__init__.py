@@ -3,8 +3,8 @@
 A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py and its neighbours have its keys.
 """
 
-from rlhf.recipe.chain import differences, parents, settings, stages_before
-from rlhf.recipe.folders import available, default_root, no_recipes, resolve
+from rlhf.recipe.chain import comparable, differences, parents, settings, stages_before
+from rlhf.recipe.folders import available, check_directory, default_root, no_recipes, resolve
 from rlhf.recipe.names import (
     GROUPS,
     ONLINE,
@@ -83,6 +83,8 @@ __all__ = [
     "Toy",
     "as_yaml",
     "available",
+    "check_directory",
+    "comparable",
     "content_hash",
     "default_root",
     "differences",

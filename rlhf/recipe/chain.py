@@ -1,8 +1,11 @@
 """Which stages a stage builds on, and the settings on which its result depends."""
 
+from collections.abc import Collection
 from typing import Any
 
+from rlhf.recipe import published
 from rlhf.recipe.names import ONLINE, POLICIES, STAGES, StageName
+from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
 from rlhf.recipe.schema_online import Group
 
@@ -57,6 +60,20 @@ def settings(recipe: Recipe, stage: StageName) -> dict[str, Any]:
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
     return relevant
+
+
+def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bool:
+    """Return whether a run of `recipe` with changes of the keys `overrides` can be compared with a figure of it.
+
+    Data, model or settings that the figure depends on must be the recipe's own. With random weights costs are compared.
+    """
+    if recipe.model.source == "random":
+        return published.is_cost(figure.metric)
+    stages = published.CHAIN if figure.stage == "all" else (figure.stage,)
+    if figure.stage == "evaluate":
+        stages += POLICIES
+    sections = {section for stage in stages for section in settings(recipe, stage)} - {"hardware", "seed"}
+    return sections.isdisjoint(key.partition(".")[0] for key in overrides)
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> list[str]:

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.recipe.pinned import load
 
 
@@ -50,8 +50,22 @@ def resolve(hardware: str, root: Path) -> Path:
             raise UserError(no_recipes(root))
         nearest = difflib.get_close_matches(hardware, names, 3, 0.4)
         hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
-        raise UserError(f"--hw {hardware}: no default recipe in {root}; {hint}")
+        raise OptionError(f"--hw {hardware}: no default recipe in {root}; {hint}")
     return by_status.get("released") or by_status["draft"]
+
+
+def check_directory(directory: Path, root: Path) -> None:
+    """Raise OptionError if `directory` is no recipe; it names the versions in it, or similar recipes of `root`."""
+    if directory.name == "recipe.yaml" or os.path.lexists(directory / "recipe.yaml"):
+        return
+    versions = available(directory.parent) if directory.is_dir() else []
+    if inside := [str(version) for version in versions if version.parent == directory]:
+        raise OptionError(f"--recipe {directory}: a recipe with versions; name one: {' or '.join(inside)}")
+    depth = 2 if re.fullmatch(r"v[0-9]+", directory.name) else 1
+    names = {"/".join(folder.parts[-2:][:depth]): str(folder) for folder in available(root)}
+    nearest = difflib.get_close_matches("/".join(directory.parts[-depth:]), names, 3)
+    hint = f"nearest: {', '.join(names[name] for name in nearest)}" if nearest else "`rlhf recipes` lists the recipes"
+    raise OptionError(f"--recipe {directory}: no recipe.yaml there; {hint}")
 
 
 def no_recipes(root: Path) -> str:

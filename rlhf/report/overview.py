@@ -76,7 +76,10 @@ def outcome(manifests: Manifests, summaries: Summaries, price: float | None = No
     unfinished = [NAMES[stage] for stage in manifests if stage not in summaries]
     if unfinished:
         sentences.append(f"Not finished: {', '.join(unfinished)}.")
-    return " ".join(sentences) or "Nothing has finished yet.", kind
+    if not sentences:
+        finished = ", ".join(NAMES[stage] for stage in summaries)
+        sentences.append(f"Finished: {finished}." if finished else "Nothing has finished yet.")
+    return " ".join(sentences), kind
 
 
 def gains(summaries: Summaries) -> str:

@@ -1,6 +1,7 @@
 """Checkpoints of a run directory: their steps, their hashes and the logs that belong to them."""
 
 import json
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -53,13 +54,17 @@ def keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: 
         sync(temporary)
 
 
-def holds_no_work(folder: Path) -> bool:
-    """Return whether a stage's folder holds only what exists before the first step: a manifest and unfinished files."""
+def holds_no_work(folder: Path, logs: Collection[str]) -> bool:
+    """Return whether a stage's folder holds nothing to continue from: a manifest, logs and unfinished files.
+
+    `logs` are the names of log files. A checkpoint is work, and so is every file that no stage writes.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return False
     for path in folder.iterdir():
         checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
         unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
-        if path.name != "manifest.json" and not path.name.endswith(".tmp") and not unfinished:
+        log = path.name in logs and path.is_file() and not path.is_symlink()
+        if path.name != "manifest.json" and not path.name.endswith(".tmp") and not unfinished and not log:
             return False
     return True

@@ -26,7 +26,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, PolicyName, StageName, published
-from rlhf.run import reader, records
+from rlhf.run import other_settings, reader, records
 from rlhf.run.checkpoints import checkpoint_problem, holds_no_work, keep_lines_until
 from rlhf.run.finished import (
     REMADE,
@@ -287,9 +287,10 @@ class Run:
         return record
 
     def _figures(self, stage: StageName | Literal["all"]) -> list[recipes.Figure]:
-        """Return the figures of a stage. Random weights are compared only with figures of cost."""
-        figures = [figure for figure in self.loaded.targets if figure.stage == stage]
-        return [f for f in figures if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
+        """Return the figures of a stage with which this run can be compared."""
+        loaded = self.loaded
+        of_stage = (figure for figure in loaded.targets if figure.stage == stage)
+        return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
 
     def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that a figure may name: results, costs in its units, sizes, ends of the log."""
@@ -313,7 +314,7 @@ class Run:
 
     def set_aside(self) -> None:
         """Rename the directory; delete it instead if it holds no work."""
-        if holds_no_work(self.path):
+        if holds_no_work(self.path, LOGS):
             shutil.rmtree(self.path)
             return
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
@@ -417,16 +418,14 @@ class Run:
     def _check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
-        expected = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(manifest.settings.plain(), expected)
-        if keys:
-            more = f" and {len(keys) - 3} more keys" if len(keys) > 3 else ""
-            way_out = (
-                "choose another --out (make: OUT=…), or move that directory away"
-                if path == self.root / stage
-                else f"run {stage} below {self.root} too, or choose other --reuse (make: REUSE=…)"
-            )
-            raise UserError(f"{path} was made with another {', '.join(keys[:3])}{more}; {way_out}")
+        made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
+        if keys := recipes.differences(made, expected):
+            way_out = f"run {stage} below {self.root} too, or choose other --reuse (make: REUSE=…)"
+            if path == self.root / stage:
+                way_out = "choose another --out (make: OUT=…), or move that directory away"
+            if path == self.root / stage != self.path and self.stage in REMADE:  # which only read it
+                way_out = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
+            raise UserError(f"{path} was made with {other_settings.in_words(keys, made, expected)}; {way_out}")
         return manifest
 
 

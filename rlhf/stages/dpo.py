@@ -70,7 +70,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     metrics = compare(before, after) | {"preference_accuracy": preferred, "train_pairs": len(training), **counts}
     metrics |= best_step(run)
-    return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after))
+    return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, "dpo"))
 
 
 def _fit(

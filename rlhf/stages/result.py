@@ -8,4 +8,4 @@ class Result(NamedTuple):
 
     metrics: dict[str, float]
     costs: dict[str, Any]
-    sample: tuple[str, dict[str, str]] | None = None  # a prompt, and {"before": …, "after": …}
+    sample: tuple[str, dict[str, str]] | None = None  # a prompt, and the answers by label: SFT, PPO (score 1.30)

@@ -214,7 +214,7 @@ def _data(names: tuple[str, ...]) -> dict[str, Any]:
             sets = " or ".join(DATA_SETS)
             raise UserError(f"--data {file}: there is no such file; {sets} names a set of the hub")
     files = [str(Path(file).resolve()) for file in names]
-    rows = formats.read(files, on_bad_row="skip")
+    rows = formats.read(files, on_bad_row="skip", advice=formats.CHECK_ADVICE)
     if not rows.pairs:
         raise UserError(f"--data {names[0]}: no preference pairs, which the reward model needs (docs/data.md)")
     return {"files": files, "pairs": len(rows.pairs)}

@@ -20,7 +20,7 @@ from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
-from rlhf.terminal import harmless
+from rlhf.terminal import counted, harmless
 from rlhf.use.chat import finished_stage
 
 PAIR = ("chosen", "rejected")
@@ -79,7 +79,7 @@ def _items(file: Path) -> Iterator[Item]:
     if first is not None and _answers(first[1]):
         yield from (_item(source, row) for source, row in itertools.chain([first], rows))
         return
-    data = formats.read([file])
+    data = formats.read([file], advice=formats.CHECK_ADVICE)
     if not data.pairs and not data.examples:
         raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
     for pair in data.pairs:
@@ -216,7 +216,9 @@ def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
         cells = [_excerpt(row.prompt), *([_excerpt(row.item.answers["response"])] if single else [])]
         cells += [console.number(row.scores.get(name)) for name in names]
         rows.append([*cells, *([console.number(row.margin)] if paired else [])])
-    title = f"scores of {len(scored):,} rows" + (f", the first {TABLE_ROWS}" if len(scored) > TABLE_ROWS else "")
+    title = f"scores of {counted(len(scored), 'row')}" + (
+        f", the first {TABLE_ROWS}" if len(scored) > TABLE_ROWS else ""
+    )
     console.rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
     totals = summary(scored)
     if len(scored) > 1:

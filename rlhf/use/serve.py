@@ -1,7 +1,9 @@
 """A server that offers the merged model to OpenAI's clients, by vLLM or by transformers' own server."""
 
 import importlib.util
+import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -60,7 +62,7 @@ def run(loaded: PinnedRecipe, out: Path, engine: str, host: str, port: int) -> N
 
 def serve(command_line: list[str], folder: Path, model: str, host: str, port: int) -> None:
     """Run the server `command_line` in `folder`; print its start and stop. Raises UserError if it ends."""
-    address = f"http://{host}:{port}/v1"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     say(f"loading {model}; it will answer at {address}")
     # The server gets a session of its own, so that Ctrl-C reaches this process alone, which then ends the server.
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
@@ -69,7 +71,8 @@ def serve(command_line: list[str], folder: Path, model: str, host: str, port: in
         while server.poll() is None and not _listens(host, port):
             time.sleep(0.2)
         if server.poll() is None:
-            say(f"serving {model} at {address}; Ctrl-C ends it")
+            say(f'serving as model "{model}" at {address}; Ctrl-C ends it')
+            say(f"try it: {request(model, address)}")
             server.wait()
         raise UserError(f"serve: the server ended with exit code {server.returncode}; its own message is above")
     except Stopped:
@@ -77,6 +80,13 @@ def serve(command_line: list[str], folder: Path, model: str, host: str, port: in
     finally:
         _end(server)
     say(f"stopped serving {model}")
+
+
+def request(model: str, address: str) -> str:
+    """Return a command that asks a server's model for an answer; `address` ends in /v1."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+    words = ["curl", f"{address}/chat/completions", "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    return shlex.join(words)
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:

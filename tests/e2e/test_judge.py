@@ -264,7 +264,10 @@ def test_what_is_wrong_with_an_endpoint_is_one_line(root, asked, stub, monkeypat
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1:9/v1", "no endpoint answers at http://127.0.0.1:9/v1 ([Errno 111] Connection refused)"),
+        (
+            "http://127.0.0.1:9/v1",
+            "no endpoint answers at http://127.0.0.1:9/v1 ([Errno 111] Connection refused); start one with",
+        ),
         ("http://[nowhere/v1", "no endpoint answers at http://[nowhere/v1"),
         ("file:///etc/passwd", "--url file:///etc/passwd: an endpoint's address is, for example,"),
     ],

@@ -125,7 +125,7 @@ def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
 
 @pytest.mark.parametrize(
     ("verdicts", "message"),
-    [([], "no ratings yet; `rlhf ab` and"), ([("ann", 0, "tie")], "nothing to export of 1 rated pairs; 1 ties left")],
+    [([], "no ratings yet; `rlhf ab` and"), ([("ann", 0, "tie")], "nothing to export of 1 rated pair; 1 tie left")],
 )
 def test_nothing_to_export_is_one_line(root, monkeypatch, capsys, verdicts, message):
     rate(root, *verdicts)

@@ -25,7 +25,7 @@ from rlhf.report.parts import Charts, Section, Table
 from rlhf.run.records import Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.conftest import RECIPE, manifest_of, run_stages, small, summary_of, there, write_records
+from tests.conftest import RECIPE, content_of, manifest_of, run_stages, small, summary_of, there, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
 HOSTILE = [
@@ -46,6 +46,10 @@ def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(trained, out, dirs_exist_ok=True)
     run_stages(small(), out, "ppo")
     root = out / "cpu-tiny" / "v1"
+    summary = content_of(root / "ppo" / "summary.json")  # a changed recipe has no targets of its own
+    target = next(f for f in recipe.load(RECIPE).targets if f.metric == "kl_per_token")
+    summary["targets"] = [published.record(target, summary["metrics"]["kl_per_token"])]
+    (root / "ppo" / "summary.json").write_text(json.dumps(summary))
     (root / "evaluate").mkdir()
     rows = [{"step": 0, "prompt": f"prompt {i} {text}", "sft": {"response": text}} for i, text in enumerate(HOSTILE)]
     (root / "evaluate" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -438,6 +442,8 @@ def test_the_headline_says_what_was_reached_and_what_was_not():
     sentence, kind = overview.outcome(dict.fromkeys(summaries, MANIFEST), summaries)
     assert (sentence, kind) == ("1 of 2 targets met; missed: PPO, gain.", "bad")
     assert overview.outcome({"sft": MANIFEST}, {}) == ("Not finished: SFT.", "")
+    without_figures = {"sft": summary_of(stage="sft"), "rm": summary_of(stage="rm")}
+    assert overview.outcome({}, without_figures) == ("Finished: SFT, reward model.", "")
 
 
 def test_the_gain_and_the_facts_are_those_of_the_summaries():

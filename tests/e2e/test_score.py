@@ -114,6 +114,16 @@ def test_one_prompt_from_the_command_line(command):
     assert "scores of 2 rows" in out and "Red" in out and "Blue." in out and "\x1b" not in out
 
 
+def test_one_answer_is_one_row(command):
+    assert "scores of 1 row\n" in command("--prompt", "Hi", "--response", "Red")[1]
+
+
+def test_a_row_that_cannot_be_read_names_no_option_that_the_command_lacks(command, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"chosen": 1}\n')
+    code, _, err = command(tmp_path / "rows.jsonl")
+    assert code == 1 and "rows.jsonl:1: " in err and "on_bad_row" not in err
+
+
 def test_what_was_cut_is_said(command, tmp_path):
     rows = [{"prompt": "long " * 300, "chosen": "yes " * 300, "rejected": "no"}]
     (tmp_path / "long.jsonl").write_text(json.dumps(rows[0]) + "\n")

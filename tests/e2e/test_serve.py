@@ -1,6 +1,9 @@
 """`rlhf serve`: the real openai client against the merged model of a small chain."""
 
+import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -54,7 +57,7 @@ def client(done):
     yield client
     log = (done / "log").read_text()
     assert log.index("loading cpu-tiny/v1/merge/model") < log.index(
-        "serving cpu-tiny/v1/merge/model at http://127.0.0.1:"
+        'serving as model "cpu-tiny/v1/merge/model" at http://127.0.0.1:'
     )
     server.send_signal(signal.SIGINT)
     assert server.wait(20) == 0
@@ -152,11 +155,19 @@ def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(t
     assert ours.stderr is not None
     assert ours.stderr.readline() == f"loading m; it will answer at http://127.0.0.1:{port}/v1\n"
     assert not serve._listens("127.0.0.1", port)
-    assert ours.stderr.readline() == f"serving m at http://127.0.0.1:{port}/v1; Ctrl-C ends it\n"
+    assert ours.stderr.readline() == f'serving as model "m" at http://127.0.0.1:{port}/v1; Ctrl-C ends it\n'
+    assert ours.stderr.readline() == f"try it: {serve.request('m', f'http://127.0.0.1:{port}/v1')}\n"
     assert serve._listens("127.0.0.1", port)
     ours.send_signal(number)
     assert ours.communicate(timeout=30)[1] == "stopping the server\nstopped serving m\n"
     assert ours.returncode == 0 and not serve._listens("127.0.0.1", port)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_printed_request_gets_an_answer(client, done):
+    (line,) = [line for line in (done / "log").read_text().splitlines() if line.startswith("try it: ")]
+    answer = subprocess.run(shlex.split(line.removeprefix("try it: ")), capture_output=True, text=True, timeout=60)
+    assert json.loads(answer.stdout)["choices"][0]["message"]["role"] == "assistant", answer
 
 
 def test_a_server_that_ends_by_itself_is_an_error(tmp_path, port):

@@ -5,7 +5,9 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 
@@ -29,8 +31,8 @@ def command(monkeypatch, capsys):
     return lambda *arguments: rlhf(monkeypatch, capsys, *arguments)
 
 
-def changes() -> list[str]:
-    return [part for key, value in SMALL.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+def changes(**more: object) -> list[str]:
+    return [part for key, value in (SMALL | more).items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
 @pytest.mark.parametrize("options", [["--seeds", "a b"], ["--seeds", ""], ["--until", "foo"], ["--until", ""]])
@@ -75,12 +77,13 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
     folder = recipe.default_root() / "h100-mistral-7b/v1"
-    assert first == f"recipe: h100-mistral-7b v2. The H100 guide's own settings are in --recipe {folder}"
+    assert first == f"recipe: {folder.with_name('v2')} (draft; v1 has the H100 guide's own settings)"
     assert not stdout
     assert not [line for line in others if line.startswith("recipe: ")]
-    toy = f"recipe: cpu-tiny v2. The first version has another model: --recipe {folder.parents[1] / 'cpu-tiny/v1'}\n"
+    toy = f"recipe: {folder.parents[1] / 'cpu-tiny/v2'} (released; v1 is another model)\n"
     assert toy in command("report", "--hw", "cpu", *out)[2]
     assert "recipe: " not in command("report", "--hw", "2x4090", *out)[2]
+    assert "recipe: " not in command("chat", "--hw", "cpu", "--set", "ppo.kl=1", *out)[2], "an error stands alone"
     assert "recipe: " not in command("report", "--recipe", folder, *out)[2]
 
 
@@ -105,7 +108,10 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
     [
         (["run", "sft"], "name a recipe: --hw NAME or --recipe DIR"),
         (["run", "sft", "--hw", "tpu"], "--hw tpu: no default recipe"),
-        (["run", "sft", "--recipe", "nowhere/v1"], "nowhere/v1/recipe.yaml: no such file"),
+        (["run", "sft", "--recipe", "nowhere/v1"], "--recipe nowhere/v1: no recipe.yaml there; `rlhf recipes` lists"),
+        (["plan", "--recipe", "recipes/cpu-tiny"], "name one: recipes/cpu-tiny/v1 or recipes/cpu-tiny/v2"),
+        (["plan", "--recipe", "recipes/cpu-tinny/v2"], "nearest: recipes/cpu-tiny/v2"),
+        (["plan", "--recipe", "h100-mistral7b"], "nearest: recipes/h100-mistral-7b/v"),
         (["run", "sft", "--hw", "cpu", "--set", "ppo.kl_coeff=1"], "nearest: ppo.kl_coef (docs/recipes.md lists all)"),
         (
             ["run", "sft", "--hw", "cpu", "--set", "kl_coef=1"],
@@ -121,14 +127,24 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["run", "sftt", "--hw", "cpu"], "'sftt' is not one of"),
         (["run", "sft", "--hw", "cpu", "--seed", "-1"], "-1"),
         (["data", "check", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["plan", "--hw", "cpu", "--fit", "12"], "--fit"),
+        (["plan", "--hw", "cpu", "--set", "ppo.kl_coef=x"], "ppo.kl_coef"),
+        (["chat", "--hw", "cpu", "--weights", "nowhere"], "--weights nowhere: no config.json there"),
         (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
 )
 def test_a_bad_command_is_explained(command, arguments, message):
     code, _, err = command(*arguments)
-    assert code != 0
+    assert code == (1 if arguments[0] == "data" else 2)
     assert message in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_a_mistake_in_a_recipe_s_file_is_none_of_the_command(command, tmp_path):
+    (tmp_path / "mine/v1").mkdir(parents=True)
+    (tmp_path / "mine/v1/recipe.yaml").write_text("status: draft\n")
+    code, _, err = command("plan", "--recipe", tmp_path / "mine/v1", "--set", "ppo.steps=1")
+    assert code == 1 and "recipe.yaml" in err
 
 
 def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
@@ -179,7 +195,54 @@ def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, mon
     run_child = "rlhf.process.endings.run_child"
     monkeypatch.setattr(run_child, lambda words: noted(children, words[4], 3 * (words[4] == "sft")))
     code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
-    assert (code, out, err) == (3, "", "") and children == ["pretrain", "sft"]
+    assert (code, err) == (3, "") and children == ["pretrain", "sft"]
+    assert out == "stage 1 of 4: pretrain\nstage 2 of 4: sft\n"
+
+
+def test_a_chain_is_numbered_and_its_outcome_printed_once(command, trained, tmp_path, monkeypatch):
+    """Parents that are done are named; the stages behind them have their numbers in the whole chain."""
+    out = beside(trained, tmp_path, "pretrain", "sft")
+    finished = summary_of(stage="ppo"), None, out / "cpu-tiny/v1/ppo"
+    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: 0)
+    monkeypatch.setattr("rlhf.stages.runner.execute", lambda *_, **__: finished)
+    arguments = ("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", out, *changes())
+    code, printed, _ = command(*arguments)
+    assert code == 0
+    lines = printed.splitlines()
+    assert [line for line in lines if line.startswith("stage ")] == ["stage 3 of 4: rm", "stage 4 of 4: ppo"]
+    assert [line.partition(" (")[0] for line in lines[:2]] == ["pretrain: done", "sft: done"]
+    assert lines.count("next:") == 1 and lines.count("the chain so far") == 1
+    monkeypatch.setenv("RLHF_PART_OF_COMMAND", "1")
+    printed = command(*arguments)[1]
+    assert "next:" not in printed and "the chain so far" not in printed
+
+
+def test_a_stage_that_runs_alone_has_no_number(command, trained, monkeypatch):
+    monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
+    _, out, _ = command("run", "rm", "--with-parents", "--recipe", RECIPE, "--out", trained, *changes())
+    assert "sft: done" in out and "stage " not in out
+
+
+def test_a_signal_ends_a_chain_in_one_line(tmp_path):
+    words = [sys.executable, "-m", "rlhf.cli", "run", "sft", "--with-parents", "--recipe", str(RECIPE)]
+    options = ["--out", str(tmp_path), *changes(**{"pretrain.max_steps": 100_000})]
+    running = subprocess.Popen([*words, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    checkpoints = tmp_path / "cpu-tiny/v1/pretrain/checkpoints"
+    while not list(checkpoints.glob("step-*")):
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.terminate()
+    _, err = running.communicate(timeout=60)
+    (line,) = [line for line in err.splitlines() if "stopped" in line]
+    assert running.returncode == 143
+    assert line.startswith(f"stopped by SIGTERM; {checkpoints}/step-") and " with --resume (make: RESUME=1)" in line
+
+
+@pytest.mark.parametrize("code", [143, -15], ids=["while it ran", "before it listened"])
+def test_a_signal_to_a_parent_stage_alone_is_reported(command, tmp_path, monkeypatch, code):
+    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: code)
+    ended, _, err = command("run", "sft", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
+    assert (ended, err) == (143, "stopped by SIGTERM; pretrain has no checkpoint yet and begins anew\n")
 
 
 DAMAGED = {
@@ -260,7 +323,7 @@ def test_a_failed_stage_leaves_finished_ones_alone(command, trained, tmp_path):
     file.write_text(LINE * 30)
     code, _, err = command("run", "dpo", "--recipe", RECIPE, "--data", file, "--out", trained, *changes())
     assert code == 1
-    assert "was made with another data.files, data.source" in err
+    assert "was made with data.files [] (asked for: [" in err and "data.source toy (asked for: files)" in err
     assert root.read_bytes() == before
     assert not (trained / "cpu-tiny/v1/dpo").exists()
 
@@ -271,7 +334,8 @@ def test_if_needed_says_in_one_line_that_nothing_is_to_do(command, trained):
     assert out.startswith("sft: done")
     code, out, _ = command("run", "sft", "--recipe", RECIPE, "--out", trained, *changes())
     assert code == 0
-    assert "perplexity" in out
+    assert out.startswith(f"sft: done before ({trained / 'cpu-tiny/v1/sft'}); nothing was run\n")
+    assert "perplexity" in out and "written to" not in out
 
 
 def test_if_needed_skips_a_stage_that_the_recipe_lacks(command, tmp_path):
@@ -386,6 +450,10 @@ def test_each_line_of_help_stands_alone(name, command):
             assert option.help, f"{name} {option.opts[0]} has no help"
             assert not re.match(r"(Of|Whose|As|The same|What|That|Where)\b", option.help), f"{name}: {option.help}"
             assert option.help[0].isupper(), f"{name}: {option.help}"
+            if option.multiple:
+                assert re.search(r" May be repeated\.| twice", option.help), f"{name}: {option.help}"
+            if isinstance(option.type, click.types.IntParamType):
+                assert option.metavar == "N", f"{name} {option.opts[0]}"
 
 
 def test_the_version_is_printed(command):

@@ -72,19 +72,11 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
         targets=[published.record(figure, 0.7)],
         metrics={"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
     )
-    console.summary_table(summary, "x")
+    console.summary_table(summary)
     shown = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
     assert "score gain sd" not in shown and "met" in shown["gain"]
     assert "higher is better" in shown["win rate vs sft"] and "lower is better" in shown["perplexity"]
     assert "better" not in shown["score"]
-
-
-@pytest.mark.parametrize(
-    ("stage", "expected"),
-    [("sft", "make rm or make dpo"), ("rm", "make ppo"), ("ppo", "make chat STAGE=ppo"), ("merge", "make serve")],
-)
-def test_the_next_step_is_named(stage, expected):
-    assert console.next_step(stage, ("sft", "rm", "ppo", "dpo")).startswith(f"next: {expected}")
 
 
 def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys, monkeypatch):

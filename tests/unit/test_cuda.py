@@ -13,7 +13,7 @@ import torch
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.models.loading import set_up_torch
+from rlhf.models.loading import device_of, set_up_torch
 from rlhf.process import cuda
 from tests.conftest import small
 
@@ -107,7 +107,15 @@ finally:
     environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["False expandable_segments:True", "True False"]
-    assert "finds no usable GPU" in done.stderr
+    assert ("finds no usable GPU" if torch.version.cuda else "is built for CPUs alone") in done.stderr
+
+
+@pytest.mark.parametrize(("built_for", "expected"), [(None, "`rm -r .venv`"), ("13.0", "see `nvidia-smi`")])
+def test_a_torch_without_cuda_is_told_from_a_machine_without_a_gpu(monkeypatch, built_for, expected):
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=expected):
+        device_of(small(hardware__device="cuda").recipe)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

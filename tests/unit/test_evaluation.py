@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.data.batch import Rollout
+from rlhf.data.rows import Message
+from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
 from rlhf.evaluation.policies import PolicySamples, compare, exact_kl, further_metrics, gains_over_base, win_rate
@@ -134,6 +136,26 @@ def measured(scores: list[float] | None, truths: list[float] | None = None, leng
         scores=None if scores is None else torch.tensor(scores),
         truths=None if truths is None else torch.tensor(truths),
     )
+
+
+class Prompts(Codec):
+    """A codec without a tokenizer, whose prompts are texts."""
+
+    def __init__(self) -> None:
+        pass
+
+    def prompt_text(self, prompt: Any) -> str:
+        return str(prompt[0].content)
+
+
+def test_the_sample_of_a_stage_is_the_first_answer_that_changed_with_its_scores():
+    prompts = [(Message("user", text),) for text in ("a?", "what?", "b?", "c?")]
+    before, after = measured([-2.0, 0.0, 2.0, 4.0]), measured([8.0, 1.254, 1.0, 5.0])
+    after.texts[1:3] = ["new", "newer"]
+    shown = policies.sample_of(Prompts(), prompts, before, after, "ppo")
+    assert shown == ("what?", {"SFT (score 0.00)": "text", "PPO (score 1.25)": "new"})
+    unscored = policies.sample_of(Prompts(), prompts, measured(None), after, "dpo")
+    assert list(unscored[1]) == ["SFT", "DPO (score 1.25)"]
 
 
 def test_gains_are_in_standard_deviations_of_sft():

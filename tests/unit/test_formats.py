@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.data import raw
+from rlhf.data import formats, raw
 from rlhf.data.formats import read, read_hub
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.transcripts import parse_hh, render_hh
 from rlhf.errors import UserError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SKIP = "Set data.on_bad_row: skip to leave such rows out"
+SKIP = formats.RECIPE_ADVICE.skip
 
 TEXT = {"text": "Rain fell.\n"}
 HH = {
@@ -237,7 +237,9 @@ def test_what_a_reader_would_take_by_halves_is_refused(write, name, text, said):
 
 def test_a_table_s_faults_are_named(write):
     text = "prompt,completion\nHi,Hello\nHi,Hello,more\nWhy?,\n"
-    assert refusal([write("a.csv", text.encode())]).startswith("a.csv:3: 3 cells in a table of 2 columns. Set data.on_")
+    assert refusal([write("a.csv", text.encode())]).startswith(
+        "a.csv:3: 3 cells in a table of 2 columns. Repair it, or"
+    )
     rows = read(["a.csv"], on_bad_row="skip")
     assert [example.response for example in rows.examples] == ["Hello"]
     assert rows.report.empty == ("a.csv:4",)
@@ -607,7 +609,9 @@ def test_more_than_half_malformed_stops_even_when_skipping(write):
     assert len(read([half], on_bad_row="skip").documents) == 1
     message = refusal([write("most.jsonl", lines({"text": 1}, TEXT, {"text": 2}))], on_bad_row="skip")
     assert message.startswith("most.jsonl: 2 of 3 rows are malformed, more than half: likely the wrong format.")
-    assert "Name it in data.format" in message and message.endswith("most.jsonl:1: 'text' is a number; it must be text")
+    assert "Name it (--set data.format=" in message and message.endswith(
+        "most.jsonl:1: 'text' is a number; it must be text"
+    )
     assert "1 of 1 rows" in refusal([write("unknown.jsonl", lines({"id": 1}))], on_bad_row="skip")
 
 

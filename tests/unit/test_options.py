@@ -109,7 +109,7 @@ def test_a_size_has_a_unit_and_a_bound(text):
 
 def test_nothing_is_searched_without_a_unit(command):
     code, _, err = command("plan", "--recipe", RECIPE, "--fit", "12")
-    assert (code, len(err.splitlines())) == (1, 1)
+    assert (code, len(err.splitlines())) == (2, 1)
     assert "with its unit" in err
 
 

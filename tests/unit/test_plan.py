@@ -448,9 +448,9 @@ def test_sizes(text, size):
     assert plan.size(text) == size
 
 
-def test_a_bad_size_is_exit_code_1(command, small):
+def test_a_bad_size_is_a_mistake_in_the_command(command, small):
     code, out, err = command("plan", "--recipe", small, "--fit", "12XB")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err == "error: --fit 12XB: write a size with its unit, for example 12GB\n"
     code, _, err = command("plan", "--recipe", small, "--fastest")
     assert code == 1

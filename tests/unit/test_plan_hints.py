@@ -2,21 +2,72 @@
 
 from typing import Any
 
+from rich.console import Console
+
 from rlhf.cli import plan_tables as tables
+from rlhf.observe import console
 
 
 def made(needed: float, price: float | None = None) -> dict[str, Any]:
-    stage = {"needed_bytes": round(needed * 1e9), "in_memory_of": "cuda", "projected_hours": 2.0}
-    on_host = {"needed_bytes": 90 * 10**9, "in_memory_of": "host"}
+    stage = {"needed_bytes": round(needed * 1e9), "in_memory_of": "cuda", "projected_hours": 2.0, "fits": True}
+    on_host = {"fits": None, "needed_bytes": 90 * 10**9, "in_memory_of": "host"}
     return {"card_bytes": 25 * 10**9, "price_per_hour": price, "stages": {"sft": stage, "merge": on_host}}
 
 
 def test_a_card_that_is_far_from_full_is_said_to_have_room():
-    (line, _) = tables.hints(made(11.0))
-    assert line.startswith("at most 11.00 of 25.00 GB are needed: --fastest (make: FIT=card)")
-    assert not [line for line in tables.hints(made(20.0)) if "--fastest" in line]
+    *_, line = tables.hints(made(11.0))
+    assert line.startswith("fits the card: sft needs most, 11.00 of 25.00 GB; --fastest (make: FIT=card)")
+    assert tables.hints(made(20.0))[-1] == "fits the card: sft needs most, 20.00 of 25.00 GB"
+
+
+def test_nothing_fits_where_one_stage_does_not():
+    plan = made(20.0)
+    plan["stages"]["rm"] = plan["stages"]["sft"] | {"fits": False}
+    assert not [line for line in tables.hints(plan) if "fits" in line]
 
 
 def test_the_price_is_asked_for_where_it_would_make_a_cost():
     assert "make: PRICE=" in tables.hints(made(20.0))[0]
-    assert tables.hints(made(20.0, price=2.5)) == []
+    assert not [line for line in tables.hints(made(20.0, price=2.5)) if "PRICE" in line]
+
+
+def full(**stage: Any) -> dict[str, Any]:
+    """A plan with everything that the tables show: one stage with the longest of its cells."""
+    sizes = dict.fromkeys(("peak_bytes", "needed_bytes", "reserved_bytes"), 20 * 10**9)
+    phase = {"peak_bytes": 10**9, "components": {"base": 10**9}}
+    larger = {"peak_bytes": 2 * 10**9, "components": {"base": 10**9}}
+    phases = {"evaluate": larger, "evaluate/prefill": larger, "evaluate/decode": phase, "train": phase}
+    hours = {"limit_hours": 2.2, "projected_hours": 14.8, "projected_hours_range": [13.8, 17.6]}
+    judged = {"fits": False, "verdict": "worse", "budget_bytes": [22e9, 24e9], "in_memory_of": "cuda"}
+    plan = {"recipe": "r", "version": "v1", "modified": False, "cards": 1, "card_bytes": 10**9, "price_per_hour": None}
+    return plan | {"stages": {"sft": sizes | hours | judged | {"phases": phases} | stage}}
+
+
+def test_80_columns_show_the_stage_table_whole(monkeypatch, capsys):
+    monkeypatch.setattr(console, "OUT", Console(width=80, highlight=False))
+    tables.show(full(projected_cost=123.45), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if "DOES NOT FIT" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["sft", "20.00", "20.00", "DOES NOT FIT, worse", "14.8 (13.8-17.6)", "$123.45"]
+    assert max(map(len, lines)) <= 80
+    assert [line.partition(":")[0] for line in lines[-5:-2]] == ["peak", "needs", "hours projected"]
+
+
+def test_a_wide_terminal_shows_all_columns_but_an_empty_one():
+    columns, (row,) = tables.stage_table(full(), wide=True)
+    assert columns == list(tables.STAGE_COLUMNS[:-1]) and len(row) == len(columns)
+    assert tables.stage_table(full(projected_cost=1.0), wide=True)[0] == list(tables.STAGE_COLUMNS)
+
+
+def test_a_phase_with_the_numbers_of_its_part_is_named_once():
+    names = [row[1] for row in tables.phase_rows(full())]
+    assert names == ["evaluate/prefill", "evaluate/decode", "train"]
+    assert tables.phase_rows(full())[0][0] == "sft"
+
+
+def test_the_stage_table_follows_the_phases_and_the_verdict_is_the_last_line(capsys):
+    tables.show(full(fits=True), as_json=False)
+    out = capsys.readouterr().out
+    assert out.index("predicted peak of each phase") < out.index("predicted memory in GB")
+    assert out.splitlines()[-1].startswith("fits the card: sft needs most")

@@ -267,7 +267,7 @@ def test_an_absurd_value_is_refused_in_one_short_line(monkeypatch, capsys, tmp_p
     code, out, err = rlhf(
         monkeypatch, capsys, "run", "pretrain", "--recipe", str(CPU), "--out", str(tmp_path), "--set", change
     )
-    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert said in err
     assert len(err) <= 2008
     assert not list(tmp_path.iterdir())

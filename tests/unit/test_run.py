@@ -15,7 +15,7 @@ from rlhf.rating.store import current_ratings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from rlhf.run.records import Summary
-from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
+from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
@@ -54,12 +54,49 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
 def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
     started(tmp_path).finish({}, COSTS)
     before = (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes()
-    with pytest.raises(UserError, match=r"sft was made with another sft.learning_rate; choose another --out"):
+    with pytest.raises(
+        UserError, match=r"sft was made with sft.learning_rate 0.002 \(asked for: 0.5\); choose another"
+    ):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
-    with pytest.raises(UserError, match=r"made with another sft.learning_rate"):
+    with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
         Run(tmp_path, small(sft__learning_rate=0.5), "rm").parent("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"sft__learning_rate": 0.5}, "--set sft.learning_rate=0.002"),
+        ({"data__source": "files", "data__files": ["mine.jsonl"]}, "without --data"),
+        ({"lora__target_modules": ["q_proj"]}, "--set lora.target_modules=all-linear"),
+    ],
+)
+def test_a_command_that_only_reads_a_stage_asks_for_its_settings(tmp_path, changes, expected):
+    """Chat, score and serve read it as an evaluation does. No way out is to move the run away."""
+    started(tmp_path).finish({}, COSTS)
+    with pytest.raises(UserError) as caught:
+        Run(tmp_path, small(**changes), "evaluate").parent("sft")
+    assert f"; repeat that run's own settings: {expected}" in one_line_of(caught)
+    assert "--out" not in str(caught.value)
+
+
+def test_many_differing_settings_are_not_listed(tmp_path):
+    started(tmp_path).finish({}, COSTS)
+    other = {
+        f"sft__{key}": 2 for key in ("per_device_train_batch_size", "num_train_epochs", "max_steps", "max_samples")
+    }
+    with pytest.raises(
+        UserError, match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\)$"
+    ):
+        Run(tmp_path, small(**other), "evaluate").parent("sft")
+
+
+def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
+    own = small(data__source="files", data__files=["/d/a b.jsonl", "/d/c.jsonl"], seed=7)
+    started(tmp_path, loaded=own).finish({}, COSTS)
+    with pytest.raises(UserError, match=r"settings: --seed 7 --data '/d/a b.jsonl' --data /d/c.jsonl$"):
+        Run(tmp_path, small(), "evaluate").parent("sft")
 
 
 def test_a_missing_parent_is_named(tmp_path):
@@ -70,14 +107,17 @@ def test_a_missing_parent_is_named(tmp_path):
         Run(tmp_path, small(), "rm").parent("sft")
 
 
-def test_an_unfinished_run_is_set_aside_and_one_without_steps_is_replaced(tmp_path, capsys):
+def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):
     first = started(tmp_path)
     first.log(1, {"loss": 1.0})
+    again = started(tmp_path)
+    assert read_lines(again.path / "metrics.jsonl") == [] and not capsys.readouterr().err
+    assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
+    again.log(1, {"loss": 1.0})
+    checkpoint(again, 1)
     started(tmp_path)
     assert read_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
-    assert "sft.before-1" in capsys.readouterr().err
-    started(tmp_path)  # the second run logged nothing
-    assert not (tmp_path / "cpu-tiny/v1/sft.before-2").exists()
+    assert "sft.before-1; --resume" in capsys.readouterr().err
 
 
 def test_checkpoints_are_never_thrown_away(tmp_path):
@@ -155,7 +195,7 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
 
 def test_resume_with_other_settings_is_refused(tmp_path):
     checkpoint(started(tmp_path), 1)
-    with pytest.raises(UserError, match=r"made with another sft.learning_rate"):
+    with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
         started(tmp_path, loaded=small(sft__learning_rate=0.5), resume=True)
 
 
@@ -383,6 +423,35 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
     assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduces" in printed
     assert "cost of a run (Overview) 47.76 USD" in printed and "better (-100.0 %)" in printed
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "kept"),
+    [
+        ("ppo", "data.files", False),
+        ("ppo", "model.name", False),
+        ("ppo", "ppo.steps", False),
+        ("ppo", "rm.learning_rate", False),
+        ("ppo", "dpo.beta", True),
+        ("ppo", "hardware.trunk", True),
+        ("evaluate", "dpo.beta", False),
+        ("all", "sft.max_steps", False),
+        ("all", "dpo.beta", True),
+    ],
+)
+def test_figures_of_a_recipe_are_left_out_where_it_was_changed(stage, key, kept):
+    """Otherwise own data would be judged by what the toy world's targets ask for."""
+    figure = recipe.Figure(name="KL", stage=stage, metric="kl_per_token", range=(0.05, 0.3), unit="nats", source="here")
+    own = recipe.load(RECIPE).recipe
+    assert recipe.comparable(figure, own, [])
+    assert recipe.comparable(figure, own, ["evaluate.batch_size", key] if stage == "ppo" else [key]) == kept
+
+
+def test_a_run_on_own_data_is_compared_with_no_target(tmp_path):
+    metrics = {"kl_per_token": 0.4, "true_reward_gain_sd": 1.0}
+    assert started(tmp_path / "a", "ppo", recipe.load(RECIPE)).finish(metrics, COSTS).targets
+    own = recipe.load(RECIPE, {"data.source": "files", "data.files": ["/mine.jsonl"], "data.format": "auto"})
+    assert not started(tmp_path / "b", "ppo", own).finish(metrics, COSTS).targets
 
 
 def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):

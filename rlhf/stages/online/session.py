@@ -193,7 +193,7 @@ class Session:
         elif after is None:  # so also in a resumed run that had done its last step already
             after = self.evaluate("policy")
         metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
-        return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after))
+        return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after, run.stage))
 
 
 def resumed(make: Callable[[ScoreNorm], L], folder: Path) -> L:

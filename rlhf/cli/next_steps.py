@@ -1,0 +1,69 @@
+"""What may follow a finished stage: commands with the options that were typed, so that a copied line works."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+import click
+
+from rlhf.cli.choice import typed_options
+from rlhf.observe import console
+from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName
+
+MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell words; the Makefile's stages set it
+
+Step = tuple[tuple[str, ...], str]  # words after `rlhf`, and what the command does
+
+
+def steps(stage: StageName, recipe: Recipe) -> list[Step]:
+    """Return the commands that may follow a stage of a recipe."""
+    report = (("report",), "one page about the run")
+    if stage in POLICIES:
+        return [(("chat", "--stage", stage), "talk with it"), (("run", "evaluate"), "compare policies"), report]
+    if stage == "evaluate":
+        return [report, (("ab",), "rate answers blind"), (("run", "merge"), "one checkpoint")]
+    if stage == "merge":
+        return [(("serve",), "an OpenAI-compatible address"), (("chat", "--stage", stage), "talk with it")]
+    after: Mapping[StageName, tuple[StageName, ...]] = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ONLINE}
+    following = [name for name in after[stage] if recipe.section(name) is not None]
+    return [*((("run", name), f"train {name}") for name in following), report]
+
+
+def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> None:
+    """Print what may follow the stage that the running command has finished.
+
+    The lines are make's if make started this command. `more_data` are further files in `--data a.jsonl b.jsonl`.
+    """
+    variables = os.environ.get(MAKE)
+    lines = [
+        (_rlhf_line(words, more_data) if variables is None else make_line(words, shlex.split(variables)), purpose)
+        for words, purpose in steps(stage, recipe)
+    ]
+    width = min(60, max(len(line) for line, _ in lines))
+    console.OUT.print("next:", style="dim")
+    for line, purpose in lines:
+        console.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", markup=False, soft_wrap=True)
+
+
+def make_line(words: Sequence[str], variables: Sequence[str]) -> str:
+    """Return the command of make for a command of `rlhf`, with the variables that make was given.
+
+    `variables` are unquoted: `SET=ppo.steps=10 ppo.kl_coef=0.1`.
+    """
+    target, *options = words[1:] if words[0] == "run" else words
+    stage = [f"STAGE={options[1]}"] if options else []
+    pairs = (assignment.partition("=") for assignment in variables)
+    assignments = [f"{name}={shlex.quote(value.replace('$', '$$'))}" for name, _, value in pairs]
+    return " ".join(["make", target, *assignments, *stage])
+
+
+def _rlhf_line(words: Sequence[str], more_data: Sequence[str]) -> str:
+    """Return a command of `rlhf` with those options of the running command that it has too."""
+    group = click.get_current_context().find_root().command
+    assert isinstance(group, click.Group)
+    known = {str(option.name) for option in group.commands[words[0]].params}
+    own = {"seed"} if words[0] == "ab" else set()  # there it is the seed of the order in which answers are shown
+    typed = typed_options(only=known - own - {"resume", "if_needed", "with_parents", "stage"})
+    files = [word for file in more_data if "data" in known for word in ("--data", file)]
+    parents = ["--with-parents"] if words[0] == "run" else []
+    return shlex.join(["rlhf", *words, *parents, *typed, *files])

@@ -1,0 +1,50 @@
+"""Messages about a finished stage whose settings are not those that are asked for."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.recipe import as_yaml
+from rlhf.terminal import shortened
+
+MOST = 3  # keys in a message
+LONGEST = 100  # characters of a value
+DATA = ("data.source", "data.files", "data.format")  # keys that --data sets
+
+
+def in_words(keys: Sequence[str], made: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """Return the differing keys with both values: `ppo.kl_coef 0.1 (asked for: 0.11)`.
+
+    `made` and `asked` are nested settings, as `rlhf.recipe.settings` returns them.
+    """
+    differing = [f"{key} {_text(made, key)} (asked for: {_text(asked, key)})" for key in keys[:MOST]]
+    more = f" and {len(keys) - MOST} more keys" if len(keys) > MOST else ""
+    return ", ".join(differing) + more
+
+
+def way_back(keys: Sequence[str], made: Mapping[str, Any], path: Path) -> str:
+    """Return the options with which a command asks for the settings that the stage in `path` was made with."""
+    if len([key for key in keys if key not in DATA]) > MOST:
+        return f"{path}/manifest.json has its command (argv)"
+    words = []
+    for key in (key for key in keys if key not in DATA):
+        words += ["--seed", str(value(made, key))] if key == "seed" else ["--set", f"{key}={as_yaml(value(made, key))}"]
+    if set(DATA) & {*keys}:
+        own = value(made, "data.files") if value(made, "data.source") == "files" else None
+        words += [word for file in own or () for word in ("--data", file)]
+        if not own:
+            return " ".join(filter(None, [shlex.join(words), "without --data"]))
+    return shlex.join(words)
+
+
+def value(settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key; None where a section on the way is absent."""
+    inner: Any = settings
+    for name in key.split("."):
+        inner = inner.get(name) if isinstance(inner, Mapping) else None
+    return inner
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    return shortened(as_yaml(value(settings, key)), LONGEST)

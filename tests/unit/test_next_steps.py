@@ -1,0 +1,112 @@
+"""The commands that a finished stage names as next: a copied line does what was meant."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf import cli
+from rlhf.cli import next_steps
+from rlhf.cli.choice import Choice
+from rlhf.stages import runner
+from tests.conftest import RECIPE, rlhf, small, summary_of, there
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys, tmp_path):
+    """The lines below `next:` that a stage prints at its end; the stage itself is not run."""
+
+    def lines(stage: str, *options: object) -> list[str]:
+        finished = summary_of(stage=stage), None, tmp_path / stage
+        monkeypatch.setattr(runner, "execute", lambda *_, **__: finished)
+        code, out, err = rlhf(monkeypatch, capsys, "run", stage, *options)
+        assert code == 0, err
+        return [line.strip() for line in out.partition("next:\n")[2].splitlines()]
+
+    monkeypatch.delenv(next_steps.MAKE, raising=False)
+    return lines
+
+
+def options_of(line: str) -> dict[str, object]:
+    """The values of the options on a line of `rlhf`, as click reads them."""
+    name, *words = shlex.split(line, comments=True)[1:]
+    return cli.cli.commands[name].make_context(name, words, resilient_parsing=True).params
+
+
+def test_next_commands_repeat_the_options_that_were_typed(printed, tmp_path, monkeypatch):
+    files = [tmp_path / "a b.jsonl", tmp_path / "c.jsonl"]
+    for file in files:
+        file.write_text("")
+    monkeypatch.setattr(Choice, "load", lambda self, more_data=(): small())
+    change = "ppo.kl_coef=0.1"
+    typed = ("--hw", "cpu", "--out", tmp_path / "my runs", "--seed", 3, "--set", change, "--resume", "--data", *files)
+    chat, evaluate, report = printed("ppo", *typed)
+    assert chat.startswith("rlhf chat --stage ppo --hw cpu --data ") and chat.endswith("# talk with it")
+    for line, stage in ((chat, "ppo"), (evaluate, "evaluate")):
+        values = options_of(line)
+        assert (values["hw"], values["seed"], values["changes"], values["stage"]) == ("cpu", 3, (change,), stage)
+        assert values["data"] == tuple(map(str, files)) and values["out"] == tmp_path / "my runs"
+    assert "--resume" not in evaluate and "--with-parents" in evaluate
+    assert options_of(report) | {"price": None} == options_of(f"rlhf report --hw cpu --out '{tmp_path}/my runs'")
+
+
+def test_a_seed_of_a_run_is_not_the_order_of_a_rating(printed):
+    _, ab, _ = printed("evaluate", "--recipe", RECIPE, "--seed", 3)
+    assert ab.startswith("rlhf ab ") and "--seed" not in ab
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("pretrain", ["make sft", "make report"]),
+        ("sft", ["make rm", "make dpo", "make report"]),
+        ("rm", ["make ppo", "make report"]),
+        ("ppo", ["make chat STAGE=ppo", "make evaluate", "make report"]),
+        ("evaluate", ["make report", "make ab", "make merge"]),
+        ("merge", ["make serve", "make chat STAGE=merge"]),
+    ],
+)
+def test_under_make_they_are_its_targets(printed, monkeypatch, stage, expected):
+    monkeypatch.setenv(next_steps.MAKE, "")
+    assert [line.partition("#")[0].strip() for line in printed(stage, "--recipe", RECIPE)] == expected
+
+
+@needs_make
+def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
+    """make runs a stand-in for rlhf, which writes down what it was given."""
+    seen, program = tmp_path / "seen.json", tmp_path / "bin/rlhf"
+    program.parent.mkdir()
+    dump = f"json.dump([sys.argv[1:], os.environ.get({next_steps.MAKE!r})], open({str(seen)!r}, 'w'))"
+    program.write_text(
+        f'#!/usr/bin/env bash\n{sys.executable} -c {shlex.quote("import json, os, sys; " + dump)} "$@"\n'
+    )
+    program.chmod(0o755)
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("")
+
+    def called(command: list[str], **environment: str) -> tuple[list[str], str | None]:
+        clean = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **environment}
+        subprocess.run([*command, "-o", "setup"], cwd=ROOT, env=clean, check=True, capture_output=True, timeout=60)
+        words, variables = json.loads(seen.read_text())
+        return words, variables
+
+    typed = ["HW=4090", f"DATA={data}", "SET=ppo.steps=10 ppo.betas=[0.9,$$x]", "OUT=my runs", "RESUME=1"]
+    words, variables = called(["make", "ppo", *typed, "RUNTIME=local"], VENV=str(tmp_path))
+    line = next_steps.make_line(("chat", "--stage", "ppo"), shlex.split(there(variables)))
+    assert line.startswith(f"make chat HW=4090 DATA={data} OUT='my runs' SET='ppo.steps=10 ") and "RESUME" not in line
+    chat, absent = called(shlex.split(line))
+    assert absent is None, "only stages are told"
+    assert words[:3] == ["run", "ppo", "--with-parents"] and words[-1] == "--resume"
+    assert chat == ["chat", *words[3:-1], "--stage", "ppo"]
+
+
+def test_the_container_gets_the_variables_by_name():
+    words = subprocess.run([ROOT / "bin/in-container", "--print", "image"], capture_output=True, text=True, check=True)
+    assert f"-e {next_steps.MAKE} " in words.stdout
