@@ -32,7 +32,6 @@ from rlhf.run.finished import (
     REMADE,
     check_result,
     data_file,
-    follow_base,
     read_manifest,
     read_summary,
     result_files,
@@ -85,7 +84,6 @@ class Run:
             return None
         manifest = self._check_same_settings(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
-        follow_base(self.root, self.stage)
         changed: list[str] = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
@@ -101,7 +99,7 @@ class Run:
             return stage_folder(self.root, stage)
         return stage_folder(self.parents_root, stage)
 
-    def parent(self, stage: StageName) -> Path:
+    def require_parent(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
 
         The stage must be finished, and its settings must agree with ours.

@@ -90,7 +90,7 @@ def finished_stage(run: Run, stage: StageName, command: str) -> Path:
     Raises UserError with the stage to run first.
     """
     try:
-        return run.parent(stage)
+        return run.require_parent(stage)
     except ParentMissing as error:
         raise UserError(
             f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "

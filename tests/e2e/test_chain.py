@@ -273,6 +273,16 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         run_stages(small(), tmp_path, "pretrain")
 
 
+def test_a_bug_on_a_full_disk_stays_a_bug(tmp_path, monkeypatch):
+    def broken(self, step, folder):
+        raise KeyError("step")
+
+    monkeypatch.setattr(Run, "seal_checkpoint", broken)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(KeyError):
+        run_stages(small(), tmp_path, "pretrain")
+
+
 def test_wall_time_of_a_resumed_run_counts_what_went_before(chain, tmp_path, monkeypatch):
     target = linked(chain, tmp_path, "data", "pretrain")
     crash(monkeypatch, after=4)

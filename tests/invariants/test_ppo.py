@@ -281,11 +281,13 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
 
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
-    base = str(run.parent("pretrain") / "model")
+    base = str(run.require_parent("pretrain") / "model")
     batch = make_batch(trainer(run), rollout)
-    sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.parent("sft") / "adapter").eval()
+    sft = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), run.require_parent("sft") / "adapter"
+    ).eval()
     rm = PeftModel.from_pretrained(
-        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parent("rm") / "adapter"
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.require_parent("rm") / "adapter"
     ).eval()
     for row, (start, length) in enumerate(zip(rollout.prompt_length, rollout.response_length, strict=True)):
         ids = rollout.ids[row : row + 1, : start + length]
@@ -342,7 +344,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, rollout))
 
-    again = Learner.load(roles(run), run.parent("rm"), learner.options, tmp_path / "step-000001")
+    again = Learner.load(roles(run), run.require_parent("rm"), learner.options, tmp_path / "step-000001")
     assert (again.state.step, again.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rollout))

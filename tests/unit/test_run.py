@@ -57,17 +57,17 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
     with pytest.raises(UserError, match=r"sft was made with another sft.learning_rate; choose another --out"):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
     with pytest.raises(UserError, match=r"made with another sft.learning_rate"):
-        Run(tmp_path, small(sft__learning_rate=0.5), "rm").parent("sft")
+        Run(tmp_path, small(sft__learning_rate=0.5), "rm").require_parent("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
 
 
 def test_a_missing_parent_is_named(tmp_path):
     with pytest.raises(ParentMissing, match="rm needs sft, which has not been run"):
-        Run(tmp_path, small(), "rm").parent("sft")
+        Run(tmp_path, small(), "rm").require_parent("sft")
     started(tmp_path)
     with pytest.raises(ParentMissing, match="rm needs sft, which did not finish"):
-        Run(tmp_path, small(), "rm").parent("sft")
+        Run(tmp_path, small(), "rm").require_parent("sft")
 
 
 def test_an_unfinished_run_is_set_aside_and_one_without_steps_is_replaced(tmp_path, capsys):
