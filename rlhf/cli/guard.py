@@ -68,9 +68,17 @@ def _print_stopped(line: str) -> None:
 
 
 def _failed(error: Exception) -> int:
-    """Explain an error. Returns the exit code."""
+    """Explain an error, with its traceback if RLHF_DEBUG is set. Returns the exit code."""
     if endings.out_of_memory(error):
         endings.exit_quietly()
+    code = _explained(error)
+    if os.environ.get("RLHF_DEBUG") and code != BUG:
+        _print_traceback(error)
+    return code
+
+
+def _explained(error: Exception) -> int:
+    """Print why the command ends. Returns the exit code."""
     if isinstance(error, UserError):
         return fail(*error.lines)
     if endings.out_of_memory(error):
@@ -84,11 +92,16 @@ def _failed(error: Exception) -> int:
         if not distributed.report("another rank has ended"):
             say("error: another rank has ended; its own message says why")
         return distributed.LOST
-    text = "".join(traceback.format_exception(error))
-    print(visible(shortened(text, LONGEST_TRACEBACK)), end="", file=sys.stderr)
+    _print_traceback(error)
     advice = "please report the lines above, your command and `rlhf --version`"
     say(f"error: this is a bug in rlhf and not your mistake: {advice}")
     return BUG
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print an error's traceback, with those of the errors that led to it."""
+    text = "".join(traceback.format_exception(error))
+    print(visible(shortened(text, LONGEST_TRACEBACK)), end="", file=sys.stderr)
 
 
 def _stopped(error: BaseException) -> int:

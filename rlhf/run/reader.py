@@ -84,7 +84,7 @@ def advising(way_out: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{error}; {way_out}") from error
+        raise UserError(f"{error.lines[0]}; {way_out}", *error.lines[1:]) from error
 
 
 def reason(error: BaseException) -> str:
