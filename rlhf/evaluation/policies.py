@@ -260,7 +260,7 @@ def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
     """
     won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
     wins = per_prompt_means(won, per_prompt)
-    return {
+    return {  # with 1.96, not stats.Z95: released recipes log this number
         "win_rate_vs_sft": wins.mean().item(),
         "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
     }

@@ -346,11 +346,11 @@ def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
 def explain(reason: str) -> str:
     """Return torch's message about processes that do not meet, with the way out."""
     advice = {
-        r"in use|EADDRINUSE": "the port is taken: give the launcher another one (--master-port, MASTER_PORT)",
+        r"\bin use\b|EADDRINUSE": "the port is taken: give the launcher another one (--master-port, MASTER_PORT)",
         r"tim(ed )?e?-?out": "not all of them came in time: every machine starts the same command, with the same "
         "rendezvous endpoint, whose port no firewall closes",
-        r"refused|No route|resolve|gai|not known|retrieve": "nobody answers there: MASTER_ADDR must be the machine of "
-        "rank 0, which must have started",
+        r"refused|No route|resolve|\bgai(error)?\b|not known|retrieve": "nobody answers there: MASTER_ADDR must be the "
+        "machine of rank 0, which must have started",
     }
     first = " ".join(reason.split())[:200]
     return next((f"{way_out} ({first})" for text, way_out in advice.items() if re.search(text, reason, re.I)), first)

@@ -152,6 +152,7 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
         ("Timed out after 601 seconds waiting for clients. 1/2 clients joined.", "not all of them came in time"),
         ("The IPv4 network addresses of (head, 29500) cannot be retrieved (gai error: -2)", "nobody answers there"),
         ("something\nelse", "something else"),
+        ("try again; the main user failed", "try again"),
     ],
 )
 def test_a_failed_meeting_is_explained(reason, way_out):
