@@ -216,7 +216,7 @@ def comparisons(loaded: PinnedRecipe, record: Mapping[str, Any], price: float | 
             comparisons.append((figure, *published.compare_total(figure, spent, price)))
         elif figure.stage in measured:
             value = costs(measured[figure.stage]).get(figure.metric or "")
-            comparisons.append((figure, value, published.compare(figure, value)))
+            comparisons.append((figure, value, published.verdict_of(figure, value)))
     return sorted(comparisons, key=lambda compared: compared[0].stage == "all")
 
 

@@ -61,7 +61,7 @@ class PolicySamples:
         return means | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
 
 
-def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
+def heldout_sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
     """Return the settings of held-out sampling; `at_once` limits the prompts that are decoded together."""
     return Sampling(
         max_prompt_length=options.max_prompt_length,
@@ -146,7 +146,7 @@ def exact_kl(shared: SharedBase, role: AdapterName, rollout: Rollout, temperatur
     return total
 
 
-def compare(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
+def gains_over_sft(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
     """Return a policy's metrics beside those of SFT; gains in standard deviations of SFT's own samples."""
     metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
@@ -175,7 +175,10 @@ def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, floa
 
 
 def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[str, float]) -> dict[str, float]:
-    """Return what the evaluation adds to `compare`: variety, win rate at equal length, proxy against true reward."""
+    """Return what the evaluation adds to `gains_over_sft`.
+
+    These are variety, the win rate at equal length, and how much more the score gained than the true reward.
+    """
     metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
     if before is after:
         return metrics

@@ -6,10 +6,10 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from rlhf.memory.phases import Phase, Stage
+from rlhf.memory.phases import TRAINING_STAGES, Phase, Stage
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import CARDS, row_tokens
-from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
+from rlhf.memory.strategies import divisors, global_batch, micro_batch, with_changes
 from rlhf.recipe import ONLINE, PinnedRecipe, Recipe, StageName, as_yaml
 
 
@@ -62,7 +62,7 @@ def fit(
     result = _Search(predict, loaded, stages, limit, say)()
     if result.too_large and loaded.recipe.model.quantization == "none":
         compressed = {"model.quantization": "nf4"}
-        compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
+        compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in TRAINING_STAGES}
         again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
         return again._replace(changes=compressed | again.changes)
     return result
@@ -182,7 +182,7 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
     sampling = [stage for stage in stages if stage in ("sft", "dpo", "evaluate")]  # with the settings of evaluate
     if sampling:
         phases = tuple((stage, "evaluate") for stage in sampling)
-        smallest = {key: n for s in sampling if s in STAGES for key, n in micro_batch(loaded, s, 1).items()}
+        smallest = {key: n for s in sampling if s in TRAINING_STAGES for key, n in micro_batch(loaded, s, 1).items()}
         decoding = _batch_sizes("evaluate.batch_size", divisors(recipe.evaluate.batch_size))
         groups.append(SettingGroup(phases, [decoding], smallest))
     for stage, options in recipe.online().items():
@@ -191,7 +191,7 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
             decoding = _batch_sizes(f"{stage}.rollout_batch_size", sizes)
             groups.append(SettingGroup(((stage, "rollout"), (stage, "evaluate")), [decoding], {}))
     for stage in stages:
-        if stage in STAGES:
+        if stage in TRAINING_STAGES:
             training = [
                 [
                     Candidate(

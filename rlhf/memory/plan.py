@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 from rlhf.errors import UserError
 from rlhf.memory import projection, ranks
-from rlhf.memory.phases import ON_HOST, PredictionError, Stage, gb
-from rlhf.memory.predict import STAGES, Predictor, needed, reserved
-from rlhf.memory.strategies import STAGES as LEARNING
+from rlhf.memory.phases import ON_HOST, TRAINING_STAGES, PredictionError, Stage, gb
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, Recipe, StageName, as_yaml
 from rlhf.recipe import published as figures
-from rlhf.recipe.published import GB, Verdict, compare
+from rlhf.recipe.published import GB, Verdict, verdict_of
 from rlhf.terminal import say
 
 PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "components")  # of a phase in JSON
@@ -22,7 +21,7 @@ PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "co
 def make(
     predict: Predictor,
     loaded: PinnedRecipe,
-    stages: Sequence[StageName] = STAGES,
+    stages: Sequence[StageName] = PREDICTED_STAGES,
     price: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -108,7 +107,7 @@ def _budget(loaded: PinnedRecipe, stage: StageName) -> list[int | None] | None:
 def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
     """Return the most favourable verdict on a predicted peak by the figures of its stage; None where there are none."""
     budgets = [t for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
-    return figures.best(compare(figure, peak / GB).word for figure in budgets)
+    return figures.best(verdict_of(figure, peak / GB).word for figure in budgets)
 
 
 def ablation(
@@ -141,7 +140,7 @@ def claims(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, float] | 
     for figure in loaded.targets:
         start, _, quantity = (figure.metric or "").rpartition(".")
         if start == f"effect.{strategy}":
-            verdict = f": {compare(figure, measured[quantity])}" if measured else ""
+            verdict = f": {verdict_of(figure, measured[quantity])}" if measured else ""
             texts.append(f"{quantity} {console.span(*figure.printed)}{verdict}")
     return texts
 
@@ -171,7 +170,7 @@ def preflight(
     """
     hardware = loaded.recipe.hardware
     card = hardware.memory_gb
-    if card is None or hardware.device != "cuda" or stage not in STAGES or stage in ON_HOST:
+    if card is None or hardware.device != "cuda" or stage not in PREDICTED_STAGES or stage in ON_HOST:
         return None
     try:
         predicted = predict(loaded, stage)
@@ -186,7 +185,7 @@ def preflight(
         f"card has {gb(card * GB)} GB; nothing was started."
     )
     advice = []
-    if stage in LEARNING:
+    if stage in TRAINING_STAGES:
         advice.append("What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):")
         for effect in effects(predict, loaded, stage):
             if effect.after is not None and effect.changes:
@@ -208,7 +207,7 @@ def published(loaded: PinnedRecipe, plan: Mapping[str, Any], effects_of: Mapping
     for figure in loaded.targets:
         value = None if figure.metric is None else predicted(plan, effects_of, figure.stage, figure.metric)
         basis = None if value is None else "projected" if figure.metric in ("hours", "cost_usd") else "predicted"
-        verdict = _unpredicted(figure, plan, effects_of) if value is None else compare(figure, value)
+        verdict = _unpredicted(figure, plan, effects_of) if value is None else verdict_of(figure, value)
         rows.append(
             {
                 "stage": figure.stage,
@@ -231,7 +230,7 @@ def _unpredicted(figure: figures.Figure, plan: Mapping[str, Any], effects_of: Ma
     """Return the verdict on a figure that has no prediction: why it cannot be compared, or what measures it."""
     metric = figure.metric
     if metric is None:
-        return compare(figure, None)
+        return verdict_of(figure, None)
     if metric == "cost_usd" and plan["price_per_hour"] is None:
         return Verdict(figures.NOT_MEASURED, "projected with --price")
     if metric.startswith("effect."):

@@ -22,6 +22,7 @@ from rlhf.memory.phases import (
     DECODING_STEP,
     DEPTHS,
     ON_HOST,
+    TRAINING_STAGES,
     Phase,
     PredictionError,
     Rehearsed,
@@ -32,8 +33,7 @@ from rlhf.process import distributed
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
-TRAINING: tuple[StageName, ...] = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
+PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code: a guess, not measured on a GPU yet
@@ -41,8 +41,11 @@ FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; t
 
 
 def stages(recipe: Recipe) -> list[StageName]:
-    """Return the stages of a recipe whose memory is predicted: STAGES, and RLOO and GRPO where the recipe has them."""
-    known = {*STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
+    """Return the stages of a recipe whose memory is predicted.
+
+    They are PREDICTED_STAGES, and RLOO and GRPO if the recipe has them.
+    """
+    known = {*PREDICTED_STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
     return [stage for stage in recipes.STAGES if stage in known]
 
 
@@ -142,7 +145,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
     """
     if recipe.hardware.device != "cuda" or stage in ON_HOST:
         return 0
-    threads = 2 if stage in TRAINING else 1
+    threads = 2 if stage in TRAINING_STAGES else 1
     return (threads + phase.endswith("decode")) * gpu.workspace(recipe.hardware.name)
 
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from rlhf.data.worlds.lengths import lengths_of_hh
-from rlhf.memory.phases import STEPS, Phase, Stage
-from rlhf.memory.predict import TRAINING
+from rlhf.memory.phases import STEPS, TRAINING_STAGES, Phase, Stage
 from rlhf.recipe import ONLINE, Recipe, StageName
 
 
@@ -149,7 +148,7 @@ def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
 
 def work(recipe: Recipe, stage: StageName, predicted: Stage) -> Work | None:
     """Return the work of a stage whose number of rows the recipe gives; None where it does not, or there are none."""
-    if stage not in TRAINING:
+    if stage not in TRAINING_STAGES:
         return None
     steps = optimizer_steps(recipe, stage)
     if steps is None:

@@ -13,7 +13,6 @@ from rlhf.memory.phases import Stage
 from rlhf.memory.predict import needed
 from rlhf.recipe import PinnedRecipe, StageName
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", *recipes.ONLINE, "dpo")
 STEP: dict[str, str] = {
     "sft": "train",
     "rm": "train",

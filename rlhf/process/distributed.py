@@ -258,7 +258,7 @@ def shard(decoder: "nn.Module", unsharded: "set[nn.Parameter]") -> None:
     fully_shard(decoder, ignored_params=set(decoder.parameters()))  # shards nothing more; layers are fetched ahead
 
 
-def gather(model: "nn.Module", whole: bool) -> None:
+def keep_layers_whole(model: "nn.Module", whole: bool) -> None:
     """Fetch all shards of the layers and keep them (`whole`), or free them and fetch layer by layer again."""
     from torch.distributed.fsdp import FSDPModule
 

@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
     file: Path
 
 
-def compare(root: Path, a: str | None = None, b: str | None = None) -> Comparison:
+def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> Comparison:
     """Pair two policies' answers of the evaluation in the run directory `<out>/<recipe>/<version>`.
 
     The policies are sft and ppo (or dpo) by default. Raises UserError without a finished evaluation, without such
@@ -67,7 +67,7 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
 
 
 def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
-    """Return the two policies to compare, of those that have answers. Raises UserError."""
+    """Return the two policies to pair_answers, of those that have answers. Raises UserError."""
     a = a or "sft"
     trained = [name for name in POLICIES if name in names and name != a]
     if b is None and not trained:

@@ -142,7 +142,7 @@ COLUMNS: Mapping[str, Callable[[Figures], str]] = {
 }
 
 
-def show(summary: Summary, file: Path) -> None:
+def show_summary(summary: Summary, file: Path) -> None:
     """Print the summary as a table without empty columns. `file` holds the ratings."""
     if not summary.raters:
         console.OUT.print(f"{summary.b} against {summary.a}: nothing of {summary.pairs} rated yet")

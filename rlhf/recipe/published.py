@@ -140,7 +140,7 @@ class Verdict(NamedTuple):
         return f"{self.word} ({self.detail})"
 
 
-def compare(figure: Figure, value: float | None) -> Verdict:
+def verdict_of(figure: Figure, value: float | None) -> Verdict:
     """Compare a value with a figure, both in the figure's unit. None, NaN and infinity count as not measured.
 
     A value within the tolerance reproduces a published figure. A value beyond it is better or worse, by the figure's
@@ -243,12 +243,12 @@ def compare_total(
     While stages are missing the value is None, unless it already exceeds the accepted range: costs only grow.
     """
     if figure.not_comparable is not None:
-        return None, compare(figure, None)
+        return None, verdict_of(figure, None)
     value, missing = total(figure.metric or "", stages, price)
     high = figure.accepted[1]
     if missing and (value is None or high is None or value <= high):
         return None, Verdict(NOT_MEASURED, missing)
-    return value, compare(figure, value)
+    return value, verdict_of(figure, value)
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def compare_total(
 
 def record(figure: Figure, value: float | None) -> dict[str, Any]:
     """Return a comparison as summary.json keeps it: the figure's keys and printed ends, the value, the verdict."""
-    verdict = compare(figure, value)
+    verdict = verdict_of(figure, value)
     return figure.model_dump(mode="json", exclude_defaults=True) | {
         "published": list(figure.printed),
         "measured": value,

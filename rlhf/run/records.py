@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from rlhf.recipe import StageName
-from rlhf.recipe.published import GB, Figure, Spent, Verdict, compare, figure_of_record
+from rlhf.recipe.published import GB, Figure, Spent, Verdict, figure_of_record, verdict_of
 
 SCHEMA = 1
 
@@ -175,7 +175,7 @@ class Comparison(Record):
     @model_validator(mode="after")
     def _check_figure(self) -> Self:
         try:
-            compare(self.figure, self.measured)
+            verdict_of(self.figure, self.measured)
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"not a comparison ({type(error).__name__}: {error})") from None
         return self
@@ -188,7 +188,7 @@ class Comparison(Record):
     @property
     def outcome(self) -> Verdict:
         """Return the verdict, computed from the figure and the value."""
-        return compare(self.figure, self.measured)
+        return verdict_of(self.figure, self.measured)
 
 
 class Summary(Record):

@@ -15,12 +15,12 @@ from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
-    compare,
     further_metrics,
     gains_over_base,
+    gains_over_sft,
+    heldout_sampling,
     measure,
     reward_model_figures,
-    sampling,
     score_histograms,
 )
 from rlhf.evaluation.references import Overlap, answers
@@ -60,7 +60,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         by_policy = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
         return {name: numbers for by_name in by_policy for name, numbers in by_name.items()}, scores
 
-    settings = sampling(options)
+    settings = heldout_sampling(options)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]
     rows, _ = codec.encode(
         [(d.prompt, d.response) for d in demonstrations],
@@ -104,7 +104,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     metrics: dict[str, float] = {}
     sft = samples["sft"]
     for name, policy in samples.items():
-        values = policy.metrics() if name == "sft" else compare(sft, policy)
+        values = policy.metrics() if name == "sft" else gains_over_sft(sft, policy)
         if name != "base":
             values |= gains_over_base(samples["base"], policy)
         values |= {"perplexity": perplexities[name]} | further_metrics(sft, policy, values)

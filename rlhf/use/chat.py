@@ -15,7 +15,7 @@ from rlhf.run.directory import Run
 from rlhf.terminal import harmless
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
-STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
+CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 

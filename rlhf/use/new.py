@@ -21,9 +21,9 @@ from rlhf.errors import UserError
 from rlhf.files import sync_tree
 from rlhf.memory import pinned
 from rlhf.memory.fit import Fit, fit
+from rlhf.memory.phases import TRAINING_STAGES
 from rlhf.memory.plan import size
 from rlhf.memory.predict import Predictor, needed
-from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import micro_batch, with_changes
 from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
@@ -266,7 +266,7 @@ def with_changed_keys(content: dict[str, Any], changes: Mapping[str, Any]) -> di
 
 def four_bit_changes(stages: Sequence[StageName]) -> dict[str, Any]:
     """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
-    return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in LEARNING}
+    return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
 
 
 def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool 
     """
     changes: dict[str, Any] = {}
     for stage in stages:
-        if stage in LEARNING:
+        if stage in TRAINING_STAGES:
             changes |= {f"{stage}.gradient_checkpointing": True} | micro_batch(loaded, stage, 1)
         if stage in ONLINE:
             per_prompt = loaded.recipe.online()[stage].samples_per_prompt

@@ -15,7 +15,7 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.rating import store
-from rlhf.rating.pairs import LONGEST, Pair, compare, turns
+from rlhf.rating.pairs import LONGEST, Pair, pair_answers, turns
 from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from tests.browser import chromium as chromium
@@ -44,7 +44,7 @@ def serve():
     servers = []
 
     def start(root: Path, **options) -> Server:
-        servers.append(Server(compare(root), 0, **options))
+        servers.append(Server(pair_answers(root), 0, **options))
         threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
         return servers[-1]
 
@@ -213,7 +213,7 @@ def test_nobody_learns_which_answer_is_whose(root, serve):
 
 
 def test_the_order_depends_on_seed_and_rater_alone(root, serve):
-    pairs = compare(root).pairs
+    pairs = pair_answers(root).pairs
 
     def orders(seed: int, rater: str) -> str:
         return "".join(serve(root, seed=seed).order(rater, pair) for pair in pairs)
@@ -317,7 +317,7 @@ def add(file: Path, rater: str, pairs: list[Pair]) -> None:
 
 
 def test_many_may_write_at_the_same_time(tmp_path):
-    found = compare(evaluation(tmp_path, [row(i) for i in range(40)]))
+    found = pair_answers(evaluation(tmp_path, [row(i) for i in range(40)]))
     with ProcessPoolExecutor(4) as pool:
         for task in [pool.submit(add, found.file, f"rater-{i}", found.pairs) for i in range(4)]:
             task.result()
@@ -325,7 +325,7 @@ def test_many_may_write_at_the_same_time(tmp_path):
 
 
 def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
-    found = compare(root)
+    found = pair_answers(root)
     add(found.file, "ann", found.pairs[:2])
     with open(found.file, "a") as handle:
         handle.write('{"item": 3, "ra')
@@ -339,10 +339,10 @@ def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
 
 
 def test_ratings_do_not_count_for_other_answers(root):
-    found = compare(root)
+    found = pair_answers(root)
     add(found.file, "ann", found.pairs)
     evaluation(root.parents[1], [row(0), row(1, ppo="new"), *(row(i) for i in range(3, 10)), row(2)])
-    summary = summarize(compare(root))
+    summary = summarize(pair_answers(root))
     assert (summary.raters["ann"].wins, summary.of_other_answers) == (1, 9)
 
 
@@ -351,13 +351,13 @@ def test_ratings_do_not_count_for_other_answers(root):
 
 def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
     rows = [row(0), row(1, "same \x07", " same"), row(2)]
-    found = compare(evaluation(tmp_path, rows))
+    found = pair_answers(evaluation(tmp_path, rows))
     assert ([pair.item for pair in found.pairs], found.equal) == ([0, 2], 1)
     for one in rows:
         one["dpo"] = one.pop("ppo")
-    found = compare(evaluation(tmp_path, rows))
+    found = pair_answers(evaluation(tmp_path, rows))
     assert (found.a, found.b, found.file.name) == ("sft", "dpo", "sft-vs-dpo.jsonl")
-    assert compare(tmp_path / "cpu-tiny/v1", "dpo", "sft").b == "sft"
+    assert pair_answers(tmp_path / "cpu-tiny/v1", "dpo", "sft").b == "sft"
 
 
 @pytest.mark.parametrize(
@@ -374,13 +374,13 @@ def test_what_cannot_be_rated_is_one_line(root, monkeypatch, capsys, options, me
     assert code and message in " ".join(err.split())
     evaluation(root.parents[1], [row(0, "x", "x")])
     with pytest.raises(UserError, match="equal answers to all 1 prompts"):
-        compare(root)
+        pair_answers(root)
 
 
 def test_the_summary_by_hand(root, monkeypatch, capsys):
     """Ten pairs: ann finds ppo better in 6 of 8, ties 1; ben agrees on the first two and not on the third."""
     evaluation(root.parents[1], [row(i, scores=(0.0, 1.0 if i < 5 else -1.0)) for i in range(10)])
-    found = compare(root)
+    found = pair_answers(root)
     given = {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
     for rater, said in given.items():
         for pair, verdict in zip(found.pairs, said, strict=False):
@@ -402,7 +402,7 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
 
 def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_path):
     rows = [row(i, "short " * (9 + i % 4), "long " * (12 + i % 4 + 3 * (i % 5 - 1))) for i in range(60)]
-    found = compare(evaluation(tmp_path, rows))
+    found = pair_answers(evaluation(tmp_path, rows))
     for pair in found.pairs:
         longer = len(pair.b.split()) > len(pair.a.split())
         store.append(found.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
@@ -414,6 +414,6 @@ def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_pat
 def test_answers_of_a_real_evaluation_can_be_rated(trained, tmp_path):
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(small(), out, "evaluate")
-    found = compare(out / "cpu-tiny/v1", "base", "sft")
+    found = pair_answers(out / "cpu-tiny/v1", "base", "sft")
     assert len(found.pairs) + found.equal == 8
     assert all(pair.worth.keys() == {"score", "true_reward"} for pair in found.pairs)

@@ -18,7 +18,7 @@ from rlhf import report
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.files import sha256
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.report.data import quality_of
 from rlhf.run.directory import Run
 from rlhf.run.finished import verified
@@ -251,9 +251,9 @@ def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
     samples = root / "evaluate/samples.jsonl"
     samples.write_text(json.dumps({"step": 0, "prompt": "p", **answers}) + "\n")
     write_records(root / "evaluate")
-    assert len(compare(root).pairs) == 1
+    assert len(pair_answers(root).pairs) == 1
     samples.write_text(samples.read_text().replace('"b"', '"c"'))
-    for reader in (lambda: compare(root), lambda: comparison.load(root, "ppo")):
+    for reader in (lambda: pair_answers(root), lambda: comparison.load(root, "ppo")):
         with pytest.raises(UserError, match=r"evaluate/samples.jsonl has changed since evaluate was done"):
             reader()
 

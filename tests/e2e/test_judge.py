@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rlhf.rating import endpoint, judge, store
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from tests.conftest import RECIPE, rlhf, there
 from tests.e2e.evaluations import evaluation, row
@@ -151,7 +151,7 @@ def test_the_question_holds_what_a_person_would_see(root, asked, stub):
 def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     asked(stub(lambda question, times: "A").url)
     assert {r["verdict"] for r in rows(root)} == {"tie"}
-    figures = summarize(compare(root)).raters["judge:some/model"]
+    figures = summarize(pair_answers(root)).raters["judge:some/model"]
     assert figures.order_decided == 1 and there(figures.win_rate).value == 0.5
 
 
@@ -338,7 +338,7 @@ def test_a_key_is_never_shown(asked, monkeypatch, stub):
 
 
 def test_people_and_judges_are_compared(root, asked, stub):
-    found = compare(root)
+    found = pair_answers(root)
     for rater in ("ann", "ben"):
         for pair in found.pairs:
             store.append(found.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))

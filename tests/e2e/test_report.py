@@ -16,7 +16,7 @@ from rlhf import recipe, report
 from rlhf.data import formats
 from rlhf.errors import UserError
 from rlhf.rating import store
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import published
 from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
@@ -159,7 +159,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
 
 
 def test_ratings_are_counted(evaluated):
-    found = compare(evaluated, "sft", "ppo")
+    found = pair_answers(evaluated, "sft", "ppo")
     for pair in found.pairs[:3]:
         store.append(found.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
     (found.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO

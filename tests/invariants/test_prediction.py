@@ -26,7 +26,7 @@ from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
 from rlhf.memory.phases import PredictionError
 from rlhf.memory.pinned import Needs, Peaks
-from rlhf.memory.predict import STAGES, Predictor, _extrapolate
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
 from rlhf.recipe import PinnedRecipe, StageName
@@ -70,10 +70,10 @@ def total(parts: dict[str, int]) -> int:
 def six(predict) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every stage at six layers: predicted from two and four, and counted on real tensors."""
     loaded = tiny(6)
-    return {stage: predict(loaded, stage) for stage in STAGES}, measure(loaded, list(STAGES))
+    return {stage: predict(loaded, stage) for stage in PREDICTED_STAGES}, measure(loaded, list(PREDICTED_STAGES))
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", PREDICTED_STAGES)
 def test_prediction_is_what_real_tensors_take(six, stage):
     """Every phase within 1 %; `load` and `merge` within 5 %.
 
@@ -609,7 +609,7 @@ def test_a_peak_may_move_from_one_moment_to_another(predict):
 
 STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
 PEAKS: Peaks = {
-    **{stage: {"load": {"base": 1_000}} for stage in STAGES},
+    **{stage: {"load": {"base": 1_000}} for stage in PREDICTED_STAGES},
     "ppo": {
         "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
         "update": {"base": 10_000_000_000, "activations": 400_000_000_000, "logits": 2_000_000_000},

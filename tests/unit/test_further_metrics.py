@@ -13,7 +13,13 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Roberta
 from rlhf.data.load import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import PolicySamples, compare, further_metrics, reward_model_figures, score_histograms
+from rlhf.evaluation.policies import (
+    PolicySamples,
+    further_metrics,
+    gains_over_sft,
+    reward_model_figures,
+    score_histograms,
+)
 from rlhf.evaluation.references import Overlap, answers
 
 SHAPE: dict[str, Any] = {
@@ -53,7 +59,7 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
 def test_gap_between_proxy_and_truth_ties_and_variety():
     before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
     after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
-    found = further_metrics(before, after, compare(before, after))
+    found = further_metrics(before, after, gains_over_sft(before, after))
     sd = math.sqrt(2)
     assert found["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
     assert found["ties_vs_sft"] == 0.5

@@ -18,14 +18,13 @@ from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
-from rlhf.memory.phases import Phase, PredictionError, Stage
-from rlhf.memory.predict import CONTEXT, STAGES, Predictor, needed, reserved
+from rlhf.memory.phases import TRAINING_STAGES, Phase, PredictionError, Stage
+from rlhf.memory.predict import CONTEXT, PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
 
-LEARNING = strategies.STAGES
 LENGTHS = {"max_length": 64, "max_prompt_length": 40, "max_eval_samples": 4, "max_samples": 64, "logging_steps": 1}
 SIZES = {
     "model.architecture.hidden_size": 64,
@@ -120,13 +119,13 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 def test_a_plan_as_json(command, predict, small, tmp_path):
-    for stage in STAGES:
+    for stage in PREDICTED_STAGES:
         predict(recipe.load(small), stage)  # with this module's processes: the command then starts none
     code, out, _ = command("plan", "--recipe", small, "--json")
     found = json.loads(out)
     assert code == 0
     assert (found["recipe"], found["version"], found["modified"], found["hardware"]) == ("small", "v1", False, "cpu")
-    assert list(found["stages"]) == list(STAGES)
+    assert list(found["stages"]) == list(PREDICTED_STAGES)
     for stage, row in found["stages"].items():
         assert {"peak_bytes", "reserved_bytes", "fits", "budget_bytes", "phases", "in_memory_of"} <= set(row)
         assert (row["fits"], row["budget_bytes"]) == (None, None)
@@ -259,7 +258,7 @@ def formula(loaded: PinnedRecipe, stage: str) -> dict[str, Phase]:
     base = {"none": 1000, "nf4": 400}[recipe.model.quantization]
     sampling = base + 10 * recipe.evaluate.batch_size * (3 if stage == "dpo" else 1)
     found = {"load": phase(0, base=base), "evaluate": phase(0, base=sampling)}
-    if stage in LEARNING:
+    if stage in TRAINING_STAGES:
         options = getattr(recipe, stage)
         row = 20 if options.gradient_checkpointing else 100
         optimizer = 0 if options.optim == "paged_adamw_8bit" else 50
@@ -822,7 +821,7 @@ RECIPES = recipe.available(RECIPE.parents[1])
 def test_a_strategy_is_switched_on_once_and_changes_no_batch(directory):
     """And with none of them, the batches are as before."""
     loaded = recipe.load(directory)
-    for stage in (name for name in LEARNING if getattr(loaded.recipe, name) is not None):
+    for stage in (name for name in TRAINING_STAGES if getattr(loaded.recipe, name) is not None):
         off = strategies.with_changes(loaded, strategies.switched_off(loaded, stage))
         for start in (loaded, off):
             assert global_batch(start, stage) == global_batch(loaded, stage)
