@@ -9,7 +9,6 @@ garbage_collection_threshold, roundup_power2_divisions. Addresses of new segment
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 MIB = 1 << 20
 MIN_BLOCK = 512  # kMinBlockSize: sizes are multiples of it
@@ -149,12 +148,6 @@ class Allocator:
             for pool in self._pools[private]
             for _, _, block in pool.blocks
         )
-
-    def free_blocks(self) -> Iterator[Block]:
-        """Yield all blocks that are free and have memory behind them."""
-        for pools in self._pools.values():
-            for pool in pools:
-                yield from (block for _, _, block in pool.blocks)
 
     # -- details ---------------------------------------------------------------------------------------------------
 

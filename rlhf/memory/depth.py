@@ -195,7 +195,7 @@ def _releases(events: Sequence[Event]) -> dict[int, _Release]:
 
 
 def align(shallow: Sequence[tuple[str, int]], deeper: Sequence[tuple[str, int]]) -> list[int]:
-    """Return the index in `deeper` of each entry of `shallow`, in order, with the fewest insertions and different pairs.
+    """Return the index in `deeper` of each entry of `shallow`, with the fewest insertions and different pairs.
 
     Dynamic programming over how much of `deeper` was inserted so far; a row is the state after one of `shallow`.
     Raises ValueError if `shallow` is longer than `deeper`.

@@ -115,12 +115,12 @@ def _floating(tensors: list[Tensor]) -> bool:
 def _value(x: Any) -> Any:
     """Return the value that is known of an argument on the device; of a list, of each of its entries."""
     if isinstance(x, Tensor):
-        return x._known if x.is_meta else x  # type: ignore[attr-defined]
+        return x._known if x.is_meta else x  # type: ignore[attr-defined]  # set by `_remember`
     return type(x)(map(_value, x)) if type(x) in (list, tuple) else x
 
 
 def _remember(x: Tensor, value: Tensor) -> None:
-    x._known = value  # type: ignore[attr-defined]
+    x._known = value  # type: ignore[attr-defined]  # an attribute of this module
 
 
 def _on_device(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ replay is asked for all of them, so that the predicted memory is the same as if 
 
 import copy
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 import torch
@@ -17,17 +17,13 @@ from torch import Tensor
 from rlhf.data.batch import Rollout
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PASS
-from rlhf.memory.tracker import Tracker
+from rlhf.memory.tracker import OperationCounts, Storage, Tracker
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import AdapterName
 from rlhf.stages import groups, ppo
 from rlhf.stages.online.train_state import TrainState
 
-if TYPE_CHECKING:
-    from rlhf.memory.tracker import _Storage
-
 T = TypeVar("T")
-Work = tuple[int, int, int, int]  # flops, recomputed, moved and launched, as in tracker.Peak
 
 
 class _Made(NamedTuple):
@@ -43,8 +39,8 @@ class _Pass(NamedTuple):
     """What a pass did."""
 
     events: list[Event]
-    storages: "dict[int, _Storage]"  # that it made
-    work: Work
+    storages: dict[int, Storage]  # that it made
+    work: OperationCounts
     result: Any  # a _Made in place of a tensor
 
 
@@ -64,27 +60,18 @@ class Repeats:
 
     def __call__(self, key: Hashable, run: Callable[[], T]) -> T:
         """Return `run()`, or the same once more if that was remembered. `key` is all that its events depend on."""
-        key = (key, self._tracker._phase)
+        key = (key, self._tracker.phase)
         if key in self._known:
             result: T = self._repeat(self._known[key])
             return result
-        start, before = len(self._tracker._events), self._work()
+        start, before = self._tracker.position(), self._tracker.work()
         result = run()
-        done = self._pass(self._tracker._events[start:], before, result)
+        done = self._pass(self._tracker.events_since(start), before, result)
         if done is not None:
             self._known[key] = done
         return result
 
-    def _work(self) -> Work:
-        tracker = self._tracker
-        flops, recomputed, moved, launched = (counter[tracker._phase] for counter in self._counters())
-        return flops, recomputed, moved, launched
-
-    def _counters(self) -> tuple[Any, ...]:
-        tracker = self._tracker
-        return tracker._flops, tracker._recomputed, tracker._moved, tracker._launched
-
-    def _pass(self, events: list[Event], before: Work, result: Any) -> _Pass | None:
+    def _pass(self, events: list[Event], before: OperationCounts, result: Any) -> _Pass | None:
         """Return what is remembered of a pass; None if it cannot be repeated."""
         if any(event.storage is None and event.name != PASS for event in events):
             return None  # another phase, or something that happens once
@@ -92,7 +79,7 @@ class Repeats:
         left = made ^ {event.storage for event in events if event.storage is not None and event.bytes < 0}
         if isinstance(result, Tensor):
             storage = result.untyped_storage()
-            index, _ = self._tracker._live.get(id(storage), (None, None))
+            index = self._tracker.storage_of(result)
             whole = result.is_contiguous() and result.nbytes == storage.nbytes() and not hasattr(result, "_known")
             if index is None or not whole or result.requires_grad:
                 return None
@@ -100,28 +87,17 @@ class Repeats:
             result = _Made(index, result.shape, result.stride(), result.dtype)
         if left:
             return None
-        storages = {index: copy.copy(self._tracker._storages[index]) for index in made if index is not None}
-        flops, recomputed, moved, launched = (now - then for now, then in zip(self._work(), before, strict=True))
-        return _Pass(events, storages, (flops, recomputed, moved, launched), result)
+        work = self._tracker.work()
+        flops, recomputed, moved, launched = (now - then for now, then in zip(work, before, strict=True))
+        return _Pass(events, self._tracker.storages(made), (flops, recomputed, moved, launched), result)
 
     def _repeat(self, done: _Pass) -> Any:
-        tracker = self._tracker
-        places: dict[int, int] = {}  # of storages: in the pass that was run -> now
-        for event in done.events:
-            if event.storage is None:
-                tracker._events.append(event)
-                continue
-            if event.bytes > 0:
-                places[event.storage] = len(tracker._storages)
-                tracker._storages.append(copy.copy(done.storages[event.storage]))
-            tracker._events.append(event._replace(storage=places[event.storage]))
-        for counter, amount in zip(self._counters(), done.work, strict=True):
-            counter[tracker._phase] += amount
+        numbers = self._tracker.repeat(done.events, done.storages, done.work)
         if not isinstance(done.result, _Made):
             return copy.copy(done.result)
-        with tracker.paused():
+        with self._tracker.paused():
             tensor = torch.empty_strided(done.result.shape, done.result.stride, dtype=done.result.dtype, device="meta")
-        tracker.follow(tensor.untyped_storage(), places[done.result.storage])
+        self._tracker.follow(tensor.untyped_storage(), numbers[done.result.storage])
         return tensor
 
 
