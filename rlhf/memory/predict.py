@@ -45,7 +45,7 @@ def stages(recipe: Recipe) -> list[StageName]:
 
     They are PREDICTED_STAGES, and RLOO and GRPO if the recipe has them.
     """
-    known = {*PREDICTED_STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
+    known = {*PREDICTED_STAGES, *(stage for stage in recipes.GROUPS if recipe.section(stage) is not None)}
     return [stage for stage in recipes.STAGES if stage in known]
 
 

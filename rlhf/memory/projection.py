@@ -7,11 +7,11 @@ training steps that others timed (bench/outside/speed.py), with an interval; not
 import math
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.memory.phases import STEPS, TRAINING_STAGES, Phase, Stage
-from rlhf.recipe import ONLINE, Recipe, StageName
+from rlhf.recipe import Dialogues, Recipe, StageName
 
 
 class Rates(NamedTuple):
@@ -116,13 +116,13 @@ def step_flops(recipe: Recipe, stage: StageName, predicted: Stage, of_model: boo
 
 def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
     """Return how much of what was rehearsed one step does, by phase."""
-    if stage in ONLINE:
-        options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        accumulation = options.gradient_accumulation_steps
+        times = {"train": accumulation / min(2, accumulation)}
+    else:
         updates = options.num_mini_batches * options.passes / min(2, options.num_mini_batches)
         times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
-    else:
-        accumulation = getattr(recipe, stage).gradient_accumulation_steps
-        times = {"train": accumulation / min(2, accumulation)}
     return {name: n / STEPS for name, n in times.items()}
 
 
@@ -135,14 +135,14 @@ def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
 
 def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
     """Return the steps of the whole stage; None where the recipe does not say how many rows there are."""
-    options = getattr(recipe, stage)
-    if stage in ONLINE:
-        return cast(int, options.steps)
-    most: int | None = options.max_steps
+    options = recipe.training_section(stage)
+    if not isinstance(options, Dialogues):
+        return options.steps
+    most = options.max_steps
     if options.max_samples is None:
         return most
     batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
-    steps: int = math.ceil(options.max_samples * options.num_train_epochs / batch)
+    steps = math.ceil(options.max_samples * options.num_train_epochs / batch)
     return min(steps, most) if most else steps
 
 
@@ -153,11 +153,11 @@ def work(recipe: Recipe, stage: StageName, predicted: Stage) -> Work | None:
     steps = optimizer_steps(recipe, stage)
     if steps is None:
         return None
-    options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
     share = row_tokens(recipe, stage, options.per_device_train_batch_size) / longest_row(recipe, stage)
     times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
     decoded = 0.0
-    if stage in ONLINE:
+    if not isinstance(options, Dialogues):
         every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
         evaluations = 1 + len({options.steps}.union(*every))
         batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
@@ -188,22 +188,22 @@ def basis() -> dict[str, Any]:
 
 def longest_row(recipe: Recipe, stage: StageName) -> int:
     """Return the tokens of the longest row that a training stage admits."""
-    options = getattr(recipe, stage)
-    longest: int = options.max_prompt_length + options.response_length if stage in ONLINE else options.max_length
-    return longest
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        return options.max_length
+    return options.max_prompt_length + options.response_length
 
 
 def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
     """Return the mean tokens of a row, with the padding of micro-batches; PPO's responses use their whole budget."""
-    options = getattr(recipe, stage)
-    if stage in ONLINE:
+    options = recipe.training_section(stage)
+    if not isinstance(options, Dialogues):
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
-        return sum(prompts) / len(prompts) + cast(int, options.response_length)
-    longest: int = options.max_length
+        return sum(prompts) / len(prompts) + options.response_length
     batch = (
         options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
     )
-    return longest * padded_share(recipe, longest, options.max_prompt_length, micro, batch)
+    return options.max_length * padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch)
 
 
 def _weights(phase: Phase) -> int:

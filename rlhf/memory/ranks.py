@@ -41,17 +41,19 @@ def of_one(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     count = recipe.processes(stage)
     if count == 1:
         return loaded
-    options = getattr(recipe, stage)
-    share: dict[str, Any] = {"max_eval_samples": math.ceil(options.max_eval_samples / count)}
-    if stage in recipes.ONLINE:
-        batch = options.batch_size // count
-        share |= {"batch_size": batch, "rollout_batch_size": min(options.rollout_batch_size, batch)}
-        share["per_device_train_batch_size"] = min(
-            options.per_device_train_batch_size, batch // options.num_mini_batches
-        )
-    else:
+    options = recipe.training_section(stage)
+    share: dict[str, Any]
+    if isinstance(options, recipes.Dialogues):
         rows, accumulated = options.share(count)
         share = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated}
+    else:
+        batch = options.batch_size // count
+        share = {
+            "max_eval_samples": math.ceil(options.max_eval_samples / count),
+            "batch_size": batch,
+            "rollout_batch_size": min(options.rollout_batch_size, batch),
+            "per_device_train_batch_size": min(options.per_device_train_batch_size, batch // options.num_mini_batches),
+        }
     if options.max_samples is not None:
         share["max_samples"] = math.ceil(options.max_samples / count)
     changes = {f"{stage}.{key}": value for key, value in share.items()} | {"hardware.count": 1}
@@ -150,15 +152,15 @@ def traffic(recipe: Recipe, stage: StageName) -> Traffic:
     millions.
     """
     count = recipe.processes(stage)
-    options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
     trained = 4 * adapter_parameters(recipe)
-    if stage in recipes.ONLINE:
+    if isinstance(options, recipes.Dialogues):
+        reductions, trunks, passes = 1, 1, PASSES * options.share(count)[1]
+    else:
         reductions = options.passes * options.num_mini_batches
-        trunks = 2 if getattr(options, "value_model", None) == "adapter" else 1
+        trunks = 2 if isinstance(options, recipes.Ppo) and options.value_model == "adapter" else 1
         rows = options.batch_size // options.num_mini_batches // count
         passes = PASSES * trunks * reductions * math.ceil(rows / options.per_device_train_batch_size) + 1
-    else:
-        reductions, trunks, passes = 1, 1, PASSES * options.share(count)[1]
     received = (count - 1) / count
     fetched = received * passes * layers_bytes(recipe) if recipe.hardware.engine == "fsdp" else 0
     return Traffic(round(2 * received * reductions * trunks * trained), round(fetched))

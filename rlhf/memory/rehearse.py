@@ -41,7 +41,10 @@ MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
 def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
-    """Return the overrides of a rehearsal: of what decides the memory of a step, they change the layers alone."""
+    """Return the overrides of a rehearsal.
+
+    They change only the number of layers among the settings that decide a step's memory.
+    """
     architecture = recipe.model.architecture
     assert architecture
     if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
@@ -55,9 +58,8 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
         changes[f"{stage}.{'num_ppo_epochs' if stage == 'ppo' else 'num_iterations'}"] = 1
         changes[f"{stage}.normalize_scores"] = options.normalize_scores
         changes[f"{stage}.norm_responses"] = 2  # one batch of rollouts
-    for stage in ("sft", "rm", "dpo"):
-        accumulated = getattr(recipe, stage).gradient_accumulation_steps
-        changes[f"{stage}.gradient_accumulation_steps"] = min(2, accumulated)
+    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+        changes[f"{stage}.gradient_accumulation_steps"] = min(2, supervised.gradient_accumulation_steps)
     return changes
 
 
@@ -117,14 +119,13 @@ def few_steps(recipe: Recipe, steps: int, shape: str) -> dict[str, Any]:
             changes |= {f"{stage}.reward_weights": None, f"{stage}.resample_groups": 0}
         else:
             changes["ppo.value_warmup_steps"] = 0
-    for stage in ("sft", "rm", "dpo"):
-        options = getattr(recipe, stage)
-        micro = options.per_device_train_batch_size
-        rows = max(rows, steps * micro * options.gradient_accumulation_steps)
+    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+        micro = supervised.per_device_train_batch_size
+        rows = max(rows, steps * micro * supervised.gradient_accumulation_steps)
         changes |= {
             f"{stage}.max_steps": steps,
             f"{stage}.max_samples": None,
-            f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
+            f"{stage}.max_eval_samples": min(supervised.max_eval_samples, 2 * micro),
             f"{stage}.logging_steps": 1,
             f"{stage}.save_steps": steps,
             f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are no part of one
@@ -168,7 +169,7 @@ class Rehearsals:
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
         shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self.folder.name) / shape[:12]
-        present = [name for name in recipes.POLICIES if getattr(changed.recipe, name) is not None]
+        present = [name for name in recipes.POLICIES if changed.recipe.section(name) is not None]
         policies = present if stage == "evaluate" else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
         owner = f"{changed.name} {changed.version} {shape}"

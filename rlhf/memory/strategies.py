@@ -5,7 +5,7 @@ shorter context cuts dialogues.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import projection
@@ -40,7 +40,7 @@ STRATEGIES = (
 def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> dict[str, Any] | None:
     """Return the keys that switch a strategy on for a stage; None where it is on, or there is nothing to halve."""
     recipe = loaded.recipe
-    options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
     if name == "gradient_checkpointing":
         return None if options.gradient_checkpointing else {f"{stage}.gradient_checkpointing": True}
     if name == "quantization":
@@ -117,10 +117,10 @@ def operations(loaded: PinnedRecipe, stage: StageName, predicted: Stage) -> floa
 
 def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
     """Return the rows of one optimizer step."""
-    options = getattr(loaded.recipe, stage)
-    if stage in recipes.ONLINE:
-        return cast(int, options.batch_size // options.num_mini_batches)
-    return cast(int, options.per_device_train_batch_size * options.gradient_accumulation_steps)
+    options = loaded.recipe.training_section(stage)
+    if isinstance(options, recipes.Dialogues):
+        return options.per_device_train_batch_size * options.gradient_accumulation_steps
+    return options.batch_size // options.num_mini_batches
 
 
 def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> dict[str, Any]:
@@ -134,10 +134,13 @@ def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> dict[str,
 
 
 def _halved(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
-    options = getattr(loaded.recipe, stage)
-    lengths = {"ppo": "response_length"} | dict.fromkeys(recipes.GROUPS, "max_completion_length")
-    keys = ("max_prompt_length", lengths.get(stage, "max_length"))
-    return {f"{stage}.{key}": max(2, getattr(options, key) // 2) for key in keys}
+    options = loaded.recipe.training_section(stage)
+    if isinstance(options, recipes.Dialogues):
+        key, length = "max_length", options.max_length
+    else:
+        key, length = "max_completion_length" if stage in recipes.GROUPS else "response_length", options.response_length
+    lengths = {"max_prompt_length": options.max_prompt_length, key: length}
+    return {f"{stage}.{key}": max(2, length // 2) for key, length in lengths.items()}
 
 
 def divisors(n: int) -> list[int]:

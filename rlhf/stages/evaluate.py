@@ -29,7 +29,7 @@ from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import GROUPS, AdapterName, PolicyName, StageName
+from rlhf.recipe import AdapterName, Group, PolicyName, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -49,7 +49,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     codec = load_codec(run)
     trained = run.trained_policies()
     rewards = [
-        RewardSum(stage, getattr(recipe, stage), corpus.answers(), codec) for stage in trained if stage in GROUPS
+        RewardSum(stage, options, corpus.answers(), codec)
+        for stage, options in recipe.online().items()
+        if stage in trained and isinstance(options, Group)
     ]
     all_prompts = corpus.prompts()
     for functions in rewards:
