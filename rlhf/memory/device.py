@@ -24,12 +24,13 @@ from torch.utils import checkpoint
 
 from rlhf.memory import passes
 from rlhf.memory.attention import attention
-from rlhf.memory.gpu import UNKNOWN, Gpu
+from rlhf.memory.cards import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
 from rlhf.memory.operations import tensors_in
+from rlhf.memory.peaks import OUTSIDE
 from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
-from rlhf.memory.tracker import OUTSIDE, Tracker
+from rlhf.memory.tracker import Tracker
 from rlhf.models import layouts, random_base, trunk
 from rlhf.rollout import engine as rollout
 from rlhf.rollout.cache import CacheLayer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from rlhf.memory.gpu import Gpu
+from rlhf.memory.cards import Gpu
 
 Count = Callable[[Any, Any], int]
 aten = torch.ops.aten

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
+from rlhf.memory.peaks import OperationCounts, Storage
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PASS
-from rlhf.memory.tracker import OperationCounts, Storage, Tracker
+from rlhf.memory.tracker import Tracker
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import AdapterName
 from rlhf.stages import groups, ppo

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlhf.errors import UserError
-from rlhf.memory import projection, ranks
+from rlhf.memory import cards, projection, ranks
 from rlhf.memory.phases import ON_HOST, TRAINING_STAGES, PredictionError, Stage, gb
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
@@ -64,7 +64,7 @@ def _stage(loaded: PinnedRecipe, stage: StageName, predicted: Stage, price: floa
         "verdict": _peak_verdict(loaded, stage, predicted[""].peak_bytes),
         "phases": {name: {key: getattr(phase, key) for key in PHASE_KEYS} for name, phase in predicted.items() if name},
     }
-    rates = projection.CARDS.get(recipe.hardware.name)
+    rates = cards.NOMINAL_RATES.get(recipe.hardware.name)
     work = projection.work(ranks.of_one(loaded, stage).recipe, stage, predicted)
     if rates and work:
         projected = work.projected(rates)

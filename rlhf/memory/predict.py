@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from rlhf import recipe as recipes
-from rlhf.memory import gpu, ranks
+from rlhf.memory import cards, ranks
 from rlhf.memory.phases import (
     COMPONENTS,
     DECODING_STEP,
@@ -146,7 +146,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
     if recipe.hardware.device != "cuda" or stage in ON_HOST:
         return 0
     threads = 2 if stage in TRAINING_STAGES else 1
-    return (threads + phase.endswith("decode")) * gpu.workspace(recipe.hardware.name)
+    return (threads + phase.endswith("decode")) * cards.workspace(recipe.hardware.name)
 
 
 def _start() -> "subprocess.Popen[str]":
@@ -242,7 +242,7 @@ def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
-    card = gpu.find(loaded.recipe.hardware.name) if device == "cuda" else None
+    card = cards.find(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [_version(name) for name in PACKAGES]
     key = recipes.content_hash([recipe, hardware, card, allocator, stage, _code_hash(), versions])

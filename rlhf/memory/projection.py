@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlhf.data.worlds.lengths import lengths_of_hh
+from rlhf.memory.cards import NominalRates
 from rlhf.memory.phases import STEPS, TRAINING_STAGES, Phase, Stage
 from rlhf.recipe import Dialogues, Recipe, StageName
 
@@ -40,31 +41,6 @@ DECODING = Shares(least=0.2, usual=0.5, most=0.7)
 WINDOW = 16  # batches that are sorted by length together, as in rlhf/stages/supervised.py
 
 
-class Card(NamedTuple):
-    """Nominal rates of a card, and where they stand."""
-
-    flops: float  # per second, bfloat16 with float32 accumulation, dense
-    bandwidth: float  # bytes per second
-    source: str
-    link: float | None = None  # bytes per second that it can receive from the others of its machine
-
-
-_RTX_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
-CARDS = {  # by the recipe's hardware.name
-    "4090": Card(165.2e12, 1.008e12, _RTX_4090),
-    "2x4090": Card(
-        165.2e12, 1.008e12, f"{_RTX_4090}; PCIe 4.0 x16 in one direction: 16 lanes of 16 GT/s, 128b/130b", 31.5e9
-    ),
-    "h100": Card(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
-    "8xh100": Card(
-        989.5e12,
-        3.35e12,
-        "NVIDIA H100 data sheet, SXM (half of the rates with sparsity, NVLink of both directions)",
-        450e9,
-    ),
-}
-
-
 class Projected(NamedTuple):
     """Projected seconds, and the interval in which they are expected."""
 
@@ -81,11 +57,11 @@ class Work(NamedTuple):
     moved: float = 0.0  # bytes that operations other than products read and write, decoding left out
     launched: float = 0.0  # operations that launch a kernel, decoding left out
 
-    def limit(self, card: Card) -> float:
+    def limit(self, card: NominalRates) -> float:
         """Return seconds at the card's nominal rates, with nothing moved but the weights that decoding reads."""
         return self.flops / card.flops + self.decoded_bytes / card.bandwidth
 
-    def projected(self, card: Card) -> Projected:
+    def projected(self, card: NominalRates) -> Projected:
         """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
         computing = step_seconds(self.flops, self.moved, self.launched, card)
         reading = self.decoded_bytes / card.bandwidth
@@ -97,7 +73,7 @@ class Work(NamedTuple):
         )
 
 
-def step_seconds(flops: float, moved: float, launched: float, card: Card, rates: Rates = CALIBRATED) -> float:
+def step_seconds(flops: float, moved: float, launched: float, card: NominalRates, rates: Rates = CALIBRATED) -> float:
     """Return the projected seconds of work that has these counts: the three parts one after another."""
     return flops / card.flops * rates.products + moved / card.bandwidth * rates.memory + launched * rates.launch
 

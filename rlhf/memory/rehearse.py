@@ -24,7 +24,7 @@ from unittest import mock
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory import gpu
+from rlhf.memory import cards
 from rlhf.memory.depth import deepen
 from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
 from rlhf.memory.replay import Reserved, replay
@@ -205,7 +205,7 @@ class Rehearsals:
 
         architecture, hardware = recipe.model.architecture, recipe.hardware
         assert architecture and architecture.vocab_size
-        return StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name))
+        return StandIn(hardware.device, PHASES, architecture.vocab_size, cards.find(hardware.name))
 
 
 def _write_adapters(run: Run, stages: Sequence[StageName]) -> None:
@@ -234,7 +234,7 @@ class Rehearser:
             few, more = events
             try:
                 deep = deepen(few, more, architecture.num_hidden_layers)
-                reserved = replay(deep, expandable, gpu.workspace(hardware.name))
+                reserved = replay(deep, expandable, cards.workspace(hardware.name))
             except ValueError:
                 reserved = None
         return {"depths": peaks, "reserved": reserved}

@@ -16,7 +16,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,57 +24,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.memory.operations import Counts, tensors_in
-from rlhf.memory.phases import COMPONENTS, Event
+from rlhf.memory.peaks import OUTSIDE, OperationCounts, Peak, Storage, around, peaks_of
+from rlhf.memory.phases import Event
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 ADD = torch.ops.aten.add.Tensor
-OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
-
-
-@dataclass
-class Peak:
-    """What was alive in a phase when most was, for each operation: {operation: {component: bytes}}.
-
-    The peak of each operation is kept, because another one may make the phase's peak in a deeper model.
-    """
-
-    operations: dict[str, dict[str, int]] = field(default_factory=dict)
-    paged: int = 0  # bytes in unified memory, not among the others
-    flops: int = 0  # of the whole phase
-    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
-
-    @property
-    def bytes(self) -> int:
-        """Return the most that was alive at once."""
-        return max((sum(components.values()) for components in self.operations.values()), default=0)
-
-
-OperationCounts = tuple[int, int, int, int]  # flops, recomputed, moved and launched, as in Peak
-
-
-@dataclass(slots=True)
-class Storage:
-    """An allocation: where it was made and released, and the component that it is part of, if that is known."""
-
-    bytes: int
-    phase: tuple[str, ...]
-    in_backward: bool  # allocated in a backward pass
-    component: str | None = None
-    freed_in: tuple[str, ...] | None = None
-    freed_in_backward: bool = False
-
-    def resolved_component(self) -> str:
-        """Return the label, or the component that follows from where the storage was allocated and freed."""
-        if self.component:
-            return self.component
-        if self.freed_in_backward and not self.in_backward:
-            return "activations"
-        return "temporaries" if self.freed_in == self.phase else "buffers"
 
 
 class Tracker(TorchDispatchMode):
@@ -290,30 +246,7 @@ class Tracker(TorchDispatchMode):
 
         Phases are in the order in which they began.
         """
-        component_of = self._components()
-        most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
-        total = 0
-        for position, (index, size, phase, operation) in enumerate(self._events):
-            if index is not None and component_of[index] != OUTSIDE:
-                total += size
-            if (size > 0 or operation == BEGIN) and total > most.get((phase, operation), (0, 0))[0]:
-                most[phase, operation] = total, position
-        peak_events = {position: where for where, (_, position) in most.items()}
-        live: Counter[str] = Counter()
-        peaks: dict[str, Peak] = {"": Peak()}
-        for position, (index, size, phase, _) in enumerate(self._events):
-            if index is not None:
-                live[component_of[index]] += size
-            else:
-                _around(peaks, phase)  # phases in the order in which they begin
-            if position not in peak_events:
-                continue
-            components = {name: live[name] for name in COMPONENTS if live[name]}
-            operation = peak_events[position][1]
-            for peak in _around(peaks, phase):
-                peak.paged = max(peak.paged, live[OUTSIDE])
-                if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
-                    peak.operations[operation] = components
+        peaks = peaks_of(self._events, self._components())
         self._add_work(peaks)
         return peaks
 
@@ -329,11 +262,11 @@ class Tracker(TorchDispatchMode):
     def _add_work(self, peaks: dict[str, Peak]) -> None:
         """Add what each phase computed, moved and launched to the peaks of the phases around it."""
         for phase, flops in self._flops.items():
-            for peak in _around(peaks, phase):
+            for peak in around(peaks, phase):
                 peak.flops += flops
                 peak.recomputed += self._recomputed[phase]
         for phase, launched in self._launched.items():
-            for peak in _around(peaks, phase):
+            for peak in around(peaks, phase):
                 peak.launched += launched
                 peak.moved += self._moved[phase]
 
@@ -443,11 +376,6 @@ class Tracker(TorchDispatchMode):
             parameter._tracked = True  # type: ignore[attr-defined]  # an attribute of this module
             hook = parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
             self._undo += [hook.remove, functools.partial(_unmark, weakref.ref(parameter))]
-
-
-def _around(peaks: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
-    """Return the peaks of a phase and of those that it is inside of."""
-    return [peaks.setdefault("/".join(phase[:depth]), Peak()) for depth in range(len(phase) + 1)]
 
 
 def _unmark(parameter: "weakref.ref[nn.Parameter]") -> None:

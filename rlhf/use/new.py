@@ -20,6 +20,7 @@ from rlhf.data import formats
 from rlhf.errors import UserError
 from rlhf.files import sync_tree
 from rlhf.memory import pinned
+from rlhf.memory.cards import MEMORY
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.phases import TRAINING_STAGES
 from rlhf.memory.plan import size
@@ -39,7 +40,7 @@ CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says 
 Say = Callable[[str], None]
 
 
-class Card(NamedTuple):
+class ChosenCard(NamedTuple):
     """A card by its name in recipes, with its memory."""
 
     name: str
@@ -52,7 +53,7 @@ class Card(NamedTuple):
         return round(self.memory_gb * GB * USED)
 
 
-CARDS = {"4090": Card("4090", 25.7, "24,564 MiB"), "h100": Card("h100", 85.5, "81,559 MiB")}
+KNOWN_CARDS = {name: ChosenCard(name, *memory) for name, memory in MEMORY.items()}
 
 
 class DataSet(NamedTuple):
@@ -90,7 +91,7 @@ class NewOptions(NamedTuple):
     """The options of `rlhf new`."""
 
     model: str
-    card: Card
+    card: ChosenCard
     stages: tuple[StageName, ...] = ("ppo", "dpo")
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
@@ -99,16 +100,16 @@ class NewOptions(NamedTuple):
     name: str | None = None
 
 
-def card_of(text: str) -> Card:
+def card_of(text: str) -> ChosenCard:
     """Return the card that --card names: `4090`, `h100` or a size such as `24GB`. Raises UserError."""
-    if text.lower() in CARDS:
-        return CARDS[text.lower()]
+    if text.lower() in KNOWN_CARDS:
+        return KNOWN_CARDS[text.lower()]
     try:
         memory = size(text) / GB
     except UserError:
-        cards = ", ".join(CARDS)
+        cards = ", ".join(KNOWN_CARDS)
         raise UserError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}") from None
-    return Card(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
+    return ChosenCard(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
 
 
 def stages_of(text: str) -> tuple[PolicyName, ...]:
@@ -199,7 +200,7 @@ def steps_between_evaluations(rows: int) -> int:
     return min(200, max(10, rows // 16 // 4 // 10 * 10))
 
 
-def _card(card: Card) -> str:
+def _card(card: ChosenCard) -> str:
     """Return a card in words: `one RTX 4090`, `one card with 12 GB`."""
     names = {"4090": "one RTX 4090", "h100": "one H100"}
     return names.get(card.name, f"one card with {card.memory_gb:g} GB")

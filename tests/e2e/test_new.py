@@ -237,7 +237,7 @@ def test_options_that_cannot_be_are_refused(checkpoints, tmp_path, options, mess
 
 
 def test_sizes_and_names_of_cards():
-    assert card_of("24GB") == new.Card("24gb", 24.0, "as given by --card")
+    assert card_of("24GB") == new.ChosenCard("24gb", 24.0, "as given by --card")
     assert (card_of("12 GiB").name, card_of("12 GiB").memory_gb) == ("12gib", 12.88)
     assert card_of("H100").memory_gb == 85.5
     for wrong in ("24", "big", "0GB"):

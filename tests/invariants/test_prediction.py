@@ -20,7 +20,7 @@ from bench.memory.measure import measure
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
-from rlhf.memory import gpu
+from rlhf.memory import cards
 from rlhf.memory import pinned as pins
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
@@ -343,7 +343,7 @@ def eight() -> tuple[PinnedRecipe, Rehearsals]:
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
 def test_peaks_grow_linearly_with_depth(predict, eight, stage, monkeypatch):
     """In four bits, eight layers from two and four; what cuBLAS takes is added later and would outweigh them here."""
-    monkeypatch.setattr(gpu, "workspace", lambda card: 0)
+    monkeypatch.setattr(cards, "workspace", lambda card: 0)
     loaded, rehearse = eight
     predicted, rehearsed = predict(loaded, stage), rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
@@ -468,7 +468,7 @@ def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(stage, expand
     found = rehearser(loaded, stage, expandable)["reserved"]
     deep = Rehearsals(None)
     deep(loaded, stage)
-    whole = replay(deep.events, expandable, gpu.workspace(loaded.recipe.hardware.name))
+    whole = replay(deep.events, expandable, cards.workspace(loaded.recipe.hardware.name))
     assert found.keys() == whole.keys() >= {"load", "evaluate"}
     for phase, real in whole.items():
         assert found[phase].allocated == real.allocated, phase

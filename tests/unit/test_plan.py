@@ -16,7 +16,7 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import fit, plan, projection, strategies
+from rlhf.memory import cards, fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.phases import TRAINING_STAGES, Phase, PredictionError, Stage
 from rlhf.memory.predict import CONTEXT, PREDICTED_STAGES, Predictor, needed, reserved
@@ -636,19 +636,19 @@ def projected(price: float | None = None) -> dict[str, Any]:
 
 
 def test_hours_fall_with_the_card_s_rate(monkeypatch):
-    card = projection.CARDS["4090"]
+    card = cards.NOMINAL_RATES["4090"]
     once = projected()
-    monkeypatch.setitem(projection.CARDS, "4090", card._replace(flops=card.flops / 4))
+    monkeypatch.setitem(cards.NOMINAL_RATES, "4090", card._replace(flops=card.flops / 4))
     slower = projected()
     for key in ("limit_hours", "projected_hours"):
         assert slower[key] == pytest.approx(4 * once[key])
     assert once["limit_hours"] == pytest.approx(8320 / card.flops / 3600)
     assert once["projected_hours"] == pytest.approx(once["limit_hours"] * projection.CALIBRATED.products)
-    monkeypatch.delitem(projection.CARDS, "4090")
+    monkeypatch.delitem(cards.NOMINAL_RATES, "4090")
     assert "projected_hours" not in projected(1.0)
 
 
-CARD = projection.Card(1000.0, 10.0, "")
+CARD = cards.NominalRates(1000.0, 10.0, "")
 
 
 def test_the_three_parts_of_a_step_add_up():
