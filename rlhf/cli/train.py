@@ -124,8 +124,8 @@ def run(
 
 
 def _check_names(stop_on: Sequence[str]) -> None:
-    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
-        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
+    if unknown := [name for name in stop_on if name not in (*watch.CHECK_NAMES, "all")]:
+        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.CHECK_NAMES)}, all", param_hint="--stop-on")
 
 
 def _command(stage: StageName, more_data: Sequence[str], *leave_out: str) -> list[str]:

@@ -28,7 +28,7 @@ EVALUATION_SEED = 7_000  # held-out sampling has a random stream of its own, apa
 
 
 # (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.
-Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
+RewardFunctions = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def measure(
     seed: int,
     truth: bool,
     per_prompt: int = 1,
-    judge: Judge | None = None,
+    judge: RewardFunctions | None = None,
 ) -> PolicySamples:
     """Sample `per_prompt` responses to each prompt from a role and measure them.
 

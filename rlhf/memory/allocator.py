@@ -123,7 +123,7 @@ class Allocator:
         for private in (None, *self._freeable):
             for pool in self._pools[private]:
                 for _, _, block in list(pool.blocks):
-                    if not self._whole(block):
+                    if not self._returnable_bytes(block):
                         continue
                     if self.expandable:
                         self._unmap(block)
@@ -143,7 +143,7 @@ class Allocator:
     def releasable(self) -> int:
         """Return the bytes that empty_cache would return to the card."""
         return sum(
-            self._whole(block)
+            self._returnable_bytes(block)
             for private in (None, *self._freeable)
             for pool in self._pools[private]
             for _, _, block in pool.blocks
@@ -190,7 +190,7 @@ class Allocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return True
 
-    def _whole(self, block: Block) -> int:
+    def _returnable_bytes(self, block: Block) -> int:
         """Return the bytes of a free block that can be returned: its whole pages, or itself where it is a segment."""
         if self.expandable:
             start, end = _pages(block)

@@ -65,7 +65,7 @@ def _stage(loaded: PinnedRecipe, stage: StageName, predicted: Stage, price: floa
         "phases": {name: {key: getattr(phase, key) for key in PHASE_KEYS} for name, phase in predicted.items() if name},
     }
     rates = cards.NOMINAL_RATES.get(recipe.hardware.name)
-    work = projection.work(ranks.of_one(loaded, stage).recipe, stage, predicted)
+    work = projection.work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
     if rates and work:
         projected = work.projected(rates)
         summary["limit_hours"] = work.limit(rates) / 3600

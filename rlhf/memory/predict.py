@@ -74,7 +74,7 @@ class Predictor:
         """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
         rehearsal fails."""
         layers = _layers(loaded)
-        rehearsed = self._rehearsed(ranks.of_one(loaded, stage), stage)
+        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
         few, more = rehearsed["depths"]
         phases = {}
         for name in few:
@@ -99,7 +99,7 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda":
             return None
         layers = _layers(loaded)
-        roles = self._rehearsed(ranks.of_one(loaded, "ppo"), DECODING_STEP)["roles"]
+        roles = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP)["roles"]
         return {
             role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
             for role, n in roles.items()
@@ -178,7 +178,7 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
         total = line(sum(a.values()), sum(b.values()))
         if total > highest:
             highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
-    components = _whole(components, highest) | {"workspace": workspace}
+    components = _rounded_to_total(components, highest) | {"workspace": workspace}
     return Phase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
@@ -188,7 +188,7 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
     )
 
 
-def _whole(components: dict[str, int], total: int) -> dict[str, int]:
+def _rounded_to_total(components: dict[str, int], total: int) -> dict[str, int]:
     """Return the components that add up to a peak.
 
     Where it was made at one moment with few layers and at another with more, a component's line may fall below zero;
@@ -219,15 +219,15 @@ def reserved(phase: Phase) -> int:
 
     What torch's allocator reserves, paged states and the driver's context.
     """
-    return phase.peak_bytes if phase.reserved_bytes is None else _beside(phase.reserved_bytes, phase)
+    return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
 
 
 def needed(phase: Phase) -> int:
     """Return the bytes of the card with which a phase gets by: `reserved`, less what the allocator can give back."""
-    return phase.peak_bytes if phase.needed_bytes is None else _beside(phase.needed_bytes, phase)
+    return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
 
 
-def _beside(held: int, phase: Phase) -> int:
+def _with_context(held: int, phase: Phase) -> int:
     return held + phase.paged_bytes + CONTEXT
 
 

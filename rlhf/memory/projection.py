@@ -38,7 +38,7 @@ CALIBRATED = Rates(products=1.35, memory=1.15, launch=5e-6)
 SPREAD = (0.8, 1.5)
 # Assumed: no timed run decodes as rlhf/rollout/engine.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
-WINDOW = 16  # batches that are sorted by length together, as in rlhf/stages/supervised.py
+SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/supervised.py
 
 
 class Projected(NamedTuple):
@@ -49,7 +49,7 @@ class Projected(NamedTuple):
     high: float
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """What a whole stage does."""
 
     flops: float
@@ -122,7 +122,7 @@ def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
     return min(steps, most) if most else steps
 
 
-def work(recipe: Recipe, stage: StageName, predicted: Stage) -> Work | None:
+def work(recipe: Recipe, stage: StageName, predicted: Stage) -> StageWork | None:
     """Return the work of a stage whose number of rows the recipe gives; None where it does not, or there are none."""
     if stage not in TRAINING_STAGES:
         return None
@@ -145,7 +145,7 @@ def work(recipe: Recipe, stage: StageName, predicted: Stage) -> Work | None:
         rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
         times["evaluate"] = options.max_eval_samples / rehearsed
     phases = [(predicted[name], n) for name, n in times.items() if name in predicted]
-    return Work(
+    return StageWork(
         share * sum(phase.flops * n for phase, n in phases),
         decoded,
         share * sum(phase.moved * n for phase, n in phases),
@@ -198,7 +198,7 @@ def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, 
     if not lengths_are_known(recipe):
         return 1.0
     table = [min(min(p, longest_prompt) + max(c, r) + 1, longest) for p, c, r in lengths_of_hh()]
-    size = (grouped or micro) * WINDOW
+    size = (grouped or micro) * SORTED_BATCHES
     rows = random.Random(0).choices(table, k=size * 16)
     windows = [rows[at : at + size] for at in range(0, len(rows), size)]
     ordered = [row for window in windows for row in (sorted(window) if grouped else window)]

@@ -33,7 +33,7 @@ LLAMA_LAYERS = (
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
-def of_one(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
+def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     """Return the recipe by which one process alone does what each rank does in a stage: its share of the rows, all
     steps.
     """

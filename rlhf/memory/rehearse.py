@@ -147,18 +147,18 @@ class _Rehearsal(Run):
 
 
 # Runs a stage on a device of its choice and returns the peaks of its phases.
-Watch = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
+MeasuredRun = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
 
 
 class Rehearsals:
     """Rehearses stages at one depth (None: the recipe's) on the stand-in device.
 
-    Stages that it builds on are not run: their adapters are made, in the recipe's shape. With `watch` all of them run,
-    on another device. `events` are those of the last stage on the stand-in device.
+    Stages that it builds on are not run: their adapters are made, in the recipe's shape. With `measure` all of them
+    run, on the device that it chooses. `events` are those of the last stage on the stand-in device.
     """
 
-    def __init__(self, layers: int | None, watch: Watch | None = None):
-        self.layers, self.watch = layers, watch
+    def __init__(self, layers: int | None, measure: MeasuredRun | None = None):
+        self.layers, self.measure = layers, measure
         self.folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
         self.finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its model) whose adapters are there
         self.events: list[Event] = []
@@ -174,10 +174,10 @@ class Rehearsals:
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
         owner = f"{changed.name} {changed.version} {shape}"
         missing = [name for name in needed if (name, owner) not in self.finished]
-        if self.watch is None and missing:
+        if self.measure is None and missing:
             with self._device(changed.recipe):
                 _write_adapters(_Rehearsal(folder, changed, stage), missing)
-        elif self.watch is not None:
+        elif self.measure is not None:
             for name in missing:
                 self._rehearse(changed, name, folder)
         self.finished |= {(name, owner) for name in (*missing, stage)}
@@ -188,7 +188,7 @@ class Rehearsals:
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
         stage_module = import_stage(run.stage)
-        peaks = (self.watch or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
+        peaks = (self.measure or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
         return peaks
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf.observe import console
 from rlhf.rating import store
 from rlhf.rating.endpoint import Endpoint, Refused, excerpt
-from rlhf.rating.pairs import Comparison, Pair
+from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.terminal import say
 
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
@@ -81,7 +81,7 @@ def judge_pair(judge: Judge, pair: Pair) -> dict[str, Any]:
     return store.rating(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=verdicts, replies=excerpts)
 
 
-def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
+def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:
     """Judge the first `limit` pairs that this model has not judged, `at_once` at a time.
 
     Each rating is written as soon as it is known. The number of pairs that the endpoint refuses is printed at the end;
@@ -120,7 +120,7 @@ def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_on
 def _judge_waiting(
     judge: Judge,
     waiting: queue.SimpleQueue[Pair],
-    comparison: Comparison,
+    comparison: PairedAnswers,
     results: queue.SimpleQueue[dict[str, Any] | Exception],
 ) -> None:
     """Judge pairs until none is waiting or an error other than a refusal occurs.

@@ -14,7 +14,7 @@ from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 from rlhf.terminal import harmless
 
-LONGEST = 20_000  # characters of a text that is shown
+TEXT_CHARACTERS = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
 
 
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
     turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: speaker and text
 
 
-class Comparison(NamedTuple):
+class PairedAnswers(NamedTuple):
     """Pairs of two policies' answers that differ, the number of `equal` ones, and the file of ratings."""
 
     a: str
@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
     file: Path
 
 
-def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> Comparison:
+def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
     """Pair two policies' answers of the evaluation in the run directory `<out>/<recipe>/<version>`.
 
     The policies are sft and ppo (or dpo) by default. Raises UserError without a finished evaluation, without such
@@ -63,7 +63,7 @@ def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> Comp
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
         raise UserError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
-    return Comparison(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
+    return PairedAnswers(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
 
 
 def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
@@ -112,5 +112,5 @@ def turns(prompt: str, messages: Sequence[Any] = ()) -> list[tuple[str, str]]:
 def _displayable(text: str) -> str:
     """Return a text without characters that could take over a page or a terminal, cut if it is very long."""
     cleaned = harmless(text).strip()
-    excess = len(cleaned) - LONGEST
-    return f"{cleaned[:LONGEST]}… ({excess:,} more characters)" if excess > 0 else cleaned
+    excess = len(cleaned) - TEXT_CHARACTERS
+    return f"{cleaned[:TEXT_CHARACTERS]}… ({excess:,} more characters)" if excess > 0 else cleaned

@@ -19,7 +19,7 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.observe import console
 from rlhf.process.endings import Stopped
-from rlhf.rating.pairs import Comparison, Pair
+from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.rating.store import append, current_ratings, rating
 
 PAGE = Path(__file__).with_name("page.html")
@@ -34,7 +34,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, comparison: Comparison, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None):
+    def __init__(
+        self, comparison: PairedAnswers, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None
+    ):
         self.pairs = {pair.item: pair for pair in comparison.pairs[:limit]}
         self.file, self.rater, self.seed = comparison.file, rater, seed
         self.token = secrets.token_urlsafe(32)  # valid for this process: an older page may show other answers

@@ -65,8 +65,8 @@ class Run:
         self.path = self.root / stage
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
-        self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row that log() writes
-        self.readers: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
+        self.on_metrics: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row that log() writes
+        self.on_samples: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
         self._manifest: dict[str, Any] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
@@ -181,8 +181,8 @@ class Run:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row to metrics.jsonl. Values that depend on the clock do not belong here."""
         append(self.path / "metrics.jsonl", [{"step": step, **{key: finite(value) for key, value in values.items()}}])
-        for track in self.trackers:
-            track(step, values)
+        for receive in self.on_metrics:
+            receive(step, values)
 
     def log_telemetry(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row of costs to telemetry.jsonl."""
@@ -192,8 +192,8 @@ class Run:
         """Append prompts and responses to samples.jsonl."""
         lines = [{"step": step, **row} for row in rows]
         append(self.path / "samples.jsonl", lines)
-        for read in self.readers:
-            read([row["response"] for row in lines if "response" in row])
+        for receive in self.on_samples:
+            receive([row["response"] for row in lines if "response" in row])
 
     def log_finding(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a finding of rlhf/observe/watch.py to findings.jsonl."""

@@ -13,7 +13,7 @@ from types import ModuleType
 from rlhf.errors import UserError
 from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
-from rlhf.observe.watch import Watch
+from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings
 from rlhf.process.libraries import import_bitsandbytes, without_collections
 from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
@@ -85,8 +85,8 @@ def execute(
                 project = f"{loaded.name}-{loaded.version}"
                 reporters = report_to if run.is_main else ()
                 with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
-                    watch = Watch(run, stop_on)
-                    run.trackers, run.readers = [*logs, watch.see], [watch.read]
+                    checks = LiveChecks(run, stop_on)
+                    run.on_metrics, run.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
                     result: Result = stage_module.run_stage(run, device)
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 

@@ -15,7 +15,7 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.rating import store
-from rlhf.rating.pairs import LONGEST, Pair, pair_answers, turns
+from rlhf.rating.pairs import TEXT_CHARACTERS, Pair, pair_answers, turns
 from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from tests.browser import chromium as chromium
@@ -145,7 +145,7 @@ def test_what_a_model_says_is_only_shown(chromium, tmp_path, serve):
     for _ in HOSTILE:
         shown = page.text_content("#prompt") + page.text_content("#first") + page.text_content("#second")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\u2028]", shown)
-        assert len(shown) < 4 * LONGEST
+        assert len(shown) < 4 * TEXT_CHARACTERS
         assert page.evaluate("document.querySelectorAll('main script, main img, main style').length") == 0
         assert page.evaluate("at('pair').offsetHeight > 100 && document.body.scrollWidth <= innerWidth")
         press(page, "1")

@@ -285,7 +285,7 @@ def test_an_answer_is_not_inflated(asked, stub, status, named):
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_a_long_answer_is_not_read_to_its_end(asked, stub, monkeypatch, status):
-    monkeypatch.setattr(endpoint, "LONGEST", 1000)
+    monkeypatch.setattr(endpoint, "ANSWER_BYTES", 1000)
     code, _, err = asked(stub(lambda question, times: (status, "x" * 1001)).url)
     assert code == 1 and err == "error: the endpoint's answer is longer than 1,000 bytes\n"
 

@@ -10,12 +10,12 @@ from rlhf.data.split import conversation_key, is_heldout
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.rating import export, store
-from rlhf.rating.pairs import Comparison, pair_answers
+from rlhf.rating.pairs import PairedAnswers, pair_answers
 from tests.conftest import rlhf, write_records
 from tests.e2e.evaluations import evaluation, row
 
 
-def rate(root, *verdicts: tuple[str, int, str]) -> Comparison:
+def rate(root, *verdicts: tuple[str, int, str]) -> PairedAnswers:
     """Append (rater, item, verdict) in turn."""
     found = pair_answers(root)
     pairs = {pair.item: pair for pair in found.pairs}
@@ -24,7 +24,7 @@ def rate(root, *verdicts: tuple[str, int, str]) -> Comparison:
     return found
 
 
-def exported(root, found: Comparison, **options) -> export.ExportedRows:
+def exported(root, found: PairedAnswers, **options) -> export.ExportedRows:
     return export.export(found, root / "evaluate" / "samples.jsonl", "hh", **options)
 
 

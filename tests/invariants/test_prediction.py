@@ -153,7 +153,7 @@ def profiled(stage: StageName, loaded: PinnedRecipe) -> int:
     rehearse = Rehearsals(None, plain)
     for parent in recipe.parents(loaded.recipe, recipe.stage_name(stage)):
         rehearse(loaded, parent)
-    rehearse.watch = watched
+    rehearse.measure = watched
     rehearse(loaded, stage)
     return most
 

@@ -657,14 +657,14 @@ def test_the_three_parts_of_a_step_add_up():
 
 
 def test_decoding_is_limited_by_bandwidth():
-    work = projection.Work(0.0, 200.0)
+    work = projection.StageWork(0.0, 200.0)
     assert work.limit(CARD) == 20
     shares = projection.DECODING
     assert work.projected(CARD) == (20 / shares.usual, 20 / shares.most, 20 / shares.least)
 
 
 def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
-    found = projection.Work(5000.0, 200.0, 100.0, 4.0).projected(CARD)
+    found = projection.StageWork(5000.0, 200.0, 100.0, 4.0).projected(CARD)
     assert 25 <= found.low < found.seconds < found.high
 
 

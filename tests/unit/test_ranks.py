@@ -23,15 +23,15 @@ def load(name: str, **changes) -> PinnedRecipe:
 
 def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
     whole = load("8xh100-llama2-70b/v1")
-    sft = ranks.of_one(whole, "sft").recipe.sft
+    sft = ranks.recipe_of_one_rank(whole, "sft").recipe.sft
     assert sft.per_device_train_batch_size * sft.gradient_accumulation_steps * 8 == 8 * 8
-    assert sft.max_samples == 2500 and ranks.of_one(whole, "sft").recipe.hardware.count == 1
-    ppo = ranks.of_one(whole, "ppo").recipe.ppo
+    assert sft.max_samples == 2500 and ranks.recipe_of_one_rank(whole, "sft").recipe.hardware.count == 1
+    ppo = ranks.recipe_of_one_rank(whole, "ppo").recipe.ppo
     assert (ppo.batch_size, ppo.rollout_batch_size, ppo.max_eval_samples, ppo.steps) == (16, 16, 16, 156)
     assert ppo.per_device_train_batch_size == 8 == 128 // 2 // 8
-    assert ranks.of_one(whole, "evaluate") is whole, "which one process does"
+    assert ranks.recipe_of_one_rank(whole, "evaluate") is whole, "which one process does"
     one = load("4090-llama2-7b/v2")
-    assert ranks.of_one(one, "ppo") is one
+    assert ranks.recipe_of_one_rank(one, "ppo") is one
 
 
 def test_adapters_are_counted_as_peft_makes_them():

@@ -140,7 +140,7 @@ class Session:
             run.log_samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
         if last or done % options.logging_steps == 0:
             run.log(done, metrics)
-            costs = {**self.telemetry.lap(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
+            costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
             run.log_telemetry(done, costs)
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
