@@ -20,11 +20,9 @@ from rlhf.evaluation.policies import (
     gains_over_sft,
     heldout_sampling,
     measure,
-    reward_model_figures,
-    score_histograms,
 )
 from rlhf.evaluation.references import Overlap, answers
-from rlhf.evaluation.reward_model import scores_of
+from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
 from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
@@ -113,7 +111,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
-    details: dict[str, Any] = {"scores": score_histograms(samples)}
+    details: dict[str, Any] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}
     longer = [len(c.response) - len(r.response) for c, r in encoded]
     rm_metrics, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
     metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}

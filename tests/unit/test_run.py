@@ -14,6 +14,7 @@ from rlhf.observe import console
 from rlhf.rating.store import current_ratings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
+from rlhf.run.follower import Follower
 from rlhf.run.records import Summary
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
 
@@ -60,6 +61,23 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
         Run(tmp_path, small(sft__learning_rate=0.5), "rm").require_parent("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
+
+
+READING = {"done", "folder_of", "require_parent", "checkpoint", "checkpoint_steps", "latest_checkpoint"}
+READING |= {"trained_policies", "elsewhere"}
+
+
+def test_a_follower_overrides_every_method_that_writes(tmp_path):
+    public = {name for name, value in vars(Run).items() if callable(value) and not name.startswith("_")}
+    writing = public & vars(Follower).keys()
+    assert public - writing == READING
+    started(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    follower = Follower(tmp_path, small(), "sft")
+    for name in writing - {"locked"}:
+        assert getattr(follower, name)("anything") is None
+    with follower.locked():
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_missing_parent_is_named(tmp_path):
