@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf.errors import UserError
-from rlhf.process import distributed, endings
+from rlhf.process import distributed, endings, launching
 from rlhf.terminal import one_line, say, shortened, visible
 
 BUG = 70  # exit code of a bug, as in sysexits.h
@@ -51,7 +51,7 @@ def fail(message: str, *advice: str) -> int:
 
     The message becomes one line, and so does each piece of advice.
     """
-    if not distributed.report(one_line(" ".join((message, *advice)))):
+    if not launching.report(one_line(" ".join((message, *advice)))):
         say(f"error: {message}")
         for line in advice:
             say(line)
@@ -60,7 +60,7 @@ def fail(message: str, *advice: str) -> int:
 
 def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
-    if distributed.report(one_line(line)) or distributed.rank():
+    if launching.report(one_line(line)) or distributed.rank():
         return
     if sys.stderr is not None and sys.stderr.isatty():
         say("")  # ends the line on which the terminal wrote ^C
@@ -88,10 +88,10 @@ def _explained(error: Exception) -> int:
         if error.filename is None:
             _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
         return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-    if distributed.other_rank_ended(error):
-        if not distributed.report("another rank has ended"):
+    if launching.other_rank_ended(error):
+        if not launching.report("another rank has ended"):
             say("error: another rank has ended; its own message says why")
-        return distributed.LOST
+        return launching.LOST
     _print_traceback(error)
     advice = "please report the lines above, your command and `rlhf --version`"
     say(f"error: this is a bug in rlhf and not your mistake: {advice}")

@@ -24,7 +24,7 @@ from rlhf.errors import ParentMissing, UserError
 from rlhf.memory import plan as planning
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console, tracking, watch
-from rlhf.process import distributed, endings
+from rlhf.process import distributed, endings, launching
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
@@ -91,9 +91,9 @@ def run(
     this_run = Run(out, loaded, stage, reuse)
     if if_needed and _report_done(this_run):
         return
-    if distributed.needs_launch(loaded.recipe, stage) and this_run.done() is None:
+    if launching.needs_launch(loaded.recipe, stage) and this_run.done() is None:
         with endings.reporting_progress(lambda: runner.progress(this_run)):
-            distributed.launch(loaded, stage)
+            launching.launch(loaded, stage)
         return
     try:
         summary, result, path = runner.execute(

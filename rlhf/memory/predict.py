@@ -29,7 +29,7 @@ from rlhf.memory.phases import (
     Stage,
     StepOperations,
 )
-from rlhf.process import distributed
+from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
@@ -151,7 +151,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
 
 def _start() -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearse"]
-    environment = distributed.alone(distributed.child_environment(OMP_NUM_THREADS="1"))
+    environment = launching.alone(launching.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from rlhf.errors import UserError
 from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import cuda, distributed, endings
+from rlhf.process import cuda, distributed, endings, launching
 from rlhf.process.libraries import import_bitsandbytes, without_collections
 from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
 from rlhf.run.directory import Run
@@ -62,7 +62,7 @@ def execute(
         if summary is not None:
             follow_base(run.root, stage)
             return summary, None, run.path
-        with distributed.joined(loaded, stage):
+        with launching.joined(loaded, stage):
             for parent in parents(loaded.recipe, stage):
                 run.require_parent(parent)
             policies = run.trained_policies() if stage == "evaluate" else []
