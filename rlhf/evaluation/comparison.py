@@ -44,7 +44,7 @@ class PolicyEvaluation(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A figure of both runs, and B's less A's where that means something, with its interval if there is one."""
+    """A figure of both runs, with the difference B − A and its interval if the two can be compared."""
 
     name: str
     a: float | None
@@ -168,7 +168,7 @@ def _paired(
 ) -> list[Row]:
     """Return the means of a value that every answer has, and how often B's answer has more.
 
-    Only the means are returned where the values are not `comparable`.
+    Only the means are returned if the values are not `comparable`.
     """
     if any(getattr(answer, key) is None for side in (a, b) for answers in side.answers.values() for answer in answers):
         return []

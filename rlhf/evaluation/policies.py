@@ -21,7 +21,7 @@ from rlhf.stats import distinct, length_controlled_win_rate, outcomes
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, and
 KL_LOGITS = 2**25  # numbers in each of them, at most: 220 tokens of a vocabulary of 152,000, 128 MiB in float32
-EVALUATION_SEED = 7_000  # held-out sampling has a random stream of its own, apart from that of training
+EVALUATION_SEED = 7_000  # held-out sampling has another random stream than training
 
 
 # (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.

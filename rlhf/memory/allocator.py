@@ -191,7 +191,7 @@ class Allocator:
         return True
 
     def _returnable_bytes(self, block: Block) -> int:
-        """Return the bytes of a free block that can be returned: its whole pages, or itself where it is a segment."""
+        """Return the bytes of a free block that can be returned: its whole pages, or itself if it is a segment."""
         if self.expandable:
             start, end = _pages(block)
             return max(0, end - start)

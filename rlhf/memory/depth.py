@@ -1,9 +1,9 @@
 """The events of a deep model from those of two shallow ones: what every layer does is repeated.
 
-A program that runs over 4 layers does what it does over 2, and in each of its loops over layers once more what two of
-them do. Both lists of events are aligned, so that each such insertion is found; repeated, they give the events for any
-even number of layers. Bytes alone would not need that, since they are linear in depth; what the allocator reserves for
-them is not.
+A program that runs over 4 layers does what it does over 2, and in each of its loops over layers it does once more what
+two layers do. The two lists of events are aligned, which finds these insertions. Repeating them gives the events for
+any even number of layers. The bytes in use grow linearly with depth and would not need this; the bytes that the
+allocator reserves do not grow linearly.
 """
 
 from bisect import bisect_left

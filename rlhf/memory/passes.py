@@ -1,9 +1,9 @@
-"""Forward and backward passes on the stand-in device: marked among the events, and run once where they are repeated.
+"""Forward and backward passes on the stand-in device: they are marked among the events, and equal ones run only once.
 
-A batch is scored and trained on in micro-batches, most of them of one shape. Of those that follow each other with the
-same role, those that leave something behind are run (they make gradients, or merge weights), and one of the others; the
-events of the rest are copies of its events, with storages of their own. The allocator's
-replay is asked for all of them, so that the predicted memory is the same as if each was run.
+A batch is scored and trained on in micro-batches, most of them of one shape. A pass that leaves something behind is run
+each time: it makes gradients, or merges weights. Of the others that follow each other with the same role and shape, one
+is run; the events of the rest are copies of its events, with new storages. The predicted memory is the same as if each
+was run, because the replay of the allocator gets the events of all.
 """
 
 import copy
@@ -48,8 +48,8 @@ class _Pass(NamedTuple):
 class Repeats:
     """Runs passes and remembers them until `forget` is called.
 
-    Remembered is a pass that leaves nothing behind but its result: each storage that it makes it releases, and no
-    other. One that makes gradients, or merges weights for later passes, is run again.
+    A pass is remembered if it leaves nothing behind but its result: it releases each storage that it makes, and no
+    other. A pass that makes gradients, or merges weights for later passes, is run again.
     """
 
     def __init__(self, tracker: Tracker):
@@ -184,7 +184,7 @@ def _updating(repeats: Repeats, run: Callable[[TrainState], Any]) -> Callable[[T
 
 
 def _shape(rollout: Rollout, index: Tensor | None = None) -> Hashable:
-    """Return the lengths and groups of the rows of a rollout; None where they are not known, or computed below."""
+    """Return the lengths and groups of the rows of a rollout; None if they are not known, or computed below."""
     parts = [rollout.prompt_length, rollout.response_length, *([] if rollout.groups is None else [rollout.groups])]
     known: list[Any] = [getattr(x, "_known", None) for x in (*parts, *([] if index is None else [index]))]
     if any(x is None for x in known):

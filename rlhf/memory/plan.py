@@ -105,7 +105,7 @@ def _budget(loaded: PinnedRecipe, stage: StageName) -> list[int | None] | None:
 
 
 def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
-    """Return the most favourable verdict on a predicted peak by the figures of its stage; None where there are none."""
+    """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
     budgets = [t for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
     return figures.best(verdict_of(figure, peak / GB).word for figure in budgets)
 
@@ -154,7 +154,7 @@ def size(text: str) -> int:
 
 
 def card_bytes(loaded: PinnedRecipe) -> int:
-    """Return the bytes of the recipe's card. Raises UserError where it names none."""
+    """Return the bytes of the recipe's card. Raises UserError if it names none."""
     if loaded.recipe.hardware.memory_gb is None:
         raise UserError(f"{loaded.directory}: hardware.memory_gb is not given; use --fit 12GB")
     return round(loaded.recipe.hardware.memory_gb * GB)
@@ -163,7 +163,7 @@ def card_bytes(loaded: PinnedRecipe) -> int:
 def preflight(
     predict: Callable[[PinnedRecipe, StageName], Stage], loaded: PinnedRecipe, stage: StageName, given: str = ""
 ) -> int | None:
-    """Return the bytes at the stage's predicted peak; None where nothing can be predicted.
+    """Return the bytes at the stage's predicted peak; None if nothing can be predicted.
 
     Raises UserError, with what would help, when the stage needs more than the recipe's card has. `given`: the options
     that the recipe was named by.
@@ -201,7 +201,7 @@ def preflight(
 def published(loaded: PinnedRecipe, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compare every published figure of the recipe with what is predicted or projected for it.
 
-    `basis` says which of the two the value is; None where only a measurement can tell.
+    `basis` says which of the two the value is; None if only a measurement can tell.
     """
     rows = []
     for figure in loaded.targets:
@@ -243,7 +243,7 @@ def _unpredicted(figure: figures.Figure, plan: Mapping[str, Any], effects_of: Ma
 def predicted(
     plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: StageName | Literal["all"], metric: str
 ) -> float | None:
-    """Return what is predicted or projected for a published figure's `metric`; None where only a run can tell.
+    """Return what is predicted or projected for a published figure's `metric`; None if only a run can tell.
 
     `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`);
     `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,

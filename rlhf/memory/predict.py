@@ -1,6 +1,6 @@
 """Peak memory of each phase of each stage: rehearsed at two depths, carried on to the recipe's number of layers.
 
-Every layer of a decoder is alike, so that what a phase holds at its peak grows linearly with their number as long as
+Every layer of a decoder is alike. What a phase holds at its peak therefore grows linearly with their number as long as
 the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
 """
 
@@ -71,8 +71,10 @@ class Predictor:
             worker.wait()
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName) -> Stage:
-        """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
-        rehearsal fails."""
+        """Return the phases of a stage; if several processes share it, those of one of them.
+
+        Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
+        """
         layers = _layers(loaded)
         rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
         few, more = rehearsed["depths"]
@@ -92,7 +94,7 @@ class Predictor:
         return ranks.divide(loaded.recipe, stage, _with_inner(phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
-        """Return the operations of a decoding step of PPO's rollout by role; None where none is captured as a graph.
+        """Return the operations of a decoding step of PPO's rollout by role; None if none is captured as a graph.
 
         Raises PredictionError when the recipe has no architecture, or the step cannot be rehearsed.
         """
@@ -163,7 +165,10 @@ def _start() -> "subprocess.Popen[str]":
 
 
 def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspace: int) -> Phase:
-    """Return the line through each operation's peaks at both depths; the phase's is the highest of them at `layers`."""
+    """Return the peak of a phase at `layers` layers, from its peaks at both depths.
+
+    A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
+    """
 
     def line(a: int, b: int) -> int:
         low, high = DEPTHS
@@ -189,10 +194,10 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
 
 
 def _rounded_to_total(components: dict[str, int], total: int) -> dict[str, int]:
-    """Return the components that add up to a peak.
+    """Return the components of a peak without negative sizes; they add up to `total`.
 
-    Where it was made at one moment with few layers and at another with more, a component's line may fall below zero;
-    what it lacks is taken off the largest.
+    A component's line may fall below zero if the peak was made at different moments at the two depths. What is lacking
+    then is taken off the largest component.
     """
     positive = {name: max(0, size) for name, size in components.items()}
     if positive:
@@ -214,16 +219,15 @@ def _with_inner(stage: Stage) -> Stage:
 
 
 def reserved(phase: Phase) -> int:
-    """Return the bytes of the card that a phase takes while the card is not full: as nvidia-smi shows them for the
-    process.
+    """Return the bytes that a phase takes of a card with room to spare, as nvidia-smi shows them for the process.
 
-    What torch's allocator reserves, paged states and the driver's context.
+    They are what torch's allocator reserves, paged states and the driver's context.
     """
     return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
 
 
 def needed(phase: Phase) -> int:
-    """Return the bytes of the card with which a phase gets by: `reserved`, less what the allocator can give back."""
+    """Return the least bytes of the card that a phase needs: `reserved` less what the allocator can give back."""
     return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
 
 

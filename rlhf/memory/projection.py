@@ -110,7 +110,7 @@ def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
 
 
 def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
-    """Return the steps of the whole stage; None where the recipe does not say how many rows there are."""
+    """Return the steps of the whole stage; None if the recipe does not say how many rows there are."""
     options = recipe.training_section(stage)
     if not isinstance(options, Dialogues):
         return options.steps
@@ -123,7 +123,7 @@ def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
 
 
 def work(recipe: Recipe, stage: StageName, predicted: Stage) -> StageWork | None:
-    """Return the work of a stage whose number of rows the recipe gives; None where it does not, or there are none."""
+    """Return the work of a stage whose number of rows the recipe gives; None if it does not, or there are none."""
     if stage not in TRAINING_STAGES:
         return None
     steps = optimizer_steps(recipe, stage)

@@ -34,9 +34,7 @@ PASSES = 2  # forward and backward each fetch every layer; what checkpointing co
 
 
 def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
-    """Return the recipe by which one process alone does what each rank does in a stage: its share of the rows, all
-    steps.
-    """
+    """Return the recipe with which one process alone does the work of one rank: all steps, its share of the rows."""
     recipe = loaded.recipe
     count = recipe.processes(stage)
     if count == 1:
@@ -61,7 +59,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
 
 
 def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
-    """Return what a rank needs where ranks divide the base, from what it needs with all of it."""
+    """Return what a rank needs if ranks divide the base, from what it needs with the whole base."""
     if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
         return predicted
 

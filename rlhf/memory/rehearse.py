@@ -1,6 +1,6 @@
 """Runs a recipe's stages on a stand-in for its device, with random weights and the longest dialogues it admits.
 
-`python -m rlhf.memory.rehearse` is a process of its own, so that patches and stand-ins end with it: it reads
+`python -m rlhf.memory.rehearse` runs as a separate process, with which patches and stand-ins end. It reads
 {"recipe": DIR, "overrides": {…}, "stage": NAME, "expandable": BOOL} from each line of its input and writes
 {"result": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
 DEPTHS, and for a card what the allocator reserves at the recipe's depth. For the stage DECODING_STEP it writes
@@ -64,7 +64,7 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
 
 
 def _check_depth(architecture: Architecture) -> None:
-    """Raise UserError where the first layers are not like the others. Types that are tested have equal layers."""
+    """Raise UserError if the first layers differ from the others. Types that are tested have equal layers."""
     from rlhf.models.architecture import TESTED, check_layers, config_of
 
     if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
@@ -221,8 +221,10 @@ class Rehearser:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> dict[str, Any]:
-        """Return the peaks at each depth, and bytes as in `replay.Reserved` of each phase: empty where no card is used,
-        None where the events at both depths cannot be aligned.
+        """Return the peaks of a stage at each depth, and the reserved bytes of each phase at the recipe's depth.
+
+        `reserved` has a `replay.Reserved` for each phase. It is empty if the stage uses no card, and None if the events
+        of the two depths cannot be aligned.
         """
         peaks, events = [], []
         for rehearse in self.depths:

@@ -85,7 +85,7 @@ def _needed(allocator: Allocator) -> int:
     """Return the least bytes of the card that the allocator needs at this moment, with `TIGHT` added.
 
     Once the card is full, the free pages of an expandable segment are used elsewhere. Free segments of a fixed size are
-    too, but then others do not fit into what is left, so that all of them count.
+    too, but then others do not fit into what is left. All of them count therefore.
     """
     if not allocator.expandable:
         return allocator.reserved

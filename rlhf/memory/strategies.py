@@ -38,7 +38,7 @@ STRATEGIES = (
 
 
 def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> dict[str, Any] | None:
-    """Return the keys that switch a strategy on for a stage; None where it is on, or there is nothing to halve."""
+    """Return the keys that switch a strategy on for a stage; None if it is on, or there is nothing to halve."""
     recipe = loaded.recipe
     options = recipe.training_section(stage)
     if name == "gradient_checkpointing":
@@ -66,8 +66,9 @@ def switched_off(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
 
 
 def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe]:
-    """Return the recipe without any strategy ("none"), with each alone, and with all that apply to one card
-    ("combined").
+    """Return variants of the recipe by name: "none" without any strategy, one for each strategy, and "combined".
+
+    "combined" has all strategies that apply to one card.
     """
     off = with_changes(loaded, switched_off(loaded, stage))
     alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
@@ -81,7 +82,7 @@ def with_changes(loaded: PinnedRecipe, changes: dict[str, Any]) -> PinnedRecipe:
 
 
 class Effect(NamedTuple):
-    """What a stage needs with a strategy, in bytes of the card; None where it is on already, or does not apply."""
+    """What a stage needs with a strategy, in bytes of the card; None if it is on already, or does not apply."""
 
     strategy: Strategy
     changes: dict[str, Any] | None

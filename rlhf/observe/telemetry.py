@@ -234,7 +234,7 @@ def peak_rss_bytes() -> int:
 def _forget_peak_rss() -> int | None:
     """Reset the operating system's record of this process's peak to what it holds now, in bytes, and return that.
 
-    Return None where the system has no such reset, which only Linux has.
+    Return None if the system has no such reset; only Linux has one.
     """
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:

@@ -318,7 +318,7 @@ class Run:
         self.path.rename(aside)
         unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
         advice = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
-        say(f"{self.stage}: what was there is now in {aside}{advice}")
+        say(f"{self.stage}: the earlier directory was moved to {aside}{advice}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 

@@ -27,9 +27,7 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
     vllm = shutil.which("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
         if vllm is None:
-            raise UserError(
-                "serve: vllm is not installed here; install it in an environment of its own, or leave it out"
-            )
+            raise UserError("serve: vllm is not installed here; install it in a separate environment, or leave it out")
         return [vllm, "serve", model, "--served-model-name", model, "--host", host, "--port", str(port)]
     missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
     if missing:
@@ -62,7 +60,7 @@ def serve(command_line: list[str], folder: Path, model: str, host: str, port: in
     """Run the server `command_line` in `folder`; print its start and stop. Raises UserError if it ends."""
     address = f"http://{host}:{port}/v1"
     say(f"loading {model}; it will answer at {address}")
-    # The server gets a session of its own, so that Ctrl-C reaches this process alone, which then ends the server.
+    # In a separate session the server does not receive Ctrl-C; this process does, and then ends the server.
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(command_line, cwd=folder, env=environment, start_new_session=True)
     try:
