@@ -17,6 +17,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from rlhf.run.records import Costs
+
 UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
 
 
@@ -127,7 +129,7 @@ class Telemetry:
         """Add real tokens; padding does not count."""
         self.tokens += tokens
 
-    def costs(self) -> dict[str, Any]:
+    def costs(self) -> Costs:
         """Return the cost keys of summary.json. Tokens per second are over the phases that count tokens."""
         parts = {name: name.split("/") for name in self.seconds}
         counted = sum(self.seconds[name] for name, part in parts.items() if len(part) == 1 and name not in UNCOUNTED)

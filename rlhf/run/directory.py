@@ -248,12 +248,11 @@ class Run:
         return None
 
     def finish(
-        self, metrics: Mapping[str, float], costs: Mapping[str, Any], predicted_peak: int | None = None
+        self, metrics: Mapping[str, float], costs: records.Costs, predicted_peak: int | None = None
     ) -> records.Summary:
         """Write summary.json, the last file of a stage, and return it.
 
-        `costs` are those of `Telemetry.costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes and others.
-        `predicted_peak` is in bytes.
+        `costs` are those of `Telemetry.costs`. `predicted_peak` is in bytes.
         """
         comparable = self._comparable(metrics, costs)
         summary = {
@@ -289,12 +288,12 @@ class Run:
         figures = [figure for figure in self.loaded.targets if figure.stage == stage]
         return [f for f in figures if published.is_cost(f.metric) or self.loaded.recipe.model.source != "random"]
 
-    def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
+    def _comparable(self, metrics: Mapping[str, float], costs: records.Costs) -> dict[str, float]:
         """Return the metrics that a figure may name: results, costs in its units, sizes, ends of the log."""
         comparable = {**metrics, "hours": self._wall() / 3600}
-        if costs.get("peak_vram_bytes"):
-            comparable["peak_vram_gb"] = costs["peak_vram_bytes"] / published.GB
-        for component, size in (costs.get("component_bytes") or {}).items():
+        if peak := costs["peak_vram_bytes"]:
+            comparable["peak_vram_gb"] = peak / published.GB
+        for component, size in (costs["component_bytes"] or {}).items():
             comparable[f"component_gb.{component}"] = size / published.GB
         if "base_bytes" in metrics:
             comparable["base_model_gb"] = metrics["base_bytes"] / published.GB

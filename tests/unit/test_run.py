@@ -15,11 +15,22 @@ from rlhf.rating.store import current_ratings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from rlhf.run.follower import Follower
-from rlhf.run.records import Summary
+from rlhf.run.records import Costs, Summary
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
-COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
+COSTS: Costs = {
+    "tokens_per_second": 1.0,
+    "phase_seconds": {},
+    "peak_vram_bytes": None,
+    "phase_peak_bytes": None,
+    "reserved_vram_bytes": None,
+    "used_vram_bytes": None,
+    "phase_joules": None,
+    "peak_rss_bytes": 1,
+    "component_bytes": None,
+    "peak_over_loaded_bytes": None,
+}
 
 
 def started(out, stage="sft", loaded=None, resume=False) -> Run:
@@ -384,8 +395,10 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     for stage, peak in peaks.items():
         run = started(tmp_path, stage, loaded)
         run.log(1, {"objective/scores": 1.0})
-        sizes = {"component_bytes": {"base": 14_480_000_000}} if stage == "sft" else {}
-        run.finish({"train_pairs": 7000.0}, COSTS | {"peak_vram_bytes": round(peak * 1e9)} | sizes)
+        costs = COSTS.copy()
+        costs["peak_vram_bytes"] = round(peak * 1e9)
+        costs["component_bytes"] = {"base": 14_480_000_000} if stage == "sft" else None
+        run.finish({"train_pairs": 7000.0}, costs)
     summaries = [content_of(tmp_path / f"h100-mistral-7b/v1/{stage}/summary.json") for stage in peaks]
     found = {(entry["name"], entry["published"][0]): entry for entry in summaries[0]["targets"]}
     assert found["peak memory at batch 16 and 512 tokens", 61]["verdict"] == "reproduces"
