@@ -84,7 +84,7 @@ def score(
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
-def serve(choice: Choice, out: Path, engine: str, host: str, port: int) -> None:
+def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: int) -> None:
     """Serve the merged model to OpenAI's clients.
 
     Name the recipe and its changes as for the run.

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
@@ -16,6 +16,9 @@ from rlhf.terminal import harmless
 
 TEXT_CHARACTERS = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
+
+
+AnswerOrder = Literal["ab", "ba"]  # in which the two answers are shown
 
 
 class Pair(NamedTuple):
@@ -31,6 +34,10 @@ class Pair(NamedTuple):
     b: str
     worth: dict[str, tuple[float, float]]
     turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: speaker and text
+
+    def in_order(self, order: AnswerOrder) -> tuple[str, str]:
+        """Return the two answers as they are shown."""
+        return (self.a, self.b) if order == "ab" else (self.b, self.a)
 
 
 class PairedAnswers(NamedTuple):

@@ -13,7 +13,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf import recipe as recipes
 from rlhf.data import formats
@@ -31,7 +31,8 @@ from rlhf.recipe.published import GB
 from rlhf.use.new_model import ModelFacts, Source, describe, read_model
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
-TEMPLATES = ("chat", "hh", "plain")
+TemplateName = Literal["chat", "hh", "plain"]
+TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
 USED = 0.95  # share of the card that settings may need: nothing predicted was measured on a GPU yet
 LARGE = 20e9  # parameters: between the 13B and the 33B at which QLoRA (arXiv 2305.14314, appendix B) halves the rate
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
@@ -95,7 +96,7 @@ class NewOptions(NamedTuple):
     stages: tuple[StageName, ...] = ("ppo", "dpo")
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
-    template: str | None = None
+    template: TemplateName | None = None
     max_length: int | None = None
     name: str | None = None
 

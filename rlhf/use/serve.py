@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal, get_args
 
 from rlhf.errors import UserError
 from rlhf.observe.console import install_command
@@ -18,11 +19,12 @@ from rlhf.run.directory import Run
 from rlhf.terminal import say
 from rlhf.use.chat import finished_stage
 
-ENGINES = ("auto", "transformers", "vllm")
+Engine = Literal["auto", "transformers", "vllm"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 SECONDS_TO_STOP = 15  # until a server that does not end is killed
 
 
-def command(model: str, engine: str, device: str, host: str, port: int) -> list[str]:
+def command(model: str, engine: Engine, device: str, host: str, port: int) -> list[str]:
     """Return a server's command line; `auto` takes vLLM if it is installed. Raises UserError without the engine."""
     vllm = shutil.which("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
@@ -36,7 +38,7 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 
 
-def run(loaded: PinnedRecipe, out: Path, engine: str, host: str, port: int) -> None:
+def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int) -> None:
     """Serve a run's merged model, under its path below `out` as its name, until Ctrl-C.
 
     Raises UserError if the model has not been merged or was merged with other settings, if the port is taken, or if the
