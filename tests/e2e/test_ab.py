@@ -20,7 +20,7 @@ from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page, wait
-from tests.conftest import RECIPE, beside, rlhf, run_stages, small, there
+from tests.conftest import RECIPE, beside, not_none, rlhf, run_stages, small
 from tests.e2e.evaluations import evaluation, row
 
 HOSTILE = [
@@ -207,7 +207,7 @@ def test_nobody_learns_which_answer_is_whose(root, serve):
     assert status == 200
     assert json.loads(body).keys() == {"done", "total", "item", "turns", "first", "second"}
     assert not re.search(r"\b(sft|ppo|sha256)\b", page + body)
-    nonce = there(re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"]))[1]
+    nonce = not_none(re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"]))[1]
     assert page.count(f'nonce="{nonce}"') == 2 and "unsafe" not in headers["Content-Security-Policy"]
     assert not re.search(r'(?:src|href)="(?!data:)', page), "all is in the page"
 
@@ -296,10 +296,10 @@ def test_the_server_is_this_machine_s_own(root, serve, monkeypatch, capsys):
 def test_a_server_that_is_killed_loses_nothing(root, serve):
     command = [sys.executable, "-m", "rlhf.cli", "ab", "--recipe", str(RECIPE), "--out", str(root.parents[1])]
     child = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=os.environ)
-    port = int(there(re.search(r"127\.0\.0\.1:(\d+)/", there(child.stdout).readline()))[1])
+    port = int(not_none(re.search(r"127\.0\.0\.1:(\d+)/", not_none(child.stdout).readline()))[1])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("GET", "/")
-    token = there(re.search(r'data-token="([\w-]+)"', connection.getresponse().read().decode()))[1]
+    token = not_none(re.search(r'data-token="([\w-]+)"', connection.getresponse().read().decode()))[1]
     for item in range(3):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         headers = {"X-Token": token, "Content-Type": "application/json"}
@@ -407,8 +407,8 @@ def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_pat
         longer = len(pair.b.split()) > len(pair.a.split())
         store.append(found.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
     figures = summarize(found).raters["ann"]
-    assert there(figures.win_rate).low > 0.6
-    assert there(figures.length_controlled_win_rate).low < 0.5
+    assert not_none(figures.win_rate).low > 0.6
+    assert not_none(figures.length_controlled_win_rate).low < 0.5
 
 
 def test_answers_of_a_real_evaluation_can_be_rated(trained, tmp_path):

@@ -21,7 +21,7 @@ import pytest
 from rlhf.rating import endpoint, judge, store
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
-from tests.conftest import RECIPE, rlhf, there
+from tests.conftest import RECIPE, not_none, rlhf
 from tests.e2e.evaluations import evaluation, row
 
 PROBE = "What is 2 + 2?"
@@ -152,7 +152,7 @@ def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     asked(stub(lambda question, times: "A").url)
     assert {r["verdict"] for r in rows(root)} == {"tie"}
     figures = summarize(pair_answers(root)).raters["judge:some/model"]
-    assert figures.order_decided == 1 and there(figures.win_rate).value == 0.5
+    assert figures.order_decided == 1 and not_none(figures.win_rate).value == 0.5
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_people_and_judges_are_compared(root, asked, stub):
             store.append(found.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
     _, out, _ = asked(stub(honest).url)
     groups = summarize(found).groups
-    assert groups["people"].alpha == 1 and there(groups["all"].alpha) < 0.5
+    assert groups["people"].alpha == 1 and not_none(groups["all"].alpha) < 0.5
     assert "people" in out and out.index("ann") < out.index("judge:some/model")
 
 

@@ -40,7 +40,7 @@ def roles(run: Run, lean: bool = False) -> SharedBase:
     return shared
 
 
-def trainer(run: Run, kind: str = "head", lean: bool = False, **changes) -> Learner:
+def new_learner(run: Run, kind: str = "head", lean: bool = False, **changes) -> Learner:
     shared = roles(run, lean)
     learner = Learner(shared, run.require_parent("rm"), options(value_model=kind, **changes), NORM)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
@@ -57,7 +57,7 @@ def updated(
     **changes,
 ):
     """Trainable weights after one step on the same rollouts, and the step's statistics."""
-    learner = trainer(run, kind, **changes)
+    learner = new_learner(run, kind, **changes)
     change(learner.shared)
     batch = make_batch(learner, rollout)
     torch.manual_seed(1)
