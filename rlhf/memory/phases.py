@@ -1,6 +1,6 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from rlhf.errors import UserError
 from rlhf.recipe import ONLINE, StageName
@@ -60,6 +60,41 @@ class Phase(NamedTuple):
     launched: int = 0  # operations that launch at least one kernel
     reserved_bytes: int | None = None
     needed_bytes: int | None = None
+
+
+class RehearsedPhase(TypedDict):
+    """A `Peak` of rlhf/memory/peaks.py as JSON."""
+
+    operations: dict[str, dict[str, int]]
+    paged: int
+    flops: int
+    recomputed: int
+    moved: int
+    launched: int
+
+
+class RehearsedStage(TypedDict):
+    """The answer of a rehearsal about a stage.
+
+    `depths` has the phases by name at each of DEPTHS; `reserved` has the three numbers of a `Reserved` for each phase.
+    """
+
+    depths: list[dict[str, RehearsedPhase]]
+    reserved: dict[str, list[int]] | None  # None if the events of the two depths could not be aligned
+
+
+class RehearsedRole(TypedDict):
+    """The operations of one decoding step of a role."""
+
+    per_layer: int
+    outside: int
+    unsafe: list[str]
+
+
+class RehearsedStep(TypedDict):
+    """The answer of a rehearsal about a decoding step."""
+
+    roles: dict[str, RehearsedRole]
 
 
 Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage

@@ -26,6 +26,9 @@ from rlhf.memory.phases import (
     Phase,
     PredictionError,
     Rehearsed,
+    RehearsedPhase,
+    RehearsedStage,
+    RehearsedStep,
     Stage,
     StepOperations,
 )
@@ -76,11 +79,12 @@ class Predictor:
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
         """
         layers = _layers(loaded)
-        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
-        few, more = rehearsed["depths"]
+        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
+        rehearsed = cast(RehearsedStage, answer)
+        shallow, deeper = rehearsed["depths"]
         phases = {}
-        for name in few:
-            phase = _extrapolate(few[name], more[name], layers, workspaces(loaded.recipe, stage, name))
+        for name in shallow:
+            phase = _extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
             replayed = rehearsed["reserved"]
             if replayed is None:
                 guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
@@ -101,7 +105,8 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda":
             return None
         layers = _layers(loaded)
-        roles = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP)["roles"]
+        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP)
+        roles = cast(RehearsedStep, answer)["roles"]
         return {
             role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
             for role, n in roles.items()
@@ -164,7 +169,7 @@ def _start() -> "subprocess.Popen[str]":
     )
 
 
-def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspace: int) -> Phase:
+def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, workspace: int) -> Phase:
     """Return the peak of a phase at `layers` layers, from its peaks at both depths.
 
     A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
@@ -175,11 +180,11 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
         return round(a + (b - a) * (layers - low) / (high - low))
 
     highest, components = -1, {}
-    for operation in {**few["operations"], **more["operations"]}:
-        a, b = few["operations"].get(operation), more["operations"].get(operation)
+    for operation in {**shallow["operations"], **deeper["operations"]}:
+        a, b = shallow["operations"].get(operation), deeper["operations"].get(operation)
         if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
             continue  # there at the other depth only
-        a, b = a or b, b or a
+        a, b = a or b or {}, b or a or {}
         total = line(sum(a.values()), sum(b.values()))
         if total > highest:
             highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
@@ -187,9 +192,11 @@ def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspa
     return Phase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
-        line(few["paged"], more["paged"]),
-        line(few["flops"], more["flops"]),
-        *(line(few[count], more[count]) for count in ("recomputed", "moved", "launched")),
+        line(shallow["paged"], deeper["paged"]),
+        line(shallow["flops"], deeper["flops"]),
+        line(shallow["recomputed"], deeper["recomputed"]),
+        line(shallow["moved"], deeper["moved"]),
+        line(shallow["launched"], deeper["launched"]),
     )
 
 

@@ -233,9 +233,9 @@ class Rehearser:
         hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
         reserved: dict[str, Reserved] | None = {}
         if hardware.device == "cuda" and stage not in ON_HOST and architecture:
-            few, more = events
+            shallow, deeper = events
             try:
-                deep = deepen(few, more, architecture.num_hidden_layers)
+                deep = deepen(shallow, deeper, architecture.num_hidden_layers)
                 reserved = replay(deep, expandable, cards.workspace(hardware.name))
             except ValueError:
                 reserved = None

@@ -24,7 +24,7 @@ from rlhf.memory import cards
 from rlhf.memory import pinned as pins
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
-from rlhf.memory.phases import PredictionError
+from rlhf.memory.phases import PredictionError, RehearsedPhase
 from rlhf.memory.pinned import Needs, Peaks
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals
@@ -432,25 +432,25 @@ def test_a_cache_grows_with_rows_and_tokens(two):
         assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
 
 
-def rehearsed(**operations: dict[str, int]) -> dict[str, Any]:
+def rehearsed(**operations: dict[str, int]) -> RehearsedPhase:
     return {"operations": operations, "paged": 0, "flops": 0, "recomputed": 0, "moved": 0, "launched": 0}
 
 
 def test_the_line_through_two_depths_by_hand():
     """10 + 5 a layer, or 2 + 8 a layer: the second one is higher from three layers on."""
-    few = rehearsed(a={"base": 10, "activations": 10}, b={"base": 2, "activations": 16})
-    more = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
+    shallow = rehearsed(a={"base": 10, "activations": 10}, b={"base": 2, "activations": 16})
+    deeper = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
     expected = {1: 15, 2: 20, 4: 34, 8: 66, 32: 258}
-    assert {layers: _extrapolate(few, more, layers, 0).peak_bytes for layers in expected} == expected
-    found = _extrapolate(few, more, 8, 100)
+    assert {layers: _extrapolate(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
+    found = _extrapolate(shallow, deeper, 8, 100)
     assert (found.peak_bytes, found.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
 def test_what_was_rehearsed_is_predicted():
     """Also where an operation with the highest peak is only there with more layers, or only with fewer."""
-    few, more = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
-    assert _extrapolate(few, more, 2, 0).peak_bytes == 30
-    assert _extrapolate(few, more, 4, 0).peak_bytes == 40
+    shallow, deeper = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
+    assert _extrapolate(shallow, deeper, 2, 0).peak_bytes == 30
+    assert _extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
 
 
 WIDE = {"model.architecture.hidden_size": 1024, "model.architecture.intermediate_size": 2816}  # blocks above 1 MiB
