@@ -17,7 +17,7 @@ from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
 from rlhf.files import read_json, write_json
 from rlhf.memory import projection
-from rlhf.memory.phases import Stage
+from rlhf.memory.phases import PredictedStage
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, StageName, published
@@ -141,7 +141,7 @@ def derived_figures(
     loaded: PinnedRecipe,
     stage: StageName,
     row: Mapping[str, Any],
-    predicted: Stage,
+    predicted: PredictedStage,
     best: Mapping[str, float],
     shape: str,
 ) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from rlhf.memory.cards import NOMINAL_RATES
-from rlhf.memory.phases import TRAINING_STAGES, Phase, Stage
+from rlhf.memory.phases import TRAINING_STAGES, PredictedPhase, PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens
 from rlhf.memory.strategies import divisors, global_batch, micro_batch, with_changes
@@ -18,7 +18,7 @@ class Fit(NamedTuple):
     """One set of changes for the whole chain: stages that build on each other must agree in what they share."""
 
     changes: dict[str, Any]
-    stages: dict[StageName, Stage]  # as predicted with them
+    stages: dict[StageName, PredictedStage]  # as predicted with them
     too_large: tuple[StageName, ...]  # the stages that still need more than the limit
 
 
@@ -48,7 +48,7 @@ GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kerne
 
 
 def fit(
-    predict: Callable[[PinnedRecipe, StageName], Stage],
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
     loaded: PinnedRecipe,
     stages: Sequence[StageName],
     limit: int,
@@ -74,7 +74,7 @@ class _Search:
 
     def __init__(
         self,
-        predict: Callable[[PinnedRecipe, StageName], Stage],
+        predict: Callable[[PinnedRecipe, StageName], PredictedStage],
         loaded: PinnedRecipe,
         stages: Sequence[StageName],
         limit: int,
@@ -126,7 +126,7 @@ class _Search:
         return _fraction_of_rows(predicted, self.limit) if predicted else inf
 
 
-def _fraction_of_rows(phase: Phase, limit: int) -> float:
+def _fraction_of_rows(phase: PredictedPhase, limit: int) -> float:
     """Return the fraction of its rows with which a phase would fit, if the growing components are proportional to them.
 
     Above 1 there is memory left. `limit` is in bytes.

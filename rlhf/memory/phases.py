@@ -44,7 +44,7 @@ class Event(NamedTuple):
     name: str
 
 
-class Phase(NamedTuple):
+class PredictedPhase(NamedTuple):
     """Bytes at the peak of one phase, and what they are; operations are counted over the whole phase.
 
     `reserved_bytes` and `needed_bytes` as in rlhf/memory/replay.py, without paged states and the driver's context; None
@@ -97,7 +97,7 @@ class RehearsedStep(TypedDict):
     roles: dict[str, RehearsedRole]
 
 
-Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
+PredictedStage = dict[str, PredictedPhase]  # by the phase's name; the first one, "", is the whole stage
 
 
 class StepOperations(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rlhf.errors import UserError
 from rlhf.memory import cards, projection, ranks
-from rlhf.memory.phases import ON_HOST, TRAINING_STAGES, PredictionError, Stage, gb
+from rlhf.memory.phases import ON_HOST, TRAINING_STAGES, PredictedStage, PredictionError, gb
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.observe import console
@@ -49,7 +49,7 @@ def make(
     }
 
 
-def _stage(loaded: PinnedRecipe, stage: StageName, predicted: Stage, price: float | None) -> dict[str, Any]:
+def _stage(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None) -> dict[str, Any]:
     recipe = loaded.recipe
     place = "host" if stage in ON_HOST else recipe.hardware.device
     need = needed(predicted[""])
@@ -161,7 +161,10 @@ def card_bytes(loaded: PinnedRecipe) -> int:
 
 
 def preflight(
-    predict: Callable[[PinnedRecipe, StageName], Stage], loaded: PinnedRecipe, stage: StageName, given: str = ""
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+    loaded: PinnedRecipe,
+    stage: StageName,
+    given: str = "",
 ) -> int | None:
     """Return the bytes at the stage's predicted peak; None if nothing can be predicted.
 

@@ -23,13 +23,13 @@ from rlhf.memory.phases import (
     DEPTHS,
     ON_HOST,
     TRAINING_STAGES,
-    Phase,
+    PredictedPhase,
+    PredictedStage,
     PredictionError,
     Rehearsed,
     RehearsedPhase,
     RehearsedStage,
     RehearsedStep,
-    Stage,
     StepOperations,
 )
 from rlhf.process import launching
@@ -73,7 +73,7 @@ class Predictor:
             worker.kill()
             worker.wait()
 
-    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> Stage:
+    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> PredictedStage:
         """Return the phases of a stage; if several processes share it, those of one of them.
 
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
@@ -169,7 +169,7 @@ def _start() -> "subprocess.Popen[str]":
     )
 
 
-def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, workspace: int) -> Phase:
+def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, workspace: int) -> PredictedPhase:
     """Return the peak of a phase at `layers` layers, from its peaks at both depths.
 
     A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
@@ -189,7 +189,7 @@ def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, w
         if total > highest:
             highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
     components = _rounded_to_total(components, highest) | {"workspace": workspace}
-    return Phase(
+    return PredictedPhase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
         line(shallow["paged"], deeper["paged"]),
@@ -212,7 +212,7 @@ def _rounded_to_total(components: dict[str, int], total: int) -> dict[str, int]:
     return positive
 
 
-def _with_inner(stage: Stage) -> Stage:
+def _with_inner(stage: PredictedStage) -> PredictedStage:
     """Raise each phase's peak to at least those of the phases inside it.
 
     At depth another operation may make the peak.
@@ -225,7 +225,7 @@ def _with_inner(stage: Stage) -> Stage:
     return phases
 
 
-def reserved(phase: Phase) -> int:
+def reserved(phase: PredictedPhase) -> int:
     """Return the bytes that a phase takes of a card with room to spare, as nvidia-smi shows them for the process.
 
     They are what torch's allocator reserves, paged states and the driver's context.
@@ -233,12 +233,12 @@ def reserved(phase: Phase) -> int:
     return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
 
 
-def needed(phase: Phase) -> int:
+def needed(phase: PredictedPhase) -> int:
     """Return the least bytes of the card that a phase needs: `reserved` less what the allocator can give back."""
     return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
 
 
-def _with_context(held: int, phase: Phase) -> int:
+def _with_context(held: int, phase: PredictedPhase) -> int:
     return held + phase.paged_bytes + CONTEXT
 
 

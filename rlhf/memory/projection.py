@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.memory.cards import NominalRates
-from rlhf.memory.phases import STEPS, TRAINING_STAGES, Phase, Stage
+from rlhf.memory.phases import STEPS, TRAINING_STAGES, PredictedPhase, PredictedStage
 from rlhf.recipe import Dialogues, Recipe, StageName
 
 
@@ -78,7 +78,7 @@ def step_seconds(flops: float, moved: float, launched: float, card: NominalRates
     return flops / card.flops * rates.products + moved / card.bandwidth * rates.memory + launched * rates.launch
 
 
-def step_flops(recipe: Recipe, stage: StageName, predicted: Stage, of_model: bool = False) -> dict[str, float]:
+def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_model: bool = False) -> dict[str, float]:
     """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
@@ -102,7 +102,7 @@ def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
     return {name: n / STEPS for name, n in times.items()}
 
 
-def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
+def decoding_bytes(recipe: Recipe, predicted: PredictedStage) -> float:
     """Return the bytes that a decoding step of PPO reads at least: weights, one adapter, keys and values of full
     responses.
     """
@@ -122,7 +122,7 @@ def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
     return min(steps, most) if most else steps
 
 
-def work(recipe: Recipe, stage: StageName, predicted: Stage) -> StageWork | None:
+def work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWork | None:
     """Return the work of a stage whose number of rows the recipe gives; None if it does not, or there are none."""
     if stage not in TRAINING_STAGES:
         return None
@@ -182,7 +182,7 @@ def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
     return options.max_length * padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch)
 
 
-def _weights(phase: Phase) -> int:
+def _weights(phase: PredictedPhase) -> int:
     """Return the bytes of weights that a decoding step reads, near enough: all of them, one role's adapter among the
     four.
     """

@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.memory.phases import Phase, PredictionError, Stage
+from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
@@ -58,7 +58,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     return recipes.load(loaded.directory, loaded.overrides | changes, recipe.seed)
 
 
-def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
+def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> PredictedStage:
     """Return what a rank needs if ranks divide the base, from what it needs with the whole base."""
     if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
         return predicted
@@ -67,7 +67,7 @@ def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
     part = whole // recipe.hardware.count
     fetched = LAYERS_AT_ONCE * whole // _architecture(recipe).num_hidden_layers
 
-    def rank(name: str, phase: Phase) -> Phase:
+    def rank(name: str, phase: PredictedPhase) -> PredictedPhase:
         top = name.partition("/")[0]
         if top in FETCHED.get(stage, ()):
             return _with_base(phase, part)
@@ -81,7 +81,7 @@ def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
     return {"": whole_stage, **phases}
 
 
-def _with_base(phase: Phase, more: int) -> Phase:
+def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
     """Return a phase with `more` additional bytes of weights; scales of 4-bit weights grow in proportion.
 
     What the allocator reserves changes by as much: how it would place the parts was not replayed.

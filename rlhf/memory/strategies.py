@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import projection
-from rlhf.memory.phases import Stage
+from rlhf.memory.phases import PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.recipe import PinnedRecipe, StageName
 
@@ -92,7 +92,7 @@ class Effect(NamedTuple):
 
 
 def effects(
-    predict: Callable[[PinnedRecipe, StageName], Stage], loaded: PinnedRecipe, stage: StageName
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage], loaded: PinnedRecipe, stage: StageName
 ) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
@@ -110,7 +110,7 @@ def effects(
     return sorted(rows, key=lambda e: e.after if e.after is not None else 2**62)
 
 
-def operations(loaded: PinnedRecipe, stage: StageName, predicted: Stage) -> float:
+def operations(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage) -> float:
     """Return the floating-point operations of one step of a stage, decoding left out."""
     per_phase = projection.step_flops(loaded.recipe, stage, predicted)
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")

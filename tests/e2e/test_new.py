@@ -12,7 +12,7 @@ import yaml
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory.phases import Stage
+from rlhf.memory.phases import PredictedStage
 from rlhf.memory.predict import CONTEXT
 from rlhf.memory.strategies import with_changes
 from rlhf.recipe import PinnedRecipe
@@ -181,7 +181,7 @@ def test_an_existing_folder_is_never_touched(checkpoints, tmp_path, monkeypatch)
 
 def test_an_interrupt_leaves_nothing(checkpoints, tmp_path, monkeypatch):
     class Interrupted(Predictor):
-        def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+        def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
             if self.asked == 12:
                 raise KeyboardInterrupt
             return super().__call__(loaded, stage)

@@ -18,7 +18,7 @@ from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import cards, fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
-from rlhf.memory.phases import TRAINING_STAGES, Phase, PredictionError, Stage
+from rlhf.memory.phases import TRAINING_STAGES, PredictedPhase, PredictedStage, PredictionError
 from rlhf.memory.predict import CONTEXT, PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
@@ -93,11 +93,11 @@ def cache(tmp_path_factory):
 class Known(Predictor):
     """Predicts the same for every stage, without a rehearsal."""
 
-    def __init__(self, phases: Stage):
+    def __init__(self, phases: PredictedStage):
         super().__init__()
         self.phases = phases
 
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+    def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
         return self.phases
 
 
@@ -252,7 +252,7 @@ def test_with_all_memory_the_fastest_settings_are_chosen(predict, small):
     assert found.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
 
 
-def formula(loaded: PinnedRecipe, stage: str) -> dict[str, Phase]:
+def formula(loaded: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
     """A stage's memory as a sum that can be worked out by hand."""
     recipe = loaded.recipe
     base = {"none": 1000, "nf4": 400}[recipe.model.quantization]
@@ -361,7 +361,7 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
     """There is memory for all: the settings that are tried first are those that are chosen."""
     asked = set()
 
-    def noted(changed: PinnedRecipe, stage: str) -> dict[str, Phase]:
+    def noted(changed: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
         asked.add((stage, repr(changed.recipe.section(stage_name(stage))), changed.recipe.evaluate.batch_size))
         return formula(changed, stage)
 
@@ -376,7 +376,7 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
 def test_loading_must_fit_too():
     loaded = recipe.load(RECIPE)
 
-    def heavy(changed: PinnedRecipe, stage: str) -> dict[str, Phase]:
+    def heavy(changed: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
         found = formula(changed, stage)
         return found | {"load": phase(0, base=9000), "": phase(0, base=9000)}
 
@@ -538,8 +538,8 @@ def test_nothing_is_predicted_where_nothing_can_be_compared(small, narrow):
 # -- hours and dollars -------------------------------------------------------------------------------------------------
 
 
-def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> Phase:
-    return Phase(sum(components.values()), components, 0, flops, moved=moved, launched=launched)
+def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> PredictedPhase:
+    return PredictedPhase(sum(components.values()), components, 0, flops, moved=moved, launched=launched)
 
 
 def sft_recipe(**changes) -> PinnedRecipe:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks
-from rlhf.memory.phases import Phase
+from rlhf.memory.phases import PredictedPhase
 from rlhf.recipe import PinnedRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -70,7 +70,7 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     loaded = load("8xh100-llama2-70b/v1")
     layers = ranks.layers_bytes(loaded.recipe)
     parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
-    phases = {name: Phase(sum(parts.values()), parts, 0, 0) for name in ("", "load", "rollout", "update")}
+    phases = {name: PredictedPhase(sum(parts.values()), parts, 0, 0) for name in ("", "load", "rollout", "update")}
     found = ranks.divide(loaded.recipe, "ppo", phases)
     assert found["load"] == phases["load"]
     assert found["rollout"].components["base"] == pytest.approx(parts["base"] + layers / 8, abs=2)
