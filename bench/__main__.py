@@ -17,7 +17,7 @@ from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
 from rlhf.files import read_json, write_json
 from rlhf.memory import projection
-from rlhf.memory.phases import Stage
+from rlhf.memory.phases import PredictedStage
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, StageName, published
@@ -142,7 +142,7 @@ def derived_figures(
     loaded: PinnedRecipe,
     stage: StageName,
     row: Mapping[str, Any],
-    predicted: Stage,
+    predicted: PredictedStage,
     best: Mapping[str, float],
     shape: LengthsShape,
 ) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def comparisons(loaded: PinnedRecipe, record: Mapping[str, Any], price: float | 
             comparisons.append((figure, *published.compare_total(figure, spent, price)))
         elif figure.stage in measured:
             value = costs(measured[figure.stage]).get(figure.metric or "")
-            comparisons.append((figure, value, published.compare(figure, value)))
+            comparisons.append((figure, value, published.verdict_of(figure, value)))
     return sorted(comparisons, key=lambda compared: compared[0].stage == "all")
 
 

@@ -26,7 +26,7 @@ from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import read_json, read_lines, write_json
 from rlhf.observe.console import OUT
-from rlhf.process.distributed import child_environment
+from rlhf.process.launching import child_environment
 from rlhf.run.provenance import code_version, package_versions
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"

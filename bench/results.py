@@ -14,9 +14,9 @@ from bench.paths import RESULTS
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
+from rlhf.run import reader
 from rlhf.run.finished import totals
 from rlhf.run.outcomes import Reproduction
-from rlhf.run.reader import check, reading
 
 HEAD = """# Results
 
@@ -35,7 +35,7 @@ def page(root: Path = RESULTS) -> str:
 
 
 def _line(file: Path, root: Path) -> str:
-    with reading(file):
+    with reader.reading(file):
         record = json.loads(file.read_text(encoding="utf-8"))
     path = file.relative_to(root)
     kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
@@ -51,7 +51,7 @@ def _line(file: Path, root: Path) -> str:
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
-    reproduction = check(record, Reproduction, "a record of seeds")
+    reproduction = reader.check(record, Reproduction, "a record of seeds")
     seeds = reproduction.seeds
     summaries = [summary for stages in seeds.values() for summary in stages.values()]
     verdicts = [target.outcome for summary in summaries for target in summary.targets]

@@ -11,7 +11,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import read_json, read_lines
 from rlhf.memory.rehearse import few_steps
-from rlhf.process.distributed import child_environment
+from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 

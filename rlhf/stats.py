@@ -80,12 +80,15 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
         a, b = a - shrink * step_a, b - shrink * step_b
         if max(abs(step_a), abs(step_b)) < 1e-10:
             break
+    haa, hab, hbb = ridge, 0.0, ridge  # of the optimum; those above are of the point before the last step
     maa = mab = mbb = 0.0
     for x, y in rows:
         p = sigmoid(a + b * x)
-        square = (p - y) ** 2 if 0 < y < 1 else p * (1 - p)
+        weight = p * (1 - p)
+        haa, hab, hbb = haa + weight, hab + weight * x, hbb + weight * x * x
+        square = (p - y) ** 2 if 0 < y < 1 else weight
         maa, mab, mbb = maa + square, mab + square * x, mbb + square * x * x
-    error = Z95 * math.sqrt(hbb * hbb * maa - 2 * hbb * hab * mab + hab * hab * mbb) / determinant
+    error = Z95 * math.sqrt(hbb * hbb * maa - 2 * hbb * hab * mab + hab * hab * mbb) / (haa * hbb - hab * hab)
     return Estimate(sigmoid(a), sigmoid(a - error), sigmoid(a + error))
 
 

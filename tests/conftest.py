@@ -211,7 +211,7 @@ def one_line_of(caught: pytest.ExceptionInfo[BaseException]) -> str:
     return said
 
 
-def there(x: T | None) -> T:
+def not_none(x: T | None) -> T:
     """`x`, which must not be None."""
     assert x is not None
     return x

@@ -11,7 +11,7 @@ from bench.ceilings import ceilings
 from bench.gpu import packages
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
-from rlhf.process.distributed import child_environment
+from rlhf.process.launching import child_environment
 
 OLDEST = (8, 0)  # compute capability with bfloat16 in the matrix units
 WASTE = 0.15  # what rlhf.memory.predict assumes that the allocator reserves beyond what it allocates

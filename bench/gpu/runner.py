@@ -15,7 +15,7 @@ from bench.gpu.item import load
 from bench.gpu.plan import Item
 from bench.paths import ROOT
 from rlhf.files import read_json, write_json
-from rlhf.process.distributed import child_environment
+from rlhf.process.launching import child_environment
 
 RECORDS = "results"
 GRACE = 5.0  # seconds between asking a process group to end and killing it

@@ -60,8 +60,8 @@ def conclude(record: dict[str, Any], root: Path = ROOT / "recipes") -> None:
     """
     from bench.__main__ import derived_figures
     from bench.roofline.__main__ import beside
+    from rlhf.memory.cards import NominalRates
     from rlhf.memory.predict import Predictor
-    from rlhf.memory.projection import Card
 
     measured = record["measured"]
     loaded = recipes.load(root / record["recipe"] / record["version"], record["overrides"])
@@ -69,7 +69,7 @@ def conclude(record: dict[str, Any], root: Path = ROOT / "recipes") -> None:
         for stage, row in measured["stages"].items():
             row |= derived_figures(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])
             if stage in recipes.ONLINE and not row.get("out_of_memory"):
-                card = Card(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
+                card = NominalRates(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
                 medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}
                 row["roofline"] = beside(loaded.recipe, stage, medians, card, measured["shape"] == "longest")
     decided = verdict(measured, record["recipe"])

@@ -8,7 +8,7 @@ from collections import Counter
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
 from bench.paths import ROOT
-from rlhf.process.distributed import child_environment
+from rlhf.process.launching import child_environment
 
 
 def measure(context: Context, tests: list[str], choose: str) -> Verdict:

@@ -10,7 +10,7 @@ from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
 from rlhf.memory import pinned as pins
-from rlhf.memory.predict import STAGES, Predictor
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.observe import console
 from rlhf.process import cuda
 from rlhf.recipe import StageName
@@ -83,7 +83,7 @@ def model_sizes() -> None:
     "--stage",
     "stages",
     multiple=True,
-    type=click.Choice(STAGES),
+    type=click.Choice(PREDICTED_STAGES),
     help="Only these; default: all, on a card those that train there.",
 )
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
@@ -110,7 +110,7 @@ def measure(
         from rlhf.observe.telemetry import device_facts
 
     device = device_of(loaded.recipe)
-    chosen = list(stages or (STAGES if device.type == "cpu" else TRAINED))
+    chosen = list(stages or (PREDICTED_STAGES if device.type == "cpu" else TRAINED))
     if no_predict:
         if loaded.modified or not (loaded.directory / pins.FILE).exists():
             raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")

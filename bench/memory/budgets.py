@@ -9,7 +9,7 @@ from rlhf import recipe as recipes
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.pinned import FILE, Needs, Peaks, Step
 from rlhf.memory.plan import ablation, claims
-from rlhf.memory.predict import STAGES, Predictor
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.recipe import GROUPS, PinnedRecipe
 
 ALLOWED = 0.03  # growth of a phase's peak over what is pinned
@@ -66,7 +66,7 @@ def more_operations(before: Step, now: Step) -> Iterator[str]:
 
 def growth(before: Peaks, now: Peaks) -> Iterator[str]:
     """Yield one line for each phase that is missing, new, or grown by more than `ALLOWED`, with what grew most."""
-    for stage in STAGES:
+    for stage in PREDICTED_STAGES:
         for phase in {**before[stage], **now[stage]}:
             if phase not in before[stage] or phase not in now[stage]:
                 yield f"{stage}/{phase} is {'new' if phase in now[stage] else 'gone'}"
@@ -85,7 +85,7 @@ def growth(before: Peaks, now: Peaks) -> Iterator[str]:
 def peaks_table(root: Path) -> str:
     """Return the pinned peaks of every recipe as Markdown, in GB; "–" where the recipe has no such stage."""
     recipes_stages = {f"{d.parent.name} {d.name}": pinned(d) for d in pinned_recipes(root)}
-    shown = [stage for stage in STAGES if stage not in ON_HOST]
+    shown = [stage for stage in PREDICTED_STAGES if stage not in ON_HOST]
     shown += [stage for stage in GROUPS if any(stage in stages for stages in recipes_stages.values())]
     lines = ["| recipe | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
     for name, stages in recipes_stages.items():

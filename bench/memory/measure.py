@@ -12,7 +12,7 @@ from bench.memory import budgets
 from rlhf.memory.rehearse import PHASES, Rehearsals, shortened
 from rlhf.memory.tracker import Tracker
 from rlhf.models.loading import set_up_torch
-from rlhf.observe.telemetry import take_peak, watch_peaks
+from rlhf.observe.telemetry import collect_peak, watch_peaks
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.stages.supervised import free_memory
 
@@ -32,7 +32,7 @@ def allocated_on_cuda(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
     """Return the peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
     with alone(), AllocatorPeaks() as meter:
         run_stage(CUDA)
-        take_peak(CUDA)
+        collect_peak(CUDA)
     peaks: Peaks = meter.peaks
     return peaks
 
@@ -63,7 +63,7 @@ class AllocatorPeaks(TorchDispatchMode):
 
     Phases are blocks of `torch.profiler.record_function` with a name in PHASES; one inside another is `outer/inner`
     and counts for both. Telemetry takes peaks as well; each credits the other's phases
-    (`rlhf.observe.telemetry.take_peak`).
+    (`rlhf.observe.telemetry.collect_peak`).
     """
 
     def __init__(self) -> None:
@@ -74,14 +74,14 @@ class AllocatorPeaks(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.profiler._record_function_enter_new.default:
-            take_peak(CUDA)
+            collect_peak(CUDA)
             self._open.append(args[0] if args[0] in PHASES else None)
         elif func is torch.ops.profiler._record_function_exit._RecordFunction:
-            take_peak(CUDA)
+            collect_peak(CUDA)
             self._open.pop()
         return func(*args, **(kwargs or {}))
 
-    def credit(self, allocated: int, reserved: int) -> None:
+    def record_peak(self, allocated: int, reserved: int) -> None:
         """Credit a peak, in bytes, to the phases that are open."""
         names = [name for name in self._open if name]
         for depth in range(len(names) + 1):

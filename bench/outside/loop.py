@@ -17,8 +17,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from rlhf.memory.cards import Gpu
 from rlhf.memory.device import META, StandIn
-from rlhf.memory.gpu import Gpu
 from rlhf.memory.phases import Event
 
 L40S = Gpu((8, 9), 142)  # compute capability; NVIDIA's L40S data sheet: 142 multiprocessors

@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor
 
 from rlhf import recipe as recipes
+from rlhf.memory.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.depth import deepen
 from rlhf.memory.device import META, StandIn
-from rlhf.memory.gpu import SMALL_WORKSPACE, Gpu
 from rlhf.memory.phases import DEPTHS, Event
 from rlhf.memory.replay import replay
 from rlhf.models.nf4 import nf4_config

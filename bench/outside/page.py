@@ -6,7 +6,8 @@ from typing import Any
 
 from bench.outside import speed
 from bench.outside.compare import SIZES, Row, summary
-from rlhf.memory.projection import CALIBRATED, SPREAD, Card
+from rlhf.memory.cards import NominalRates
+from rlhf.memory.projection import CALIBRATED, SPREAD
 
 MIB = 1 << 20
 COLUMNS = (
@@ -189,7 +190,7 @@ def _time(record: Mapping[str, Any]) -> str:
     )
 
 
-def time_spread(runs: Sequence[speed.Timed], card: Card) -> str:
+def time_spread(runs: Sequence[speed.Timed], card: NominalRates) -> str:
     """Return the errors of projected times of the runs on a card."""
     return speed.spread([speed.ratio(run) for run in runs if run[1] == card])
 

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from rlhf.memory.projection import CALIBRATED, Card, Rates, step_seconds
+from rlhf.memory.cards import NominalRates
+from rlhf.memory.projection import CALIBRATED, Rates, step_seconds
 
 Row = Mapping[str, Any]
-L40S = Card(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")
-A100 = Card(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
+L40S = NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")
+A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
 
 
-Timed = tuple[Row, Card]  # a row of a record, and the card that it was measured on
+Timed = tuple[Row, NominalRates]  # a row of a record, and the card that it was measured on
 
 
 def timed(record: Mapping[str, Any]) -> tuple[list[Timed], list[Timed]]:
@@ -53,7 +54,7 @@ def fit(runs: Sequence[Timed]) -> Rates:
     return Rates(products, memory, launch)
 
 
-def _nominal(step: Row, card: Card) -> tuple[float, float, float]:
+def _nominal(step: Row, card: NominalRates) -> tuple[float, float, float]:
     return step["flops"] / card.flops, step["moved"] / card.bandwidth, step["launched"]
 
 

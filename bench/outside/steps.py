@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.outside.loop import STEP
 from rlhf.memory.allocator import Allocator, Block
-from rlhf.memory.gpu import SMALL_WORKSPACE
+from rlhf.memory.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PRODUCT
 

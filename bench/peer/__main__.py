@@ -30,7 +30,7 @@ import torch
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from rlhf.files import read_json, read_lines, write_json
 from rlhf.observe.console import OUT, rows_table
-from rlhf.process.distributed import child_environment
+from rlhf.process.launching import child_environment
 from rlhf.run.provenance import code_version
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from rlhf.cli import guarded
 from rlhf.files import write_json
 from rlhf.memory.rehearse import few_steps
 from rlhf.observe import console
-from rlhf.process.distributed import child_environment
+from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.provenance import code_version
 

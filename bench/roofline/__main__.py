@@ -14,7 +14,8 @@ import click
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.memory.projection import CARDS, Card, row_tokens
+from rlhf.memory.cards import NOMINAL_RATES, NominalRates
+from rlhf.memory.projection import row_tokens
 from rlhf.observe.console import OUT, quiet_libraries, rows_table
 from rlhf.recipe import OnlineName, PinnedRecipe, Recipe
 
@@ -37,17 +38,17 @@ CHANGES: dict[str, dict[str, Any]] = {  # recipe keys; {stage} is the stage
 }
 
 
-def seconds(work: Mapping[str, Work], card: Card) -> float:
+def seconds(work: Mapping[str, Work], card: NominalRates) -> float:
     """Return the least seconds of a step, its phases one after another."""
     return sum(part.seconds(card) for part in work.values())
 
 
-def bound(work: Work, card: Card) -> str:
+def bound(work: Work, card: NominalRates) -> str:
     """Return what bounds a phase on a card, compute or memory."""
     return "compute" if work.flops / card.flops >= work.moved / card.bandwidth else "memory"
 
 
-def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: Card) -> dict[str, float]:
+def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) -> dict[str, float]:
     """Return the least seconds of the phases whose time a run measures: those of the rollout, score and update."""
     sums: dict[str, float] = {}
     for name, part in phases(recipe, stage, prompt).items():
@@ -58,7 +59,7 @@ def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: Card) -> di
 
 
 def beside(
-    recipe: Recipe, stage: OnlineName, measured: Mapping[str, float], card: Card, longest: bool
+    recipe: Recipe, stage: OnlineName, measured: Mapping[str, float], card: NominalRates, longest: bool
 ) -> dict[str, dict[str, float]]:
     """Return the least seconds of each measured phase, and their share of the seconds measured.
 
@@ -83,9 +84,9 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
     options = getattr(recipe, stage)
     if options is None:
         raise UserError(f"{loaded.directory}: the recipe has no section {stage}")
-    card = CARDS.get(recipe.hardware.name)
+    card = NOMINAL_RATES.get(recipe.hardware.name)
     if card is None or recipe.hardware.count > 1:
-        known = ", ".join(name for name, card in CARDS.items() if card.link is None)
+        known = ", ".join(name for name, card in NOMINAL_RATES.items() if card.link is None)
         raise UserError(f"{loaded.directory}: the roofline knows recipes for one card: {known}")
     prompt = row_tokens(recipe, stage, 1) - options.response_length
     work = phases(recipe, stage, prompt)

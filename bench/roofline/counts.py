@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rlhf.errors import UserError
-from rlhf.memory import gpu
+from rlhf.memory import cards
+from rlhf.memory.cards import NominalRates
 from rlhf.memory.kernels import unpacks_4bit
-from rlhf.memory.projection import Card
 from rlhf.recipe import OnlineName, OnlineOptions, Ppo, Recipe
 
 # Bytes of a weight in NF4: 4 bits, for each 64 weights a scale of 8 bits, for each 256 scales one of 32 bits.
@@ -43,7 +43,7 @@ class Work:
         """Return this work `count` times."""
         return Work(self.flops * count, self.moved * count)
 
-    def seconds(self, card: Card) -> float:
+    def seconds(self, card: NominalRates) -> float:
         """Return the least seconds at a card's rates."""
         return max(self.flops / card.flops, self.moved / card.bandwidth)
 
@@ -155,7 +155,7 @@ class Decoder:
         numbers += (rows.wanted if narrow else rows.tokens) * (self.hidden + 2 * q + 2 * self.intermediate)
         return 2 * self.size * numbers
 
-    def weight_bytes(self, number: int, tokens: float, card: gpu.Gpu, form: Form, adapter: bool = True) -> float:
+    def weight_bytes(self, number: int, tokens: float, card: cards.Gpu, form: Form, adapter: bool = True) -> float:
         """Return the bytes of a layer's weights for one pass over `tokens`.
 
         A packed weight is read packed; where bitsandbytes unpacks it, it is also written and read in full. In row
@@ -182,7 +182,7 @@ class Decoder:
         return rows.wanted if narrow and name not in ("k_proj", "v_proj") else rows.tokens
 
 
-def _fused_rows(card: gpu.Gpu, rows: int, out: int, inner: int) -> int:
+def _fused_rows(card: cards.Gpu, rows: int, out: int, inner: int) -> int:
     """Return up to how many rows bitsandbytes multiplies with a packed weight in one kernel."""
     fused = (count for count in range(rows, 0, -1) if not unpacks_4bit(card, torch.bfloat16, count, out, inner))
     return next(fused, 0)
@@ -193,7 +193,7 @@ class Passes:
     """Passes of rows through layers on a card; the lean trunk computes the last layer at the wanted tokens only."""
 
     decoder: Decoder
-    card: gpu.Gpu
+    card: cards.Gpu
     lean: bool
 
     def forward(self, rows: Rows, count: float, numbers: range, adapter: bool = True) -> Work:
@@ -225,7 +225,7 @@ def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool
     are in one, although the minibatches of an update are drawn at random.
     """
     options: Any = getattr(recipe, stage)
-    decoder, card = Decoder.of(recipe), gpu.find(recipe.hardware.name)
+    decoder, card = Decoder.of(recipe), cards.find(recipe.hardware.name)
     passes = Passes(decoder, card, recipe.hardware.trunk == "lean")
     has_critic = isinstance(options, Ppo) and options.value_model == "adapter"
     work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}
@@ -267,7 +267,7 @@ def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool
     return work
 
 
-def _rollout(decoder: Decoder, card: gpu.Gpu, options: OnlineOptions, prompt: float) -> dict[str, Work]:
+def _rollout(decoder: Decoder, card: cards.Gpu, options: OnlineOptions, prompt: float) -> dict[str, Work]:
     """Return the work of sampling: a copy of the weights where the recipe asks for one, prefill and decoding."""
     merged = options.rollout_weights == "merged"
     copied = merged or (decoder.packed and options.rollout_4bit == "unpacked")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf.errors import OptionError, UserError
-from rlhf.process import distributed, endings
+from rlhf.process import distributed, endings, launching
 from rlhf.terminal import one_line, say, shortened, visible
 
 MISTAKE = 2  # exit code of a mistake in the command, as click has it
@@ -52,7 +52,7 @@ def fail(message: str, *advice: str) -> int:
 
     The message becomes one line, and so does each piece of advice.
     """
-    if not distributed.report(one_line(" ".join((message, *advice)))):
+    if not launching.report(one_line(" ".join((message, *advice)))):
         say(f"error: {message}")
         for line in advice:
             say(line)
@@ -61,7 +61,7 @@ def fail(message: str, *advice: str) -> int:
 
 def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
-    if distributed.report(one_line(line)) or distributed.rank() or endings.part_of_command():
+    if launching.report(one_line(line)) or distributed.rank() or endings.part_of_command():
         return
     if sys.stderr is not None and sys.stderr.isatty():
         say("")  # ends the line on which the terminal wrote ^C
@@ -69,9 +69,17 @@ def _print_stopped(line: str) -> None:
 
 
 def _failed(error: Exception) -> int:
-    """Explain an error. Returns the exit code."""
+    """Explain an error, with its traceback if RLHF_DEBUG is set. Returns the exit code."""
     if endings.out_of_memory(error):
         endings.exit_quietly()
+    code = _explained(error)
+    if os.environ.get("RLHF_DEBUG") and code != BUG:
+        _print_traceback(error)
+    return code
+
+
+def _explained(error: Exception) -> int:
+    """Print why the command ends. Returns the exit code."""
     if isinstance(error, UserError):
         code = fail(*error.lines)
         return MISTAKE if isinstance(error, OptionError) else code
@@ -82,15 +90,20 @@ def _failed(error: Exception) -> int:
         if error.filename is None:
             _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
         return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-    if distributed.other_rank_ended(error):
-        if not distributed.report("another rank has ended"):
+    if launching.other_rank_ended(error):
+        if not launching.report("another rank has ended"):
             say("error: another rank has ended; its own message says why")
-        return distributed.LOST
-    text = "".join(traceback.format_exception(error))
-    print(visible(shortened(text, LONGEST_TRACEBACK)), end="", file=sys.stderr)
+        return launching.LOST
+    _print_traceback(error)
     advice = "please report the lines above, your command and `rlhf --version`"
     say(f"error: this is a bug in rlhf and not your mistake: {advice}")
     return BUG
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print an error's traceback, with those of the errors that led to it."""
+    text = "".join(traceback.format_exception(error))
+    print(visible(shortened(text, LONGEST_TRACEBACK)), end="", file=sys.stderr)
 
 
 def _stopped(error: BaseException) -> int:

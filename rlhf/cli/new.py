@@ -49,7 +49,7 @@ def new(
     data: tuple[str, ...],
     stages: str,
     revision: str | None,
-    template: str | None,
+    template: new_recipe.TemplateName | None,
     max_length: int | None,
     name: str | None,
     root: Path | None,

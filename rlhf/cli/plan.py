@@ -12,10 +12,9 @@ from rlhf.cli.options import PRICE
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
-from rlhf.memory.phases import ON_HOST
+from rlhf.memory.phases import ON_HOST, TRAINING_STAGES
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
-from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, StageName, shape
 
@@ -79,7 +78,7 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as
 
 def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json: bool) -> None:
     """Print the effect of each way to save memory on the stages that train."""
-    learning = [stage for stage in stages if stage in LEARNING]
+    learning = [stage for stage in stages if stage in TRAINING_STAGES]
     if not learning:
         raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
     with Predictor() as predict, console.working("rehearsing each strategy") as say:

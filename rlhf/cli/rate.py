@@ -13,8 +13,8 @@ from rlhf.files import write_output
 from rlhf.observe import console
 from rlhf.rating import server as rating
 from rlhf.rating.export import export
-from rlhf.rating.pairs import compare
-from rlhf.rating.summary import show, summarize
+from rlhf.rating.pairs import pair_answers
+from rlhf.rating.summary import show_summary, summarize
 from rlhf.run.finished import read_manifest
 from rlhf.terminal import counted, say
 
@@ -52,11 +52,11 @@ def rate(
     if rater and not rating.RATER.fullmatch(rater):
         raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
     loaded = choice.load()
-    comparison = compare(out / loaded.name / loaded.version, a, b)
+    comparison = pair_answers(out / loaded.name / loaded.version, a, b)
     if as_json:
         click.echo(json.dumps(summarize(comparison).as_json(), indent=2))
     elif summary:
-        show(summarize(comparison), comparison.file)
+        show_summary(summarize(comparison), comparison.file)
     else:
         rating.serve(rating.Server(comparison, port, rater=rater, seed=seed, limit=limit))
 
@@ -89,10 +89,10 @@ def judge(
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     loaded = choice.load()
-    comparison = compare(out / loaded.name / loaded.version, a, b)
+    comparison = pair_answers(out / loaded.name / loaded.version, a, b)
     endpoint = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
     judging.run(endpoint, comparison, limit=limit, at_once=parallel)
-    show(summarize(comparison), comparison.file)
+    show_summary(summarize(comparison), comparison.file)
 
 
 @click.group("ratings")
@@ -114,7 +114,7 @@ def export_ratings(
 
     RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
     """
-    comparison, samples = compare(root, a, b), root / "evaluate" / "samples.jsonl"
+    comparison, samples = pair_answers(root, a, b), root / "evaluate" / "samples.jsonl"
     refuse_inputs(to, [comparison.file, samples])
     manifest = read_manifest(root / "evaluate")
     template = manifest.settings.tokenizer.template

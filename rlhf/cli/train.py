@@ -25,7 +25,7 @@ from rlhf.errors import ParentMissing, UserError
 from rlhf.memory import plan as planning
 from rlhf.memory.predict import Predictor
 from rlhf.observe import console, tracking, watch
-from rlhf.process import distributed, endings
+from rlhf.process import distributed, endings, launching
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
@@ -100,9 +100,9 @@ def run(
     this_run = Run(out, loaded, stage, reuse)
     if if_needed and _report_done(this_run):
         return
-    if distributed.needs_launch(loaded.recipe, stage) and this_run.done() is None:
+    if launching.needs_launch(loaded.recipe, stage) and this_run.done() is None:
         with endings.reporting_progress(lambda: runner.progress(this_run)):
-            distributed.launch(loaded, stage)
+            launching.launch(loaded, stage)
         return
     try:
         summary, result, path = runner.execute(
@@ -142,8 +142,8 @@ def _show_outcome(summary: Summary, result: Result | None, path: Path) -> None:
 
 
 def _check_names(stop_on: Sequence[str]) -> None:
-    if unknown := [name for name in stop_on if name not in (*watch.NAMES, "all")]:
-        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.NAMES)}, all", param_hint="--stop-on")
+    if unknown := [name for name in stop_on if name not in (*watch.CHECK_NAMES, "all")]:
+        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.CHECK_NAMES)}, all", param_hint="--stop-on")
 
 
 def _command(stage: StageName, more_data: Sequence[str], *leave_out: str) -> list[str]:

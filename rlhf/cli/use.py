@@ -11,7 +11,7 @@ from rlhf.cli.choice import RUN_HELP, Choice, chooses_recipe
 from rlhf.cli.options import OUTPUT, PRICE, refuse_inputs
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.evaluation.comparison import STAGES
+from rlhf.evaluation.comparison import COMPARED_POLICIES
 from rlhf.observe import console
 from rlhf.use import chat as chatting
 from rlhf.use import score as scoring
@@ -21,7 +21,11 @@ from rlhf.use import serve as serving
 @click.command()
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option(
-    "--stage", default="ppo", show_default=True, type=click.Choice(chatting.STAGES), help="Stage whose model to load."
+    "--stage",
+    default="ppo",
+    show_default=True,
+    type=click.Choice(chatting.CHAT_STAGES),
+    help="Stage whose model to load.",
 )
 @click.option(
     "--temperature",
@@ -84,7 +88,7 @@ def score(
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(1, 65535), metavar="N", help="Port to listen on."
 )
-def serve(choice: Choice, out: Path, engine: str, host: str, port: int) -> None:
+def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: int) -> None:
     """Serve the merged model to OpenAI's clients.
 
     Name the recipe and its changes as for the run.
@@ -117,8 +121,10 @@ def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, 
 @click.command("compare")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--stage", default="ppo", show_default=True, type=click.Choice(STAGES), help="Policy to compare.")
-@click.option("--stage-b", type=click.Choice(STAGES), help="Policy of B. [default: as in A]")
+@click.option(
+    "--stage", default="ppo", show_default=True, type=click.Choice(COMPARED_POLICIES), help="Policy to compare."
+)
+@click.option("--stage-b", type=click.Choice(COMPARED_POLICIES), help="Policy of B. [default: as in A]")
 @click.option(
     "--scored",
     multiple=True,
@@ -142,7 +148,9 @@ def compare_runs(
     if len(scored) not in (0, 2):
         raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
     files = scored or (None, None)
-    result = comparison.compare(comparison.load(a, stage, files[0]), comparison.load(b, stage_b or stage, files[1]))
+    result = comparison.compare_runs(
+        comparison.load(a, stage, files[0]), comparison.load(b, stage_b or stage, files[1])
+    )
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:

@@ -18,13 +18,13 @@ from rlhf import recipe, stats
 from rlhf.errors import UserError
 from rlhf.files import read_lines
 from rlhf.observe import console
+from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
 from rlhf.run.outcomes import Answer, Details
-from rlhf.run.reader import check, read
 from rlhf.terminal import harmless
 
 PolicyLabel = recipe.PolicyName | Literal["sft", "base"]
-STAGES: tuple[PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")
+COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")
 KEYS_SHOWN = 6  # different settings that are printed
 
 
@@ -44,7 +44,7 @@ class PolicyEvaluation(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A figure of both runs, and B's less A's where that means something, with its interval if there is one."""
+    """A figure of both runs, with the difference B − A and its interval if the two can be compared."""
 
     name: str
     a: float | None
@@ -95,7 +95,7 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
     policy = root / stage if stage == "base" else stage_folder(root, stage)
     policy_settings = read_manifest(policy).settings.plain() if (policy / "manifest.json").is_file() else {}
-    details = read(folder / "details.json", Details)
+    details = reader.read(folder / "details.json", Details)
     bins = details.reward_model.calibration if details and details.reward_model else []
     return PolicyEvaluation(
         name=f"{root}: {stage}",
@@ -122,7 +122,7 @@ def _answers(file: Path, stage: PolicyLabel) -> dict[str, list[Answer]]:
         if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
             names = ", ".join(name for name, value in row.items() if isinstance(value, dict))
             raise UserError(f"{file}:{number}: no answer of {stage}; there are those of {names or 'nobody'}: --stage")
-        by_prompt.setdefault(row["prompt"], []).append(check(answer, Answer, f"{file}:{number}: {stage}"))
+        by_prompt.setdefault(row["prompt"], []).append(reader.check(answer, Answer, f"{file}:{number}: {stage}"))
     return by_prompt
 
 
@@ -138,7 +138,7 @@ def fingerprint(prompts: Sequence[str]) -> str:
 # ---- comparing ----
 
 
-def compare(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
+def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     """Return all figures of both. Raises UserError if they did not answer the same prompts."""
     if fingerprint(list(a.answers)) != fingerprint(list(b.answers)):
         common = len(a.answers.keys() & b.answers.keys())
@@ -168,7 +168,7 @@ def _paired(
 ) -> list[Row]:
     """Return the means of a value that every answer has, and how often B's answer has more.
 
-    Only the means are returned where the values are not `comparable`.
+    Only the means are returned if the values are not `comparable`.
     """
     if any(getattr(answer, key) is None for side in (a, b) for answers in side.answers.values() for answer in answers):
         return []

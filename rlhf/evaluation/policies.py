@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import correlation, fmean, quantiles
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,16 +17,15 @@ from rlhf.process import distributed
 from rlhf.recipe import AdapterName, Evaluate, StageName
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
-from rlhf.stats import calibration, distinct, histogram, length_controlled_win_rate, outcomes, sigmoid
+from rlhf.stats import distinct, length_controlled_win_rate, outcomes
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, and
 KL_LOGITS = 2**25  # numbers in each of them, at most: 220 tokens of a vocabulary of 152,000, 128 MiB in float32
-HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
-EVALUATION_SEED = 7_000  # held-out sampling has a random stream of its own, apart from that of training
+EVALUATION_SEED = 7_000  # held-out sampling has another random stream than training
 
 
 # (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.
-Judge = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
+RewardFunctions = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class PolicySamples:
         return means | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
 
 
-def sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
+def heldout_sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
     """Return the settings of held-out sampling; `at_once` limits the prompts that are decoded together."""
     return Sampling(
         max_prompt_length=options.max_prompt_length,
@@ -83,7 +80,7 @@ def measure(
     seed: int,
     truth: bool,
     per_prompt: int = 1,
-    judge: Judge | None = None,
+    judge: RewardFunctions | None = None,
 ) -> PolicySamples:
     """Sample `per_prompt` responses to each prompt from a role and measure them.
 
@@ -146,7 +143,7 @@ def exact_kl(shared: SharedBase, role: AdapterName, rollout: Rollout, temperatur
     return total
 
 
-def compare(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
+def gains_over_sft(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
     """Return a policy's metrics beside those of SFT; gains in standard deviations of SFT's own samples."""
     metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
@@ -175,7 +172,10 @@ def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, floa
 
 
 def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[str, float]) -> dict[str, float]:
-    """Return what the evaluation adds to `compare`: variety, win rate at equal length, proxy against true reward."""
+    """Return what the evaluation adds to `gains_over_sft`.
+
+    These are variety, the win rate at equal length, and how much more the score gained than the true reward.
+    """
     metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
     if before is after:
         return metrics
@@ -193,58 +193,6 @@ def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[
     return metrics
 
 
-def reward_model_figures(
-    chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return metrics of a reward model from its scores on held-out pairs, and the curves behind them.
-
-    `longer`: tokens of the chosen answer less those of the rejected one.
-    """
-    margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
-    curve, error = calibration(margins)
-    probabilities = [sigmoid(x) for x in (*chosen, *rejected)]
-    confidences = [sigmoid(abs(m)) for m in margins]
-    correct = outcomes(margins)
-    percentiles = quantiles(probabilities, n=20)
-    metrics = {
-        "accuracy": fmean(correct),
-        "margin": fmean(margins),
-        "calibration_error": error,
-        "noise_at_most": 1 - fmean(confidences),
-        "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, confidences, strict=True)),
-        "sigmoid_p5": percentiles[0],
-        "sigmoid_p95": percentiles[-1],
-        "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in probabilities),
-    }
-    for name, sign in (("longer", 1), ("shorter", -1)):
-        rows = [r for r, d in zip(correct, longer, strict=True) if d * sign > 0]
-        if rows:
-            metrics[f"accuracy_chosen_{name}"] = fmean(rows)
-    if len(set(longer)) > 1 and len(set(margins)) > 1:
-        metrics["margin_length_correlation"] = correlation(margins, longer)
-    largest = max(map(abs, margins)) or 1.0
-    edges = [largest * (i / 20 - 1) for i in range(41)]
-    curves = {
-        "calibration": [bin._asdict() for bin in curve],
-        "margins": {"edges": edges, "counts": histogram(margins, edges)},
-        "sigmoid_scores": {
-            "edges": (tenths := [i / 20 for i in range(21)]),
-            "counts": histogram(probabilities, tenths),
-        },
-    }
-    return metrics, curves
-
-
-def score_histograms(samples: dict[str, PolicySamples]) -> dict[str, Any] | None:
-    """Return histograms of the scores of every policy's samples over common ranges; None without scores."""
-    scores = {name: policy.scores.tolist() for name, policy in samples.items() if policy.scores is not None}
-    if not scores:
-        return None
-    low, high = min(map(min, scores.values())), max(map(max, scores.values()))
-    edges = [low + (high - low or 1.0) * i / 30 for i in range(31)]
-    return {"edges": edges, "counts": {name: histogram(values, edges) for name, values in scores.items()}}
-
-
 def per_prompt_means(values: Tensor, per_prompt: int) -> Tensor:
     """Return means (prompts,) of per-response values (N,).
 
@@ -260,7 +208,7 @@ def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
     """
     won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
     wins = per_prompt_means(won, per_prompt)
-    return {
+    return {  # with 1.96, not stats.Z95: released recipes log this number
         "win_rate_vs_sft": wins.mean().item(),
         "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
     }

@@ -19,7 +19,7 @@ from rlhf.terminal import say
 
 
 def answers(corpus: Corpus, prompts: Sequence[Prompt]) -> list[tuple[str, str | None] | None]:
-    """Return for each held-out prompt the first chosen answer, and the rejected one where there is a pair."""
+    """Return for each held-out prompt the first chosen answer, and the rejected one if there is a pair."""
     references: dict[Prompt, tuple[str, str | None]] = {}
     for pair in corpus.pairs.heldout:
         references.setdefault(pair.prompt, (pair.chosen, pair.rejected))

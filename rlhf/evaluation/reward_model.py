@@ -1,12 +1,15 @@
-"""Scores of encoded answers, and the accuracy of a reward model on pairs."""
+"""Scores of encoded answers, and figures of a reward model: accuracy, calibration, histograms."""
 
-from collections.abc import Callable
-from statistics import fmean
+from collections.abc import Callable, Mapping, Sequence
+from statistics import correlation, fmean, quantiles
+from typing import Any
 
 import torch
 
 from rlhf.data.tokenize import Encoded, pad_right
-from rlhf.stats import outcomes
+from rlhf.stats import calibration, histogram, outcomes, sigmoid
+
+HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
 
 
 def scores_of(
@@ -29,3 +32,55 @@ def scores_of(
 def accuracy(differences: torch.Tensor) -> float:
     """Return the share of pairs with a positive score difference; a tie counts one half."""
     return fmean(outcomes(differences.tolist()))
+
+
+def reward_model_figures(
+    chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return metrics of a reward model from its scores on held-out pairs, and the curves behind them.
+
+    `longer`: tokens of the chosen answer less those of the rejected one.
+    """
+    margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
+    curve, error = calibration(margins)
+    probabilities = [sigmoid(x) for x in (*chosen, *rejected)]
+    confidences = [sigmoid(abs(m)) for m in margins]
+    correct = outcomes(margins)
+    percentiles = quantiles(probabilities, n=20)
+    metrics = {
+        "accuracy": fmean(correct),
+        "margin": fmean(margins),
+        "calibration_error": error,
+        "noise_at_most": 1 - fmean(confidences),
+        "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, confidences, strict=True)),
+        "sigmoid_p5": percentiles[0],
+        "sigmoid_p95": percentiles[-1],
+        "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in probabilities),
+    }
+    for name, sign in (("longer", 1), ("shorter", -1)):
+        rows = [r for r, d in zip(correct, longer, strict=True) if d * sign > 0]
+        if rows:
+            metrics[f"accuracy_chosen_{name}"] = fmean(rows)
+    if len(set(longer)) > 1 and len(set(margins)) > 1:
+        metrics["margin_length_correlation"] = correlation(margins, longer)
+    largest = max(map(abs, margins)) or 1.0
+    edges = [largest * (i / 20 - 1) for i in range(41)]
+    curves = {
+        "calibration": [bin._asdict() for bin in curve],
+        "margins": {"edges": edges, "counts": histogram(margins, edges)},
+        "sigmoid_scores": {
+            "edges": (tenths := [i / 20 for i in range(21)]),
+            "counts": histogram(probabilities, tenths),
+        },
+    }
+    return metrics, curves
+
+
+def score_histograms(scores_of_policies: Mapping[str, torch.Tensor | None]) -> dict[str, Any] | None:
+    """Return histograms over common ranges of the scores (N,) of every policy's samples; None without scores."""
+    scores = {name: values.tolist() for name, values in scores_of_policies.items() if values is not None}
+    if not scores:
+        return None
+    low, high = min(map(min, scores.values())), max(map(max, scores.values()))
+    edges = [low + (high - low or 1.0) * i / 30 for i in range(31)]
+    return {"edges": edges, "counts": {name: histogram(values, edges) for name, values in scores.items()}}

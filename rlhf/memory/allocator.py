@@ -9,7 +9,6 @@ garbage_collection_threshold, roundup_power2_divisions. Addresses of new segment
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 MIB = 1 << 20
 MIN_BLOCK = 512  # kMinBlockSize: sizes are multiples of it
@@ -124,7 +123,7 @@ class Allocator:
         for private in (None, *self._freeable):
             for pool in self._pools[private]:
                 for _, _, block in list(pool.blocks):
-                    if not self._whole(block):
+                    if not self._returnable_bytes(block):
                         continue
                     if self.expandable:
                         self._unmap(block)
@@ -144,17 +143,11 @@ class Allocator:
     def releasable(self) -> int:
         """Return the bytes that empty_cache would return to the card."""
         return sum(
-            self._whole(block)
+            self._returnable_bytes(block)
             for private in (None, *self._freeable)
             for pool in self._pools[private]
             for _, _, block in pool.blocks
         )
-
-    def free_blocks(self) -> Iterator[Block]:
-        """Yield all blocks that are free and have memory behind them."""
-        for pools in self._pools.values():
-            for pool in pools:
-                yield from (block for _, _, block in pool.blocks)
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -197,8 +190,8 @@ class Allocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return True
 
-    def _whole(self, block: Block) -> int:
-        """Return the bytes of a free block that can be returned: its whole pages, or itself where it is a segment."""
+    def _returnable_bytes(self, block: Block) -> int:
+        """Return the bytes of a free block that can be returned: its whole pages, or itself if it is a segment."""
         if self.expandable:
             start, end = _pages(block)
             return max(0, end - start)

@@ -141,7 +141,7 @@ class _Recorder(StandIn):
         """Record the operations inside the block, each with the decoder layer that launched it."""
         operations: list[Operation] = []
         hooks = []
-        for index, layer in enumerate(decoder.layers):  # type: ignore[arg-type]
+        for index, layer in enumerate(decoder.layers):  # type: ignore[arg-type]  # a ModuleList; torch's stubs say Tensor or Module
             hooks.append(layer.register_forward_pre_hook(lambda *_, index=index: self._enter(index)))
             hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
         self._operations_of_block = operations

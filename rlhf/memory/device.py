@@ -24,12 +24,13 @@ from torch.utils import checkpoint
 
 from rlhf.memory import passes
 from rlhf.memory.attention import attention
-from rlhf.memory.gpu import UNKNOWN, Gpu
+from rlhf.memory.cards import UNKNOWN, Gpu
 from rlhf.memory.kernels import inside
 from rlhf.memory.operations import tensors_in
+from rlhf.memory.peaks import OUTSIDE
 from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
-from rlhf.memory.tracker import OUTSIDE, Tracker
+from rlhf.memory.tracker import Tracker
 from rlhf.models import layouts, random_base, trunk
 from rlhf.rollout import engine as rollout
 from rlhf.rollout.cache import CacheLayer
@@ -115,12 +116,12 @@ def _floating(tensors: list[Tensor]) -> bool:
 def _value(x: Any) -> Any:
     """Return the value that is known of an argument on the device; of a list, of each of its entries."""
     if isinstance(x, Tensor):
-        return x._known if x.is_meta else x  # type: ignore[attr-defined]
+        return x._known if x.is_meta else x  # type: ignore[attr-defined]  # set by `_remember`
     return type(x)(map(_value, x)) if type(x) in (list, tuple) else x
 
 
 def _remember(x: Tensor, value: Tensor) -> None:
-    x._known = value  # type: ignore[attr-defined]
+    x._known = value  # type: ignore[attr-defined]  # an attribute of this module
 
 
 def _on_device(values: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from rlhf.memory.phases import Phase, Stage
+from rlhf.memory.cards import NOMINAL_RATES
+from rlhf.memory.phases import TRAINING_STAGES, PredictedPhase, PredictedStage
 from rlhf.memory.predict import needed
-from rlhf.memory.projection import CARDS, row_tokens
-from rlhf.memory.strategies import STAGES, divisors, global_batch, micro_batch, with_changes
+from rlhf.memory.projection import row_tokens
+from rlhf.memory.strategies import divisors, global_batch, micro_batch, with_changes
 from rlhf.recipe import ONLINE, PinnedRecipe, Recipe, StageName, as_yaml
 
 
@@ -17,7 +18,7 @@ class Fit(NamedTuple):
     """One set of changes for the whole chain: stages that build on each other must agree in what they share."""
 
     changes: dict[str, Any]
-    stages: dict[StageName, Stage]  # as predicted with them
+    stages: dict[StageName, PredictedStage]  # as predicted with them
     too_large: tuple[StageName, ...]  # the stages that still need more than the limit
 
 
@@ -47,7 +48,7 @@ GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kerne
 
 
 def fit(
-    predict: Callable[[PinnedRecipe, StageName], Stage],
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
     loaded: PinnedRecipe,
     stages: Sequence[StageName],
     limit: int,
@@ -62,7 +63,7 @@ def fit(
     result = _Search(predict, loaded, stages, limit, say)()
     if result.too_large and loaded.recipe.model.quantization == "none":
         compressed = {"model.quantization": "nf4"}
-        compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in STAGES}
+        compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in TRAINING_STAGES}
         again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
         return again._replace(changes=compressed | again.changes)
     return result
@@ -73,7 +74,7 @@ class _Search:
 
     def __init__(
         self,
-        predict: Callable[[PinnedRecipe, StageName], Stage],
+        predict: Callable[[PinnedRecipe, StageName], PredictedStage],
         loaded: PinnedRecipe,
         stages: Sequence[StageName],
         limit: int,
@@ -125,7 +126,7 @@ class _Search:
         return _fraction_of_rows(predicted, self.limit) if predicted else inf
 
 
-def _fraction_of_rows(phase: Phase, limit: int) -> float:
+def _fraction_of_rows(phase: PredictedPhase, limit: int) -> float:
     """Return the fraction of its rows with which a phase would fit, if the growing components are proportional to them.
 
     Above 1 there is memory left. `limit` is in bytes.
@@ -182,7 +183,7 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
     sampling = [stage for stage in stages if stage in ("sft", "dpo", "evaluate")]  # with the settings of evaluate
     if sampling:
         phases = tuple((stage, "evaluate") for stage in sampling)
-        smallest = {key: n for s in sampling if s in STAGES for key, n in micro_batch(loaded, s, 1).items()}
+        smallest = {key: n for s in sampling if s in TRAINING_STAGES for key, n in micro_batch(loaded, s, 1).items()}
         decoding = _batch_sizes("evaluate.batch_size", divisors(recipe.evaluate.batch_size))
         groups.append(SettingGroup(phases, [decoding], smallest))
     for stage, options in recipe.online().items():
@@ -191,7 +192,7 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
             decoding = _batch_sizes(f"{stage}.rollout_batch_size", sizes)
             groups.append(SettingGroup(((stage, "rollout"), (stage, "evaluate")), [decoding], {}))
     for stage in stages:
-        if stage in STAGES:
+        if stage in TRAINING_STAGES:
             training = [
                 [
                     Candidate(
@@ -223,7 +224,7 @@ def _row_seconds(recipe: Recipe, stage: StageName, checkpointing: bool, micro: i
     Each pass multiplies every weight by the row's tokens, and reads it once for a whole micro-batch; NF4 is read,
     unpacked and read again. Backward is one pass (the base has no weight gradients), recomputation another.
     """
-    card = CARDS.get(recipe.hardware.name, CARDS["4090"])  # only the ratio of its rates counts
+    card = NOMINAL_RATES.get(recipe.hardware.name, NOMINAL_RATES["4090"])  # only the ratio of its rates counts
     weight_bytes = 0.5 + 2 + 2 if recipe.model.quantization == "nf4" else 4 if recipe.model.dtype == "float32" else 2
     passes = 3 if checkpointing else 2
     return passes * (2 * row_tokens(recipe, stage, micro) / card.flops + weight_bytes / (micro * card.bandwidth))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from rlhf.memory.gpu import Gpu
+from rlhf.memory.cards import Gpu
 
 Count = Callable[[Any, Any], int]
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def unpacks_4bit(gpu: Gpu, dtype: torch.dtype, rows: int, out: int, inner: int, 
 
 @functools.cache
 def _bitsandbytes_cuda() -> ModuleType | None:
-    """Return bitsandbytes' CUDA backend; None where it cannot be used.
+    """Return bitsandbytes' CUDA backend; None if it cannot be used.
 
     Its import looks up a function that a torch without CUDA lacks, without calling it.
     """

@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
 
 def _flops_of(func: Any) -> Callable[[Any, Any, Any], int] | None:
-    """Return what counts an operation's floating-point operations; None where it multiplies nothing.
+    """Return what counts an operation's floating-point operations; None if it multiplies nothing.
 
     Torch counts no product that is added in place, such as `addmm_`: it has those of the operation without underscore.
     """

@@ -1,20 +1,21 @@
-"""Forward and backward passes on the stand-in device: marked among the events, and run once where they are repeated.
+"""Forward and backward passes on the stand-in device: they are marked among the events, and equal ones run only once.
 
-A batch is scored and trained on in micro-batches, most of them of one shape. Of those that follow each other with the
-same role, those that leave something behind are run (they make gradients, or merge weights), and one of the others; the
-events of the rest are copies of its events, with storages of their own. The allocator's
-replay is asked for all of them, so that the predicted memory is the same as if each was run.
+A batch is scored and trained on in micro-batches, most of them of one shape. A pass that leaves something behind is run
+each time: it makes gradients, or merges weights. Of the others that follow each other with the same role and shape, one
+is run; the events of the rest are copies of its events, with new storages. The predicted memory is the same as if each
+was run, because the replay of the allocator gets the events of all.
 """
 
 import copy
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch
+from rlhf.memory.peaks import OperationCounts, Storage
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PASS
 from rlhf.memory.tracker import Tracker
@@ -23,11 +24,7 @@ from rlhf.recipe import AdapterName
 from rlhf.stages import groups, ppo
 from rlhf.stages.online.train_state import TrainState
 
-if TYPE_CHECKING:
-    from rlhf.memory.tracker import _Storage
-
 T = TypeVar("T")
-Work = tuple[int, int, int, int]  # flops, recomputed, moved and launched, as in tracker.Peak
 
 
 class _Made(NamedTuple):
@@ -43,16 +40,16 @@ class _Pass(NamedTuple):
     """What a pass did."""
 
     events: list[Event]
-    storages: "dict[int, _Storage]"  # that it made
-    work: Work
+    storages: dict[int, Storage]  # that it made
+    work: OperationCounts
     result: Any  # a _Made in place of a tensor
 
 
 class Repeats:
     """Runs passes and remembers them until `forget` is called.
 
-    Remembered is a pass that leaves nothing behind but its result: each storage that it makes it releases, and no
-    other. One that makes gradients, or merges weights for later passes, is run again.
+    A pass is remembered if it leaves nothing behind but its result: it releases each storage that it makes, and no
+    other. A pass that makes gradients, or merges weights for later passes, is run again.
     """
 
     def __init__(self, tracker: Tracker):
@@ -64,27 +61,18 @@ class Repeats:
 
     def __call__(self, key: Hashable, run: Callable[[], T]) -> T:
         """Return `run()`, or the same once more if that was remembered. `key` is all that its events depend on."""
-        key = (key, self._tracker._phase)
+        key = (key, self._tracker.phase)
         if key in self._known:
             result: T = self._repeat(self._known[key])
             return result
-        start, before = len(self._tracker._events), self._work()
+        start, before = self._tracker.position(), self._tracker.work()
         result = run()
-        done = self._pass(self._tracker._events[start:], before, result)
+        done = self._pass(self._tracker.events_since(start), before, result)
         if done is not None:
             self._known[key] = done
         return result
 
-    def _work(self) -> Work:
-        tracker = self._tracker
-        flops, recomputed, moved, launched = (counter[tracker._phase] for counter in self._counters())
-        return flops, recomputed, moved, launched
-
-    def _counters(self) -> tuple[Any, ...]:
-        tracker = self._tracker
-        return tracker._flops, tracker._recomputed, tracker._moved, tracker._launched
-
-    def _pass(self, events: list[Event], before: Work, result: Any) -> _Pass | None:
+    def _pass(self, events: list[Event], before: OperationCounts, result: Any) -> _Pass | None:
         """Return what is remembered of a pass; None if it cannot be repeated."""
         if any(event.storage is None and event.name != PASS for event in events):
             return None  # another phase, or something that happens once
@@ -92,7 +80,7 @@ class Repeats:
         left = made ^ {event.storage for event in events if event.storage is not None and event.bytes < 0}
         if isinstance(result, Tensor):
             storage = result.untyped_storage()
-            index, _ = self._tracker._live.get(id(storage), (None, None))
+            index = self._tracker.storage_of(result)
             whole = result.is_contiguous() and result.nbytes == storage.nbytes() and not hasattr(result, "_known")
             if index is None or not whole or result.requires_grad:
                 return None
@@ -100,28 +88,17 @@ class Repeats:
             result = _Made(index, result.shape, result.stride(), result.dtype)
         if left:
             return None
-        storages = {index: copy.copy(self._tracker._storages[index]) for index in made if index is not None}
-        flops, recomputed, moved, launched = (now - then for now, then in zip(self._work(), before, strict=True))
-        return _Pass(events, storages, (flops, recomputed, moved, launched), result)
+        work = self._tracker.work()
+        flops, recomputed, moved, launched = (now - then for now, then in zip(work, before, strict=True))
+        return _Pass(events, self._tracker.storages(made), (flops, recomputed, moved, launched), result)
 
     def _repeat(self, done: _Pass) -> Any:
-        tracker = self._tracker
-        places: dict[int, int] = {}  # of storages: in the pass that was run -> now
-        for event in done.events:
-            if event.storage is None:
-                tracker._events.append(event)
-                continue
-            if event.bytes > 0:
-                places[event.storage] = len(tracker._storages)
-                tracker._storages.append(copy.copy(done.storages[event.storage]))
-            tracker._events.append(event._replace(storage=places[event.storage]))
-        for counter, amount in zip(self._counters(), done.work, strict=True):
-            counter[tracker._phase] += amount
+        numbers = self._tracker.repeat(done.events, done.storages, done.work)
         if not isinstance(done.result, _Made):
             return copy.copy(done.result)
-        with tracker.paused():
+        with self._tracker.paused():
             tensor = torch.empty_strided(done.result.shape, done.result.stride, dtype=done.result.dtype, device="meta")
-        tracker.follow(tensor.untyped_storage(), places[done.result.storage])
+        self._tracker.follow(tensor.untyped_storage(), numbers[done.result.storage])
         return tensor
 
 
@@ -206,7 +183,7 @@ def _updating(repeats: Repeats, run: Callable[[TrainState], Any]) -> Callable[[T
 
 
 def _shape(rollout: Rollout) -> Hashable:
-    """Return the lengths and groups of the rows of a rollout; None where they are not known, or computed below."""
+    """Return the lengths and groups of the rows of a rollout; None if they are not known, or computed below."""
     parts = [rollout.prompt_length, rollout.response_length, *([] if rollout.groups is None else [rollout.groups])]
     known: list[Any] = [getattr(x, "_known", None) for x in parts]
     if any(x is None for x in known):

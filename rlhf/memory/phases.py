@@ -1,14 +1,15 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from rlhf.errors import UserError
-from rlhf.recipe import StageName
+from rlhf.recipe import ONLINE, StageName
 
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 Rehearsed = StageName | Literal["decoding step"]
+TRAINING_STAGES: tuple[StageName, ...] = ("sft", "rm", *ONLINE, "dpo")  # stages with a backward pass
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
 
 COMPONENTS = (
@@ -43,7 +44,7 @@ class Event(NamedTuple):
     name: str
 
 
-class Phase(NamedTuple):
+class PredictedPhase(NamedTuple):
     """Bytes at the peak of one phase, and what they are; operations are counted over the whole phase.
 
     `reserved_bytes` and `needed_bytes` as in rlhf/memory/replay.py, without paged states and the driver's context; None
@@ -61,7 +62,42 @@ class Phase(NamedTuple):
     needed_bytes: int | None = None
 
 
-Stage = dict[str, Phase]  # by the phase's name; the first one, "", is the whole stage
+class RehearsedPhase(TypedDict):
+    """A `Peak` of rlhf/memory/peaks.py as JSON."""
+
+    operations: dict[str, dict[str, int]]
+    paged: int
+    flops: int
+    recomputed: int
+    moved: int
+    launched: int
+
+
+class RehearsedStage(TypedDict):
+    """The answer of a rehearsal about a stage.
+
+    `depths` has the phases by name at each of DEPTHS; `reserved` has the three numbers of a `Reserved` for each phase.
+    """
+
+    depths: list[dict[str, RehearsedPhase]]
+    reserved: dict[str, list[int]] | None  # None if the events of the two depths could not be aligned
+
+
+class RehearsedRole(TypedDict):
+    """The operations of one decoding step of a role."""
+
+    per_layer: int
+    outside: int
+    unsafe: list[str]
+
+
+class RehearsedStep(TypedDict):
+    """The answer of a rehearsal about a decoding step."""
+
+    roles: dict[str, RehearsedRole]
+
+
+PredictedStage = dict[str, PredictedPhase]  # by the phase's name; the first one, "", is the whole stage
 
 
 class StepOperations(NamedTuple):

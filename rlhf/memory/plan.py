@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlhf.errors import OptionError, UserError
-from rlhf.memory import projection, ranks
-from rlhf.memory.phases import ON_HOST, PredictionError, Stage, gb
-from rlhf.memory.predict import STAGES, Predictor, needed, reserved
-from rlhf.memory.strategies import STAGES as LEARNING
+from rlhf.memory import cards, projection, ranks
+from rlhf.memory.phases import ON_HOST, TRAINING_STAGES, PredictedStage, PredictionError, gb
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.strategies import STEP, effects, one_by_one, operations
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, Recipe, StageName, as_yaml
 from rlhf.recipe import published as figures
-from rlhf.recipe.published import GB, Verdict, compare
+from rlhf.recipe.published import GB, Verdict, verdict_of
 from rlhf.terminal import say
 
 PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "components")  # of a phase in JSON
@@ -22,7 +21,7 @@ PHASE_KEYS = ("peak_bytes", "reserved_bytes", "needed_bytes", "paged_bytes", "co
 def make(
     predict: Predictor,
     loaded: PinnedRecipe,
-    stages: Sequence[StageName] = STAGES,
+    stages: Sequence[StageName] = PREDICTED_STAGES,
     price: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def make(
     }
 
 
-def _stage(loaded: PinnedRecipe, stage: StageName, predicted: Stage, price: float | None) -> dict[str, Any]:
+def _stage(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None) -> dict[str, Any]:
     recipe = loaded.recipe
     place = "host" if stage in ON_HOST else recipe.hardware.device
     need = needed(predicted[""])
@@ -65,8 +64,8 @@ def _stage(loaded: PinnedRecipe, stage: StageName, predicted: Stage, price: floa
         "verdict": _peak_verdict(loaded, stage, predicted[""].peak_bytes),
         "phases": {name: {key: getattr(phase, key) for key in PHASE_KEYS} for name, phase in predicted.items() if name},
     }
-    rates = projection.CARDS.get(recipe.hardware.name)
-    work = projection.work(ranks.of_one(loaded, stage).recipe, stage, predicted)
+    rates = cards.NOMINAL_RATES.get(recipe.hardware.name)
+    work = projection.work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
     if rates and work:
         projected = work.projected(rates)
         summary["limit_hours"] = work.limit(rates) / 3600
@@ -106,9 +105,9 @@ def _budget(loaded: PinnedRecipe, stage: StageName) -> list[int | None] | None:
 
 
 def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
-    """Return the most favourable verdict on a predicted peak by the figures of its stage; None where there are none."""
+    """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
     budgets = [t for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
-    return figures.best(compare(figure, peak / GB).word for figure in budgets)
+    return figures.best(verdict_of(figure, peak / GB).word for figure in budgets)
 
 
 def ablation(
@@ -141,7 +140,7 @@ def claims(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, float] | 
     for figure in loaded.targets:
         start, _, quantity = (figure.metric or "").rpartition(".")
         if start == f"effect.{strategy}":
-            verdict = f": {compare(figure, measured[quantity])}" if measured else ""
+            verdict = f": {verdict_of(figure, measured[quantity])}" if measured else ""
             texts.append(f"{quantity} {console.span(*figure.printed)}{verdict}")
     return texts
 
@@ -155,23 +154,26 @@ def size(text: str) -> int:
 
 
 def card_bytes(loaded: PinnedRecipe) -> int:
-    """Return the bytes of the recipe's card. Raises UserError where it names none."""
+    """Return the bytes of the recipe's card. Raises UserError if it names none."""
     if loaded.recipe.hardware.memory_gb is None:
         raise UserError(f"{loaded.directory}: hardware.memory_gb is not given; use --fit 12GB")
     return round(loaded.recipe.hardware.memory_gb * GB)
 
 
 def preflight(
-    predict: Callable[[PinnedRecipe, StageName], Stage], loaded: PinnedRecipe, stage: StageName, given: str = ""
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+    loaded: PinnedRecipe,
+    stage: StageName,
+    given: str = "",
 ) -> int | None:
-    """Return the bytes at the stage's predicted peak; None where nothing can be predicted.
+    """Return the bytes at the stage's predicted peak; None if nothing can be predicted.
 
     Raises UserError, with what would help, when the stage needs more than the recipe's card has. `given`: the options
     that the recipe was named by.
     """
     hardware = loaded.recipe.hardware
     card = hardware.memory_gb
-    if card is None or hardware.device != "cuda" or stage not in STAGES or stage in ON_HOST:
+    if card is None or hardware.device != "cuda" or stage not in PREDICTED_STAGES or stage in ON_HOST:
         return None
     try:
         predicted = predict(loaded, stage)
@@ -186,7 +188,7 @@ def preflight(
         f"card has {gb(card * GB)} GB; nothing was started."
     )
     advice = []
-    if stage in LEARNING:
+    if stage in TRAINING_STAGES:
         advice.append("What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):")
         for effect in effects(predict, loaded, stage):
             if effect.after is not None and effect.changes:
@@ -202,13 +204,13 @@ def preflight(
 def published(loaded: PinnedRecipe, plan: Mapping[str, Any], effects_of: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compare every published figure of the recipe with what is predicted or projected for it.
 
-    `basis` says which of the two the value is; None where only a measurement can tell.
+    `basis` says which of the two the value is; None if only a measurement can tell.
     """
     rows = []
     for figure in loaded.targets:
         value = None if figure.metric is None else predicted(plan, effects_of, figure.stage, figure.metric)
         basis = None if value is None else "projected" if figure.metric in ("hours", "cost_usd") else "predicted"
-        verdict = _unpredicted(figure, plan, effects_of) if value is None else compare(figure, value)
+        verdict = _unpredicted(figure, plan, effects_of) if value is None else verdict_of(figure, value)
         rows.append(
             {
                 "stage": figure.stage,
@@ -231,7 +233,7 @@ def _unpredicted(figure: figures.Figure, plan: Mapping[str, Any], effects_of: Ma
     """Return the verdict on a figure that has no prediction: why it cannot be compared, or what measures it."""
     metric = figure.metric
     if metric is None:
-        return compare(figure, None)
+        return verdict_of(figure, None)
     if metric == "cost_usd" and plan["price_per_hour"] is None:
         return Verdict(figures.NOT_MEASURED, "projected with --price")
     if metric.startswith("effect."):
@@ -244,7 +246,7 @@ def _unpredicted(figure: figures.Figure, plan: Mapping[str, Any], effects_of: Ma
 def predicted(
     plan: Mapping[str, Any], effects_of: Mapping[str, Any], stage: StageName | Literal["all"], metric: str
 ) -> float | None:
-    """Return what is predicted or projected for a published figure's `metric`; None where only a run can tell.
+    """Return what is predicted or projected for a published figure's `metric`; None if only a run can tell.
 
     `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`);
     `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,

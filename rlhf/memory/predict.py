@@ -1,6 +1,6 @@
 """Peak memory of each phase of each stage: rehearsed at two depths, carried on to the recipe's number of layers.
 
-Every layer of a decoder is alike, so that what a phase holds at its peak grows linearly with their number as long as
+Every layer of a decoder is alike. What a phase holds at its peak therefore grows linearly with their number as long as
 the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
 """
 
@@ -17,24 +17,27 @@ from typing import Any, cast
 
 from rlhf import recipe as recipes
 from rlhf.files import replacing
-from rlhf.memory import gpu, ranks
+from rlhf.memory import cards, ranks
 from rlhf.memory.phases import (
     COMPONENTS,
     DECODING_STEP,
     DEPTHS,
     ON_HOST,
-    Phase,
+    TRAINING_STAGES,
+    PredictedPhase,
+    PredictedStage,
     PredictionError,
     Rehearsed,
-    Stage,
+    RehearsedPhase,
+    RehearsedStage,
+    RehearsedStep,
     StepOperations,
 )
-from rlhf.process import distributed
+from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
-TRAINING: tuple[StageName, ...] = ("sft", "rm", *recipes.ONLINE, "dpo")  # stages with a backward pass
+PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code: a guess, not measured on a GPU yet
@@ -42,8 +45,11 @@ FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; t
 
 
 def stages(recipe: Recipe) -> list[StageName]:
-    """Return the stages of a recipe whose memory is predicted: STAGES, and RLOO and GRPO where the recipe has them."""
-    known = {*STAGES, *(stage for stage in recipes.GROUPS if getattr(recipe, stage) is not None)}
+    """Return the stages of a recipe whose memory is predicted.
+
+    They are PREDICTED_STAGES, and RLOO and GRPO if the recipe has them.
+    """
+    known = {*PREDICTED_STAGES, *(stage for stage in recipes.GROUPS if recipe.section(stage) is not None)}
     return [stage for stage in recipes.STAGES if stage in known]
 
 
@@ -68,15 +74,18 @@ class Predictor:
             worker.kill()
             worker.wait()
 
-    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> Stage:
-        """Predict one stage, of several ranks one. Raises PredictionError when the recipe has no architecture, or its
-        rehearsal fails."""
+    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> PredictedStage:
+        """Return the phases of a stage; if several processes share it, those of one of them.
+
+        Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
+        """
         layers = _layers(loaded)
-        rehearsed = self._rehearsed(ranks.of_one(loaded, stage), stage)
-        few, more = rehearsed["depths"]
+        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
+        rehearsed = cast(RehearsedStage, answer)
+        shallow, deeper = rehearsed["depths"]
         phases = {}
-        for name in few:
-            phase = _extrapolate(few[name], more[name], layers, workspaces(loaded.recipe, stage, name))
+        for name in shallow:
+            phase = _extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
             replayed = rehearsed["reserved"]
             if replayed is None:
                 guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
@@ -90,14 +99,15 @@ class Predictor:
         return ranks.divide(loaded.recipe, stage, _with_inner(phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
-        """Return the operations of a decoding step of PPO's rollout by role; None where none is captured as a graph.
+        """Return the operations of a decoding step of PPO's rollout by role; None if none is captured as a graph.
 
         Raises PredictionError when the recipe has no architecture, or the step cannot be rehearsed.
         """
         if loaded.recipe.hardware.device != "cuda":
             return None
         layers = _layers(loaded)
-        roles = self._rehearsed(ranks.of_one(loaded, "ppo"), DECODING_STEP)["roles"]
+        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP)
+        roles = cast(RehearsedStep, answer)["roles"]
         return {
             role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
             for role, n in roles.items()
@@ -143,13 +153,13 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
     """
     if recipe.hardware.device != "cuda" or stage in ON_HOST:
         return 0
-    threads = 2 if stage in TRAINING else 1
-    return (threads + phase.endswith("decode")) * gpu.workspace(recipe.hardware.name)
+    threads = 2 if stage in TRAINING_STAGES else 1
+    return (threads + phase.endswith("decode")) * cards.workspace(recipe.hardware.name)
 
 
 def _start() -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearse"]
-    environment = distributed.alone(distributed.child_environment(OMP_NUM_THREADS="1"))
+    environment = launching.alone(launching.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -160,37 +170,42 @@ def _start() -> "subprocess.Popen[str]":
     )
 
 
-def _extrapolate(few: dict[str, Any], more: dict[str, Any], layers: int, workspace: int) -> Phase:
-    """Return the line through each operation's peaks at both depths; the phase's is the highest of them at `layers`."""
+def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, workspace: int) -> PredictedPhase:
+    """Return the peak of a phase at `layers` layers, from its peaks at both depths.
+
+    A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
+    """
 
     def line(a: int, b: int) -> int:
         low, high = DEPTHS
         return round(a + (b - a) * (layers - low) / (high - low))
 
     highest, components = -1, {}
-    for operation in {**few["operations"], **more["operations"]}:
-        a, b = few["operations"].get(operation), more["operations"].get(operation)
+    for operation in {**shallow["operations"], **deeper["operations"]}:
+        a, b = shallow["operations"].get(operation), deeper["operations"].get(operation)
         if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
             continue  # there at the other depth only
-        a, b = a or b, b or a
+        a, b = a or b or {}, b or a or {}
         total = line(sum(a.values()), sum(b.values()))
         if total > highest:
             highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
-    components = _whole(components, highest) | {"workspace": workspace}
-    return Phase(
+    components = _rounded_to_total(components, highest) | {"workspace": workspace}
+    return PredictedPhase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
-        line(few["paged"], more["paged"]),
-        line(few["flops"], more["flops"]),
-        *(line(few[count], more[count]) for count in ("recomputed", "moved", "launched")),
+        line(shallow["paged"], deeper["paged"]),
+        line(shallow["flops"], deeper["flops"]),
+        line(shallow["recomputed"], deeper["recomputed"]),
+        line(shallow["moved"], deeper["moved"]),
+        line(shallow["launched"], deeper["launched"]),
     )
 
 
-def _whole(components: dict[str, int], total: int) -> dict[str, int]:
-    """Return the components that add up to a peak.
+def _rounded_to_total(components: dict[str, int], total: int) -> dict[str, int]:
+    """Return the components of a peak without negative sizes; they add up to `total`.
 
-    Where it was made at one moment with few layers and at another with more, a component's line may fall below zero;
-    what it lacks is taken off the largest.
+    A component's line may fall below zero if the peak was made at different moments at the two depths. What is lacking
+    then is taken off the largest component.
     """
     positive = {name: max(0, size) for name, size in components.items()}
     if positive:
@@ -198,7 +213,7 @@ def _whole(components: dict[str, int], total: int) -> dict[str, int]:
     return positive
 
 
-def _with_inner(stage: Stage) -> Stage:
+def _with_inner(stage: PredictedStage) -> PredictedStage:
     """Raise each phase's peak to at least those of the phases inside it.
 
     At depth another operation may make the peak.
@@ -211,21 +226,20 @@ def _with_inner(stage: Stage) -> Stage:
     return phases
 
 
-def reserved(phase: Phase) -> int:
-    """Return the bytes of the card that a phase takes while the card is not full: as nvidia-smi shows them for the
-    process.
+def reserved(phase: PredictedPhase) -> int:
+    """Return the bytes that a phase takes of a card with room to spare, as nvidia-smi shows them for the process.
 
-    What torch's allocator reserves, paged states and the driver's context.
+    They are what torch's allocator reserves, paged states and the driver's context.
     """
-    return phase.peak_bytes if phase.reserved_bytes is None else _beside(phase.reserved_bytes, phase)
+    return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
 
 
-def needed(phase: Phase) -> int:
-    """Return the bytes of the card with which a phase gets by: `reserved`, less what the allocator can give back."""
-    return phase.peak_bytes if phase.needed_bytes is None else _beside(phase.needed_bytes, phase)
+def needed(phase: PredictedPhase) -> int:
+    """Return the least bytes of the card that a phase needs: `reserved` less what the allocator can give back."""
+    return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
 
 
-def _beside(held: int, phase: Phase) -> int:
+def _with_context(held: int, phase: PredictedPhase) -> int:
     return held + phase.paged_bytes + CONTEXT
 
 
@@ -240,7 +254,7 @@ def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
-    card = gpu.find(loaded.recipe.hardware.name) if device == "cuda" else None
+    card = cards.find(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [_version(name) for name in PACKAGES]
     key = recipes.content_hash([recipe, hardware, card, allocator, stage, _code_hash(), versions])

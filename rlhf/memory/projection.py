@@ -7,12 +7,12 @@ training steps that others timed (bench/outside/speed.py), with an interval; not
 import math
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from rlhf.data.worlds.lengths import lengths_of_hh
-from rlhf.memory.phases import STEPS, Phase, Stage
-from rlhf.memory.predict import TRAINING
-from rlhf.recipe import ONLINE, Recipe, StageName
+from rlhf.memory.cards import NominalRates
+from rlhf.memory.phases import STEPS, TRAINING_STAGES, PredictedPhase, PredictedStage
+from rlhf.recipe import Dialogues, Recipe, StageName
 
 
 class Rates(NamedTuple):
@@ -38,32 +38,7 @@ CALIBRATED = Rates(products=1.35, memory=1.15, launch=5e-6)
 SPREAD = (0.8, 1.5)
 # Assumed: no timed run decodes as rlhf/rollout/engine.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
-WINDOW = 16  # batches that are sorted by length together, as in rlhf/stages/trainer.py
-
-
-class Card(NamedTuple):
-    """Nominal rates of a card, and where they stand."""
-
-    flops: float  # per second, bfloat16 with float32 accumulation, dense
-    bandwidth: float  # bytes per second
-    source: str
-    link: float | None = None  # bytes per second that it can receive from the others of its machine
-
-
-_RTX_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
-CARDS = {  # by the recipe's hardware.name
-    "4090": Card(165.2e12, 1.008e12, _RTX_4090),
-    "2x4090": Card(
-        165.2e12, 1.008e12, f"{_RTX_4090}; PCIe 4.0 x16 in one direction: 16 lanes of 16 GT/s, 128b/130b", 31.5e9
-    ),
-    "h100": Card(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
-    "8xh100": Card(
-        989.5e12,
-        3.35e12,
-        "NVIDIA H100 data sheet, SXM (half of the rates with sparsity, NVLink of both directions)",
-        450e9,
-    ),
-}
+SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/trainer.py
 
 
 class Projected(NamedTuple):
@@ -74,7 +49,7 @@ class Projected(NamedTuple):
     high: float
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """What a whole stage does."""
 
     flops: float
@@ -82,11 +57,11 @@ class Work(NamedTuple):
     moved: float = 0.0  # bytes that operations other than products read and write, decoding left out
     launched: float = 0.0  # operations that launch a kernel, decoding left out
 
-    def limit(self, card: Card) -> float:
+    def limit(self, card: NominalRates) -> float:
         """Return seconds at the card's nominal rates, with nothing moved but the weights that decoding reads."""
         return self.flops / card.flops + self.decoded_bytes / card.bandwidth
 
-    def projected(self, card: Card) -> Projected:
+    def projected(self, card: NominalRates) -> Projected:
         """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
         computing = step_seconds(self.flops, self.moved, self.launched, card)
         reading = self.decoded_bytes / card.bandwidth
@@ -98,12 +73,12 @@ class Work(NamedTuple):
         )
 
 
-def step_seconds(flops: float, moved: float, launched: float, card: Card, rates: Rates = CALIBRATED) -> float:
+def step_seconds(flops: float, moved: float, launched: float, card: NominalRates, rates: Rates = CALIBRATED) -> float:
     """Return the projected seconds of work that has these counts: the three parts one after another."""
     return flops / card.flops * rates.products + moved / card.bandwidth * rates.memory + launched * rates.launch
 
 
-def step_flops(recipe: Recipe, stage: StageName, predicted: Stage, of_model: bool = False) -> dict[str, float]:
+def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_model: bool = False) -> dict[str, float]:
     """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
@@ -117,17 +92,17 @@ def step_flops(recipe: Recipe, stage: StageName, predicted: Stage, of_model: boo
 
 def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
     """Return how much of what was rehearsed one step does, by phase."""
-    if stage in ONLINE:
-        options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        accumulation = options.gradient_accumulation_steps
+        times = {"train": accumulation / min(2, accumulation)}
+    else:
         updates = options.num_mini_batches * options.passes / min(2, options.num_mini_batches)
         times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
-    else:
-        accumulation = getattr(recipe, stage).gradient_accumulation_steps
-        times = {"train": accumulation / min(2, accumulation)}
     return {name: n / STEPS for name, n in times.items()}
 
 
-def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
+def decoding_bytes(recipe: Recipe, predicted: PredictedStage) -> float:
     """Return the bytes that a decoding step of PPO reads at least: weights, one adapter, keys and values of full
     responses.
     """
@@ -135,30 +110,30 @@ def decoding_bytes(recipe: Recipe, predicted: Stage) -> float:
 
 
 def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
-    """Return the steps of the whole stage; None where the recipe does not say how many rows there are."""
-    options = getattr(recipe, stage)
-    if stage in ONLINE:
-        return cast(int, options.steps)
-    most: int | None = options.max_steps
+    """Return the steps of the whole stage; None if the recipe does not say how many rows there are."""
+    options = recipe.training_section(stage)
+    if not isinstance(options, Dialogues):
+        return options.steps
+    most = options.max_steps
     if options.max_samples is None:
         return most
     batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
-    steps: int = math.ceil(options.max_samples * options.num_train_epochs / batch)
+    steps = math.ceil(options.max_samples * options.num_train_epochs / batch)
     return min(steps, most) if most else steps
 
 
-def work(recipe: Recipe, stage: StageName, predicted: Stage) -> Work | None:
-    """Return the work of a stage whose number of rows the recipe gives; None where it does not, or there are none."""
-    if stage not in TRAINING:
+def work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWork | None:
+    """Return the work of a stage whose number of rows the recipe gives; None if it does not, or there are none."""
+    if stage not in TRAINING_STAGES:
         return None
     steps = optimizer_steps(recipe, stage)
     if steps is None:
         return None
-    options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
     share = row_tokens(recipe, stage, options.per_device_train_batch_size) / longest_row(recipe, stage)
     times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
     decoded = 0.0
-    if stage in ONLINE:
+    if not isinstance(options, Dialogues):
         every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
         evaluations = 1 + len({options.steps}.union(*every))
         batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
@@ -170,7 +145,7 @@ def work(recipe: Recipe, stage: StageName, predicted: Stage) -> Work | None:
         rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
         times["evaluate"] = options.max_eval_samples / rehearsed
     phases = [(predicted[name], n) for name, n in times.items() if name in predicted]
-    return Work(
+    return StageWork(
         share * sum(phase.flops * n for phase, n in phases),
         decoded,
         share * sum(phase.moved * n for phase, n in phases),
@@ -189,25 +164,25 @@ def basis() -> dict[str, Any]:
 
 def longest_row(recipe: Recipe, stage: StageName) -> int:
     """Return the tokens of the longest row that a training stage admits."""
-    options = getattr(recipe, stage)
-    longest: int = options.max_prompt_length + options.response_length if stage in ONLINE else options.max_length
-    return longest
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        return options.max_length
+    return options.max_prompt_length + options.response_length
 
 
 def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
     """Return the mean tokens of a row, with the padding of micro-batches; PPO's responses use their whole budget."""
-    options = getattr(recipe, stage)
-    if stage in ONLINE:
+    options = recipe.training_section(stage)
+    if not isinstance(options, Dialogues):
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
-        return sum(prompts) / len(prompts) + cast(int, options.response_length)
-    longest: int = options.max_length
+        return sum(prompts) / len(prompts) + options.response_length
     batch = (
         options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
     )
-    return longest * padded_share(recipe, longest, options.max_prompt_length, micro, batch)
+    return options.max_length * padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch)
 
 
-def _weights(phase: Phase) -> int:
+def _weights(phase: PredictedPhase) -> int:
     """Return the bytes of weights that a decoding step reads, near enough: all of them, one role's adapter among the
     four.
     """
@@ -223,7 +198,7 @@ def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, 
     if not lengths_are_known(recipe):
         return 1.0
     table = [min(min(p, longest_prompt) + max(c, r) + 1, longest) for p, c, r in lengths_of_hh()]
-    size = (grouped or micro) * WINDOW
+    size = (grouped or micro) * SORTED_BATCHES
     rows = random.Random(0).choices(table, k=size * 16)
     windows = [rows[at : at + size] for at in range(0, len(rows), size)]
     ordered = [row for window in windows for row in (sorted(window) if grouped else window)]

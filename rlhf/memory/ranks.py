@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.memory.phases import Phase, PredictionError, Stage
+from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
@@ -33,33 +33,33 @@ LLAMA_LAYERS = (
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
-def of_one(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
-    """Return the recipe by which one process alone does what each rank does in a stage: its share of the rows, all
-    steps.
-    """
+def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
+    """Return the recipe with which one process alone does the work of one rank: all steps, its share of the rows."""
     recipe = loaded.recipe
     count = recipe.processes(stage)
     if count == 1:
         return loaded
-    options = getattr(recipe, stage)
-    share: dict[str, Any] = {"max_eval_samples": math.ceil(options.max_eval_samples / count)}
-    if stage in recipes.ONLINE:
-        batch = options.batch_size // count
-        share |= {"batch_size": batch, "rollout_batch_size": min(options.rollout_batch_size, batch)}
-        share["per_device_train_batch_size"] = min(
-            options.per_device_train_batch_size, batch // options.num_mini_batches
-        )
-    else:
+    options = recipe.training_section(stage)
+    share: dict[str, Any]
+    if isinstance(options, recipes.Dialogues):
         rows, accumulated = options.share(count)
         share = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated}
+    else:
+        batch = options.batch_size // count
+        share = {
+            "max_eval_samples": math.ceil(options.max_eval_samples / count),
+            "batch_size": batch,
+            "rollout_batch_size": min(options.rollout_batch_size, batch),
+            "per_device_train_batch_size": min(options.per_device_train_batch_size, batch // options.num_mini_batches),
+        }
     if options.max_samples is not None:
         share["max_samples"] = math.ceil(options.max_samples / count)
     changes = {f"{stage}.{key}": value for key, value in share.items()} | {"hardware.count": 1}
     return recipes.load(loaded.directory, loaded.overrides | changes, recipe.seed)
 
 
-def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
-    """Return what a rank needs where ranks divide the base, from what it needs with all of it."""
+def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> PredictedStage:
+    """Return what a rank needs if ranks divide the base, from what it needs with the whole base."""
     if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
         return predicted
 
@@ -67,7 +67,7 @@ def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
     part = whole // recipe.hardware.count
     fetched = LAYERS_AT_ONCE * whole // _architecture(recipe).num_hidden_layers
 
-    def rank(name: str, phase: Phase) -> Phase:
+    def rank(name: str, phase: PredictedPhase) -> PredictedPhase:
         top = name.partition("/")[0]
         if top in FETCHED.get(stage, ()):
             return _with_base(phase, part)
@@ -81,7 +81,7 @@ def divide(recipe: Recipe, stage: StageName, predicted: Stage) -> Stage:
     return {"": whole_stage, **phases}
 
 
-def _with_base(phase: Phase, more: int) -> Phase:
+def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
     """Return a phase with `more` additional bytes of weights; scales of 4-bit weights grow in proportion.
 
     What the allocator reserves changes by as much: how it would place the parts was not replayed.
@@ -150,15 +150,15 @@ def traffic(recipe: Recipe, stage: StageName) -> Traffic:
     millions.
     """
     count = recipe.processes(stage)
-    options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
     trained = 4 * adapter_parameters(recipe)
-    if stage in recipes.ONLINE:
+    if isinstance(options, recipes.Dialogues):
+        reductions, trunks, passes = 1, 1, PASSES * options.share(count)[1]
+    else:
         reductions = options.passes * options.num_mini_batches
-        trunks = 2 if getattr(options, "value_model", None) == "adapter" else 1
+        trunks = 2 if isinstance(options, recipes.Ppo) and options.value_model == "adapter" else 1
         rows = options.batch_size // options.num_mini_batches // count
         passes = PASSES * trunks * reductions * math.ceil(rows / options.per_device_train_batch_size) + 1
-    else:
-        reductions, trunks, passes = 1, 1, PASSES * options.share(count)[1]
     received = (count - 1) / count
     fetched = received * passes * layers_bytes(recipe) if recipe.hardware.engine == "fsdp" else 0
     return Traffic(round(2 * received * reductions * trunks * trained), round(fetched))

@@ -1,6 +1,6 @@
 """Runs a recipe's stages on a stand-in for its device, with random weights and the longest dialogues it admits.
 
-`python -m rlhf.memory.rehearse` is a process of its own, so that patches and stand-ins end with it: it reads
+`python -m rlhf.memory.rehearse` runs as a separate process, with which patches and stand-ins end. It reads
 {"recipe": DIR, "overrides": {…}, "stage": NAME, "expandable": BOOL} from each line of its input and writes
 {"result": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
 DEPTHS, and for a card what the allocator reserves at the recipe's depth. For the stage DECODING_STEP it writes
@@ -24,7 +24,7 @@ from unittest import mock
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory import gpu
+from rlhf.memory import cards
 from rlhf.memory.depth import deepen
 from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
 from rlhf.memory.replay import Reserved, replay
@@ -42,7 +42,10 @@ MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
 def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
-    """Return the overrides of a rehearsal: of what decides the memory of a step, they change the layers alone."""
+    """Return the overrides of a rehearsal.
+
+    They change only the number of layers among the settings that decide a step's memory.
+    """
     architecture = recipe.model.architecture
     assert architecture
     if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
@@ -56,14 +59,13 @@ def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
         changes[f"{stage}.{'num_ppo_epochs' if stage == 'ppo' else 'num_iterations'}"] = 1
         changes[f"{stage}.normalize_scores"] = options.normalize_scores
         changes[f"{stage}.norm_responses"] = 2  # one batch of rollouts
-    for stage in ("sft", "rm", "dpo"):
-        accumulated = getattr(recipe, stage).gradient_accumulation_steps
-        changes[f"{stage}.gradient_accumulation_steps"] = min(2, accumulated)
+    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+        changes[f"{stage}.gradient_accumulation_steps"] = min(2, supervised.gradient_accumulation_steps)
     return changes
 
 
 def _check_depth(architecture: Architecture) -> None:
-    """Raise UserError where the first layers are not like the others. Types that are tested have equal layers."""
+    """Raise UserError if the first layers differ from the others. Types that are tested have equal layers."""
     from rlhf.models.architecture import TESTED, check_layers, config_of
 
     if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
@@ -118,14 +120,13 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> dict[str, Any]
             changes |= {f"{stage}.reward_weights": None, f"{stage}.resample_groups": 0}
         else:
             changes["ppo.value_warmup_steps"] = 0
-    for stage in ("sft", "rm", "dpo"):
-        options = getattr(recipe, stage)
-        micro = options.per_device_train_batch_size
-        rows = max(rows, steps * micro * options.gradient_accumulation_steps)
+    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+        micro = supervised.per_device_train_batch_size
+        rows = max(rows, steps * micro * supervised.gradient_accumulation_steps)
         changes |= {
             f"{stage}.max_steps": steps,
             f"{stage}.max_samples": None,
-            f"{stage}.max_eval_samples": min(options.max_eval_samples, 2 * micro),
+            f"{stage}.max_eval_samples": min(supervised.max_eval_samples, 2 * micro),
             f"{stage}.logging_steps": 1,
             f"{stage}.save_steps": steps,
             f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one
@@ -147,18 +148,18 @@ class _Rehearsal(Run):
 
 
 # Runs a stage on a device of its choice and returns the peaks of its phases.
-Watch = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
+MeasuredRun = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
 
 
 class Rehearsals:
     """Rehearses stages at one depth (None: the recipe's) on the stand-in device.
 
-    Stages that it builds on are not run: their adapters are made, in the recipe's shape. With `watch` all of them run,
-    on another device. `events` are those of the last stage on the stand-in device.
+    Stages that it builds on are not run: their adapters are made, in the recipe's shape. With `measure` all of them
+    run, on the device that it chooses. `events` are those of the last stage on the stand-in device.
     """
 
-    def __init__(self, layers: int | None, watch: Watch | None = None):
-        self.layers, self.watch = layers, watch
+    def __init__(self, layers: int | None, measure: MeasuredRun | None = None):
+        self.layers, self.measure = layers, measure
         self.folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
         self.finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its model) whose adapters are there
         self.events: list[Event] = []
@@ -169,15 +170,15 @@ class Rehearsals:
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
         shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self.folder.name) / shape[:12]
-        present = [name for name in recipes.POLICIES if getattr(changed.recipe, name) is not None]
+        present = [name for name in recipes.POLICIES if changed.recipe.section(name) is not None]
         policies = present if stage == "evaluate" else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
         owner = f"{changed.name} {changed.version} {shape}"
         missing = [name for name in needed if (name, owner) not in self.finished]
-        if self.watch is None and missing:
+        if self.measure is None and missing:
             with self._device(changed.recipe):
                 _write_adapters(_Rehearsal(folder, changed, stage), missing)
-        elif self.watch is not None:
+        elif self.measure is not None:
             for name in missing:
                 self._rehearse(changed, name, folder)
         self.finished |= {(name, owner) for name in (*missing, stage)}
@@ -188,7 +189,7 @@ class Rehearsals:
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
         stage_module = import_stage(run.stage)
-        peaks = (self.watch or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
+        peaks = (self.measure or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
         return peaks
 
@@ -205,7 +206,7 @@ class Rehearsals:
 
         architecture, hardware = recipe.model.architecture, recipe.hardware
         assert architecture and architecture.vocab_size
-        return StandIn(hardware.device, PHASES, architecture.vocab_size, gpu.find(hardware.name))
+        return StandIn(hardware.device, PHASES, architecture.vocab_size, cards.find(hardware.name))
 
 
 def _write_adapters(run: Run, stages: Sequence[StageName]) -> None:
@@ -221,8 +222,10 @@ class Rehearser:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> dict[str, Any]:
-        """Return the peaks at each depth, and bytes as in `replay.Reserved` of each phase: empty where no card is used,
-        None where the events at both depths cannot be aligned.
+        """Return the peaks of a stage at each depth, and the reserved bytes of each phase at the recipe's depth.
+
+        `reserved` has a `replay.Reserved` for each phase. It is empty if the stage uses no card, and None if the events
+        of the two depths cannot be aligned.
         """
         peaks, events = [], []
         for rehearse in self.depths:
@@ -231,10 +234,10 @@ class Rehearser:
         hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
         reserved: dict[str, Reserved] | None = {}
         if hardware.device == "cuda" and stage not in ON_HOST and architecture:
-            few, more = events
+            shallow, deeper = events
             try:
-                deep = deepen(few, more, architecture.num_hidden_layers)
-                reserved = replay(deep, expandable, gpu.workspace(hardware.name))
+                deep = deepen(shallow, deeper, architecture.num_hidden_layers)
+                reserved = replay(deep, expandable, cards.workspace(hardware.name))
             except ValueError:
                 reserved = None
         return {"depths": peaks, "reserved": reserved}

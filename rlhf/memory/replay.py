@@ -37,21 +37,21 @@ def replay(
     An inner phase counts for the outer ones too.
 
     `workspace` is that of cuBLAS in bytes; a captured graph has one of its own. `capacity` as in Allocator. Raises
-    OutOfMemory where the capacity does not suffice.
+    OutOfMemory if the capacity does not suffice.
     """
     allocator = Allocator(expandable, capacity)
     highest = _highest(events)
     blocks: dict[int, Block] = {}
     peaks: dict[Name, Reserved] = {(): Reserved(0, 0, 0)}
     graph, capturing = 0, None
-    for at, (storage, size, phase, name) in enumerate(events):
+    for index, (storage, size, phase, name) in enumerate(events):
         if storage is not None:
             if size > 0:
                 blocks[storage] = allocator.malloc(size, capturing)
             else:
                 allocator.free(blocks.pop(storage))
         elif name == BEGIN:
-            _count(peaks, events[at - 1].phase if at else (), allocator, 0)
+            _count(peaks, events[index - 1].phase if index else (), allocator, 0)
             allocator.reset_peaks()
         elif name == PRODUCT and workspace:
             allocator.malloc(workspace, capturing)
@@ -67,7 +67,7 @@ def replay(
             allocator.release(graph)
             if -graph in blocks:
                 allocator.free(blocks.pop(-graph))
-        if at in highest:
+        if index in highest:
             _count(peaks, phase, allocator, _needed(allocator))
     return {"/".join(phase): reserved for phase, reserved in peaks.items()}
 
@@ -82,10 +82,10 @@ def _count(peaks: dict[Name, Reserved], phase: Name, allocator: Allocator, neede
 
 
 def _needed(allocator: Allocator) -> int:
-    """Return the bytes with which the allocator gets by at this moment, except for `TIGHT`.
+    """Return the least bytes of the card that the allocator needs at this moment, with `TIGHT` added.
 
     Once the card is full, the free pages of an expandable segment are used elsewhere. Free segments of a fixed size are
-    too, but then others do not fit into what is left, so that all of them count.
+    too, but then others do not fit into what is left. All of them count therefore.
     """
     if not allocator.expandable:
         return allocator.reserved
@@ -93,11 +93,11 @@ def _needed(allocator: Allocator) -> int:
 
 
 def _highest(events: Sequence[Event]) -> set[int]:
-    """Return the places of the events after which most is allocated, of each phase; the end counts as one too."""
+    """Return the indices of the events after which most is allocated, of each phase; the end counts as one too."""
     most: dict[Name, tuple[int, int]] = {}
     total = 0
-    for at, (_, size, phase, _) in enumerate(events):
+    for index, (_, size, phase, _) in enumerate(events):
         total += size
         if size >= 0 and total > most.get(phase, (-1, 0))[0]:  # a phase begins with a mark, and no release is a peak
-            most[phase] = total, at
-    return {at for _, at in most.values()} | {len(events) - 1}
+            most[phase] = total, index
+    return {index for _, index in most.values()} | {len(events) - 1}

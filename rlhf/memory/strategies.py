@@ -5,15 +5,14 @@ shorter context cuts dialogues.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import projection
-from rlhf.memory.phases import Stage
+from rlhf.memory.phases import PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.recipe import PinnedRecipe, StageName
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", *recipes.ONLINE, "dpo")
 STEP: dict[str, str] = {
     "sft": "train",
     "rm": "train",
@@ -39,9 +38,9 @@ STRATEGIES = (
 
 
 def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> dict[str, Any] | None:
-    """Return the keys that switch a strategy on for a stage; None where it is on, or there is nothing to halve."""
+    """Return the keys that switch a strategy on for a stage; None if it is on, or there is nothing to halve."""
     recipe = loaded.recipe
-    options = getattr(recipe, stage)
+    options = recipe.training_section(stage)
     if name == "gradient_checkpointing":
         return None if options.gradient_checkpointing else {f"{stage}.gradient_checkpointing": True}
     if name == "quantization":
@@ -67,8 +66,9 @@ def switched_off(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
 
 
 def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe]:
-    """Return the recipe without any strategy ("none"), with each alone, and with all that apply to one card
-    ("combined").
+    """Return variants of the recipe by name: "none" without any strategy, one for each strategy, and "combined".
+
+    "combined" has all strategies that apply to one card.
     """
     off = with_changes(loaded, switched_off(loaded, stage))
     alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
@@ -82,7 +82,7 @@ def with_changes(loaded: PinnedRecipe, changes: dict[str, Any]) -> PinnedRecipe:
 
 
 class Effect(NamedTuple):
-    """What a stage needs with a strategy, in bytes of the card; None where it is on already, or does not apply."""
+    """What a stage needs with a strategy, in bytes of the card; None if it is on already, or does not apply."""
 
     strategy: Strategy
     changes: dict[str, Any] | None
@@ -92,7 +92,7 @@ class Effect(NamedTuple):
 
 
 def effects(
-    predict: Callable[[PinnedRecipe, StageName], Stage], loaded: PinnedRecipe, stage: StageName
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage], loaded: PinnedRecipe, stage: StageName
 ) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
@@ -110,7 +110,7 @@ def effects(
     return sorted(rows, key=lambda e: e.after if e.after is not None else 2**62)
 
 
-def operations(loaded: PinnedRecipe, stage: StageName, predicted: Stage) -> float:
+def operations(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage) -> float:
     """Return the floating-point operations of one step of a stage, decoding left out."""
     per_phase = projection.step_flops(loaded.recipe, stage, predicted)
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
@@ -118,10 +118,10 @@ def operations(loaded: PinnedRecipe, stage: StageName, predicted: Stage) -> floa
 
 def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
     """Return the rows of one optimizer step."""
-    options = getattr(loaded.recipe, stage)
-    if stage in recipes.ONLINE:
-        return cast(int, options.batch_size // options.num_mini_batches)
-    return cast(int, options.per_device_train_batch_size * options.gradient_accumulation_steps)
+    options = loaded.recipe.training_section(stage)
+    if isinstance(options, recipes.Dialogues):
+        return options.per_device_train_batch_size * options.gradient_accumulation_steps
+    return options.batch_size // options.num_mini_batches
 
 
 def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> dict[str, Any]:
@@ -135,10 +135,13 @@ def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> dict[str,
 
 
 def _halved(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
-    options = getattr(loaded.recipe, stage)
-    lengths = {"ppo": "response_length"} | dict.fromkeys(recipes.GROUPS, "max_completion_length")
-    keys = ("max_prompt_length", lengths.get(stage, "max_length"))
-    return {f"{stage}.{key}": max(2, getattr(options, key) // 2) for key in keys}
+    options = loaded.recipe.training_section(stage)
+    if isinstance(options, recipes.Dialogues):
+        key, length = "max_length", options.max_length
+    else:
+        key, length = "max_completion_length" if stage in recipes.GROUPS else "response_length", options.response_length
+    lengths = {"max_prompt_length": options.max_prompt_length, key: length}
+    return {f"{stage}.{key}": max(2, length // 2) for key, length in lengths.items()}
 
 
 def divisors(n: int) -> list[int]:

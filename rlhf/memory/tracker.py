@@ -8,14 +8,14 @@ allocations, which the allocator's replay needs, nor a peak for each phase. Fake
 where peft adds an adapter and where bitsandbytes packs weights (torch 2.13, peft 0.21, bitsandbytes 0.50).
 """
 
+import copy
 import functools
 import operator
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,52 +24,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.memory.operations import Counts, tensors_in
-from rlhf.memory.phases import COMPONENTS, Event
+from rlhf.memory.peaks import OUTSIDE, OperationCounts, Peak, Storage, around, peaks_of
+from rlhf.memory.phases import Event
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 ADD = torch.ops.aten.add.Tensor
-OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
-
-
-@dataclass
-class Peak:
-    """What was alive in a phase when most was, for each operation: {operation: {component: bytes}}.
-
-    Another operation may make the phase's peak in a deeper model, so that each one's peak is kept.
-    """
-
-    operations: dict[str, dict[str, int]] = field(default_factory=dict)
-    paged: int = 0  # bytes in unified memory, not among the others
-    flops: int = 0  # of the whole phase
-    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
-
-    @property
-    def bytes(self) -> int:
-        """Return the most that was alive at once."""
-        return max((sum(components.values()) for components in self.operations.values()), default=0)
-
-
-@dataclass(slots=True)
-class _Storage:
-    bytes: int
-    phase: tuple[str, ...]
-    in_backward: bool  # allocated in a backward pass
-    component: str | None = None
-    freed_in: tuple[str, ...] | None = None
-    freed_in_backward: bool = False
-
-    def resolved_component(self) -> str:
-        """Return the label, or the component that follows from where the storage was allocated and freed."""
-        if self.component:
-            return self.component
-        if self.freed_in_backward and not self.in_backward:
-            return "activations"
-        return "temporaries" if self.freed_in == self.phase else "buffers"
 
 
 class Tracker(TorchDispatchMode):
@@ -88,7 +50,7 @@ class Tracker(TorchDispatchMode):
         self._is_here = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
         self._entered: list[str | None] = []  # blocks, None for those that are not phases
         self._phase: tuple[str, ...] = ()
-        self._storages: list[_Storage] = []
+        self._storages: list[Storage] = []
         self._events: list[Event] = []
         self._names: dict[int, str] = {}  # of operations, by id
         self._counts: dict[int, Counts] = {}  # by an operation's id
@@ -115,11 +77,11 @@ class Tracker(TorchDispatchMode):
     def __enter__(self) -> "Tracker":
         for kind, instances in ((nn.Module, self._modules), (torch.optim.Optimizer, self._optimizers)):
             self._undo.append(_note_instances(kind, instances))
-        super().__enter__()  # type: ignore[no-untyped-call]  # nor this
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        super().__exit__(*problem)  # type: ignore[no-untyped-call]  # nor this
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.label_what_is_known()
         while self._undo:
             self._undo.pop()()
@@ -228,6 +190,50 @@ class Tracker(TorchDispatchMode):
                 for value in tensors_in(*state.values()):
                     self.label(value, "optimizer")
 
+    # -- what was seen so far, and what is repeated (rlhf/memory/passes.py) ----------------------------------------
+
+    @property
+    def phase(self) -> tuple[str, ...]:
+        """Return the phase that runs, from the outermost name to the innermost."""
+        return self._phase
+
+    def position(self) -> int:
+        """Return the number of events so far."""
+        return len(self._events)
+
+    def events_since(self, position: int) -> list[Event]:
+        """Return the events after the first `position`."""
+        return self._events[position:]
+
+    def storage_of(self, tensor: Tensor) -> int | None:
+        """Return the number of a tensor's storage, or None if it is not followed."""
+        index, _ = self._live.get(id(tensor.untyped_storage()), (None, None))
+        return index
+
+    def storages(self, numbers: Iterable[int]) -> dict[int, Storage]:
+        """Return copies of storages by their numbers."""
+        return {number: copy.copy(self._storages[number]) for number in numbers}
+
+    def work(self) -> OperationCounts:
+        """Return what the phase that runs has computed, moved and launched so far."""
+        flops, recomputed, moved, launched = (counter[self._phase] for counter in self._counters())
+        return flops, recomputed, moved, launched
+
+    def repeat(self, events: Iterable[Event], storages: Mapping[int, Storage], work: OperationCounts) -> dict[int, int]:
+        """Record events and work again, with new storages. Return the new number of each of `storages`."""
+        numbers: dict[int, int] = {}
+        for event in events:
+            if event.storage is None:
+                self._events.append(event)
+                continue
+            if event.bytes > 0:
+                numbers[event.storage] = len(self._storages)
+                self._storages.append(copy.copy(storages[event.storage]))
+            self._events.append(event._replace(storage=numbers[event.storage]))
+        for counter, amount in zip(self._counters(), work, strict=True):
+            counter[self._phase] += amount
+        return numbers
+
     # -- afterwards ------------------------------------------------------------------------------------------------
 
     def events(self) -> list[Event]:
@@ -236,33 +242,11 @@ class Tracker(TorchDispatchMode):
         return [event for event in self._events if event.storage is None or component_of[event.storage] != OUTSIDE]
 
     def peaks(self) -> dict[str, Peak]:
-        """Return the peak of each phase by its name, in the order in which they began; "" stands for all that was
-        tracked.
+        """Return the peak of each phase by its name; "" is the peak of the whole program.
+
+        Phases are in the order in which they began.
         """
-        component_of = self._components()
-        most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
-        total = 0
-        for at, (index, size, phase, operation) in enumerate(self._events):
-            if index is not None and component_of[index] != OUTSIDE:
-                total += size
-            if (size > 0 or operation == BEGIN) and total > most.get((phase, operation), (0, 0))[0]:
-                most[phase, operation] = total, at
-        peak_events = {at: where for where, (_, at) in most.items()}
-        live: Counter[str] = Counter()
-        peaks: dict[str, Peak] = {"": Peak()}
-        for at, (index, size, phase, _) in enumerate(self._events):
-            if index is not None:
-                live[component_of[index]] += size
-            else:
-                _around(peaks, phase)  # phases in the order in which they begin
-            if at not in peak_events:
-                continue
-            components = {name: live[name] for name in COMPONENTS if live[name]}
-            operation = peak_events[at][1]
-            for peak in _around(peaks, phase):
-                peak.paged = max(peak.paged, live[OUTSIDE])
-                if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
-                    peak.operations[operation] = components
+        peaks = peaks_of(self._events, self._components())
         self._add_work(peaks)
         return peaks
 
@@ -272,14 +256,17 @@ class Tracker(TorchDispatchMode):
         """Return the component of each storage, by its number."""
         return [storage.resolved_component() for storage in self._storages]
 
+    def _counters(self) -> tuple[Counter[tuple[str, ...]], ...]:
+        return self._flops, self._recomputed, self._moved, self._launched
+
     def _add_work(self, peaks: dict[str, Peak]) -> None:
         """Add what each phase computed, moved and launched to the peaks of the phases around it."""
         for phase, flops in self._flops.items():
-            for peak in _around(peaks, phase):
+            for peak in around(peaks, phase):
                 peak.flops += flops
                 peak.recomputed += self._recomputed[phase]
         for phase, launched in self._launched.items():
-            for peak in _around(peaks, phase):
+            for peak in around(peaks, phase):
                 peak.launched += launched
                 peak.moved += self._moved[phase]
 
@@ -323,7 +310,7 @@ class Tracker(TorchDispatchMode):
 
     def _add(self, size: int, operation: str) -> int:
         size = -(-size // ROUND) * ROUND
-        self._storages.append(_Storage(size, self._phase, _in_backward()))
+        self._storages.append(Storage(size, self._phase, _in_backward()))
         # With its size, which depth does not change, an operation stands for one place in the program, nearly always.
         self._events.append(Event(len(self._storages) - 1, size, self._phase, f"{operation}, {size} bytes"))
         return len(self._storages) - 1
@@ -347,12 +334,10 @@ class Tracker(TorchDispatchMode):
     def _note_sum(self, total: Tensor, first: Tensor) -> None:
         """Remember the sum of two gradients that autograd's engine has just made."""
         key = id(total.untyped_storage())
-        index, _ = self._live.get(key, (None, None))
-        summand, _ = self._live.get(id(first.untyped_storage()), (None, None))
-        same = (
-            index is not None and summand is not None and self._storages[index].bytes == self._storages[summand].bytes
-        )
-        self._sum = (key, index, summand) if same else None  # type: ignore[assignment]
+        index, summand = self.storage_of(total), self.storage_of(first)
+        self._sum = None
+        if index is not None and summand is not None and self._storages[index].bytes == self._storages[summand].bytes:
+            self._sum = (key, index, summand)
 
     def _replace_sum(self) -> None:
         """Let a sum live in its first summand, which was released right after it was made.
@@ -388,14 +373,9 @@ class Tracker(TorchDispatchMode):
                 self.label(tensor, "quantization")
         self.label(parameter.grad, "gradients")
         if parameter.requires_grad and not hasattr(parameter, "_tracked"):
-            parameter._tracked = True  # type: ignore[attr-defined]
+            parameter._tracked = True  # type: ignore[attr-defined]  # an attribute of this module
             hook = parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
             self._undo += [hook.remove, functools.partial(_unmark, weakref.ref(parameter))]
-
-
-def _around(peaks: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:
-    """Return the peaks of a phase and of those that it is inside of."""
-    return [peaks.setdefault("/".join(phase[:depth]), Peak()) for depth in range(len(phase) + 1)]
 
 
 def _unmark(parameter: "weakref.ref[nn.Parameter]") -> None:

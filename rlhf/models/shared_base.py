@@ -119,12 +119,12 @@ class SharedBase:
         To sample and score, ranks then need not run the layers at the same time.
         """
         if self.sharded:
-            distributed.gather(self.base, whole=True)
+            distributed.keep_layers_whole(self.base, whole=True)
 
     def scatter(self) -> None:
         """Keep only this rank's part of each layer; in an update all ranks run the layers in step."""
         if self.sharded:
-            distributed.gather(self.base, whole=False)
+            distributed.keep_layers_whole(self.base, whole=False)
 
     def parameters(self, role: AdapterName) -> list[nn.Parameter]:
         """Return the adapter weights of one role, in a fixed order."""

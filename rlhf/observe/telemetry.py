@@ -17,13 +17,15 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from rlhf.run.records import Costs
+
 UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
 
 
 class PeakWatcher(Protocol):
     """A receiver of the memory peaks of this process on CUDA."""
 
-    def credit(self, allocated: int, reserved: int) -> None:
+    def record_peak(self, allocated: int, reserved: int) -> None:
         """Note a peak, in bytes, that was reached since the last call."""
 
 
@@ -31,12 +33,12 @@ _watchers: "weakref.WeakSet[PeakWatcher]" = weakref.WeakSet()
 
 
 def watch_peaks(watcher: PeakWatcher, device: torch.device) -> None:
-    """Call `watcher.credit` with every peak from now on, until the watcher is deleted."""
-    take_peak(device)  # earlier peaks belong to the other watchers
+    """Call `watcher.record_peak` with every peak from now on, until the watcher is deleted."""
+    collect_peak(device)  # earlier peaks belong to the other watchers
     _watchers.add(watcher)
 
 
-def take_peak(device: torch.device) -> None:
+def collect_peak(device: torch.device) -> None:
     """Read the peaks of torch's CUDA allocator, credit them to every watcher, and reset them.
 
     Torch keeps one peak of each kind for the whole process, so whoever resets it takes it from everyone else. Only this
@@ -45,7 +47,7 @@ def take_peak(device: torch.device) -> None:
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     for watcher in list(_watchers):
-        watcher.credit(allocated, reserved)
+        watcher.record_peak(allocated, reserved)
 
 
 class Telemetry:
@@ -61,7 +63,7 @@ class Telemetry:
         self.seconds: dict[str, float] = defaultdict(float)
         self.cpu_seconds: dict[str, float] = defaultdict(float)
         self.tokens = 0
-        self._lap = {"total": time.monotonic(), "cpu/total": time.process_time()}
+        self._last_call = {"total": time.monotonic(), "cpu/total": time.process_time()}
         self._open: list[str] = []
         self._loaded: int | None = None
         self._peaks: dict[str, int] = {"": 0}  # bytes, per phase on CUDA; "" is the whole stage
@@ -100,15 +102,15 @@ class Telemetry:
         else:
             self._loaded = _forget_peak_rss()
 
-    def lap(self) -> dict[str, float]:
+    def since_last_call(self) -> dict[str, float]:
         """Return the wall seconds of each phase since the last call, and its CPU seconds as `cpu/<phase>`.
 
         `total` is all time that has passed.
         """
         cpu = {**self.cpu_seconds, "total": time.process_time()}
         totals = {**self.seconds, "total": time.monotonic(), **{f"cpu/{name}": value for name, value in cpu.items()}}
-        spent = {name: round(total - self._lap.get(name, 0.0), 4) for name, total in totals.items()}
-        self._lap = totals
+        spent = {name: round(total - self._last_call.get(name, 0.0), 4) for name, total in totals.items()}
+        self._last_call = totals
         return spent
 
     def memory(self) -> int:
@@ -127,7 +129,7 @@ class Telemetry:
         """Add real tokens; padding does not count."""
         self.tokens += tokens
 
-    def costs(self) -> dict[str, Any]:
+    def costs(self) -> Costs:
         """Return the cost keys of summary.json. Tokens per second are over the phases that count tokens."""
         parts = {name: name.split("/") for name in self.seconds}
         counted = sum(self.seconds[name] for name, part in parts.items() if len(part) == 1 and name not in UNCOUNTED)
@@ -151,13 +153,13 @@ class Telemetry:
     def _note_peak(self) -> None:
         """Note the peak since the last call: of the allocator on CUDA, of the process elsewhere."""
         if self.device.type == "cuda":
-            take_peak(self.device)
+            collect_peak(self.device)
             return
         peak = peak_rss_bytes()
         self._peaks[""] = max(self._peaks[""], peak)
         self._peak_since_loaded = peak
 
-    def credit(self, allocated: int, reserved: int) -> None:
+    def record_peak(self, allocated: int, reserved: int) -> None:
         """Credit a peak on CUDA, in bytes, to the open phases."""
         for depth in range(len(self._open) + 1):
             name = "/".join(self._open[:depth])
@@ -234,7 +236,7 @@ def peak_rss_bytes() -> int:
 def _forget_peak_rss() -> int | None:
     """Reset the operating system's record of this process's peak to what it holds now, in bytes, and return that.
 
-    Return None where the system has no such reset, which only Linux has.
+    Return None if the system has no such reset; only Linux has one.
     """
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:

@@ -395,23 +395,23 @@ CHECKS = (
         lambda h: {"ppo.value_learning_rate": h.recipe.ppo.value_learning_rate / 4},
     ),
 )
-NAMES = tuple(check.name for check in CHECKS)
+CHECK_NAMES = tuple(check.name for check in CHECKS)
 
 
-class Watch:
+class LiveChecks:
     """Live checks of a run. Each finding is printed once and kept in findings.jsonl.
 
     Findings named in `stop_on` end the run.
     """
 
     def __init__(self, run: Run, stop_on: Iterable[str] = ()):
-        self.run, self.stop_on = run, set(NAMES if "all" in stop_on else stop_on)
+        self.run, self.stop_on = run, set(CHECK_NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
         earlier = read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that is resumed
         self.history.rows += [line.values for line in earlier]
         self.reported = {line.check for line in read_lines(run.path / "findings.jsonl", FindingLine)}
 
-    def see(self, step: int, values: Mapping[str, float]) -> None:
+    def on_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Check a logged row. Raises UserError for a finding on which the run shall stop."""
         self.history.rows.append(values)
         for finding in findings(self.history, step):
@@ -425,7 +425,7 @@ class Watch:
                     "another --out), or continue from the checkpoint with --resume and without --stop-on"
                 )
 
-    def read(self, responses: Sequence[str]) -> None:
+    def on_samples(self, responses: Sequence[str]) -> None:
         """Keep the responses that were sampled last, for the checks."""
         self.history.responses = list(responses)
 

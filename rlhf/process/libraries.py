@@ -26,9 +26,9 @@ def without_collections() -> Iterator[None]:
 
 
 def import_bitsandbytes() -> None:
-    """Import bitsandbytes, where it is installed, before peft does; its functions are compiled at their first call.
+    """Import bitsandbytes, if it is installed, before peft does; its functions are compiled at their first call.
 
-    As it is written it compiles some of them while it is imported. That imports torch's compiler, which takes a fifth
+    Without this it would compile some of them while it is imported. That imports torch's compiler, which takes a fifth
     of the processor time of a stage's imports and which most stages never use.
     """
     import torch

@@ -20,7 +20,7 @@ from rlhf.terminal import harmless
 TIMEOUT = 300.0  # seconds for one answer
 RETRIES = 10  # about 45 seconds of waiting, as limits on requests are for a minute
 TOKENS = 1024  # of a reply; one letter is asked for, but models that reason first need more
-LONGEST = 2**22  # bytes of an answer
+ANSWER_BYTES = 2**22  # bytes of an answer
 
 
 class Refused(UserError):
@@ -126,7 +126,7 @@ def excerpt(text: str) -> str:
 
 
 def _bound(response: httpx2.Response) -> None:
-    """Limit a response to LONGEST bytes and TIMEOUT seconds, and read it as UTF-8.
+    """Limit a response to ANSWER_BYTES bytes and TIMEOUT seconds, and read it as UTF-8.
 
     A content encoding in its headers could turn a short answer into gigabytes, so those headers are ignored.
     """
@@ -136,7 +136,7 @@ def _bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """A stream that is limited to LONGEST bytes and TIMEOUT seconds."""
+    """A stream that is limited to ANSWER_BYTES bytes and TIMEOUT seconds."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -145,8 +145,8 @@ class _Bounded(httpx2.SyncByteStream):
         size, end = 0, time.monotonic() + TIMEOUT
         for part in self._stream:
             size += len(part)
-            if size > LONGEST:
-                raise UserError(f"the endpoint's answer is longer than {LONGEST:,} bytes")
+            if size > ANSWER_BYTES:
+                raise UserError(f"the endpoint's answer is longer than {ANSWER_BYTES:,} bytes")
             if time.monotonic() > end:
                 raise UserError(f"the endpoint's answer takes longer than {TIMEOUT:.0f} s")
             yield part

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.rating import store
-from rlhf.rating.pairs import Comparison
+from rlhf.rating.pairs import PairedAnswers
 from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 
@@ -25,7 +25,7 @@ class ExportedRows(NamedTuple):
 
 
 def export(
-    comparison: Comparison, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
+    comparison: PairedAnswers, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
 ) -> ExportedRows:
     """Return rows `prompt`, `chosen`, `rejected` for the rated pairs, in their order.
 
@@ -83,7 +83,7 @@ def _verdicts(
 
 
 def _row(
-    prompt: Any, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], comparison: Comparison
+    prompt: Any, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], comparison: PairedAnswers
 ) -> dict[str, Any]:
     """Return a preference row that also names the two policies and each rater's choice."""
     rejected = "a" if chosen == "b" else "b"

@@ -6,12 +6,12 @@ It judges each pair twice, in both orders. A verdict counts only if both orders 
 import queue
 import re
 import threading
-from typing import Any
+from typing import Any, get_args
 
 from rlhf.observe import console
 from rlhf.rating import store
 from rlhf.rating.endpoint import Endpoint, Refused, excerpt
-from rlhf.rating.pairs import Comparison, Pair
+from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.terminal import say
 
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
@@ -41,14 +41,14 @@ class Judge:
         self.model = model
         self._endpoint = Endpoint(url, model, key, _question(easy, "ab"))
 
-    def reply(self, pair: Pair, order: str) -> str:
+    def reply(self, pair: Pair, order: AnswerOrder) -> str:
         """Return the model's reply about a pair in this order. Raises the errors of Endpoint.ask."""
         return self._endpoint.ask(_question(pair, order))
 
 
-def _question(pair: Pair, order: str) -> str:
+def _question(pair: Pair, order: AnswerOrder) -> str:
     """Return the question about a pair, its answers in this order."""
-    first, second = (getattr(pair, name) for name in order)
+    first, second = pair.in_order(order)
     return QUESTION.format(mark=pair.digest, prompt=pair.prompt, first=first, second=second)
 
 
@@ -73,7 +73,8 @@ def letter(reply: str) -> str | None:
 
 def judge_pair(judge: Judge, pair: Pair) -> dict[str, Any]:
     """Return the rating of a pair, with the judge's verdict and the reply in each order."""
-    replies = {order: judge.reply(pair, order) for order in ("ab", "ba")}
+    orders: tuple[AnswerOrder, ...] = get_args(AnswerOrder)
+    replies = {order: judge.reply(pair, order) for order in orders}
     verdicts = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
     first, second = verdicts.values()
     verdict = "skip" if first is None or second is None else first if first == second else "tie"
@@ -81,7 +82,7 @@ def judge_pair(judge: Judge, pair: Pair) -> dict[str, Any]:
     return store.rating(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=verdicts, replies=excerpts)
 
 
-def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_once: int = 4) -> None:
+def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:
     """Judge the first `limit` pairs that this model has not judged, `at_once` at a time.
 
     Each rating is written as soon as it is known. The number of pairs that the endpoint refuses is printed at the end;
@@ -120,7 +121,7 @@ def run(judge: Judge, comparison: Comparison, *, limit: int | None = None, at_on
 def _judge_waiting(
     judge: Judge,
     waiting: queue.SimpleQueue[Pair],
-    comparison: Comparison,
+    comparison: PairedAnswers,
     results: queue.SimpleQueue[dict[str, Any] | Exception],
 ) -> None:
     """Judge pairs until none is waiting or an error other than a refusal occurs.

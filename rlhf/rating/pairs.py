@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
@@ -14,8 +14,11 @@ from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 from rlhf.terminal import harmless
 
-LONGEST = 20_000  # characters of a text that is shown
+TEXT_CHARACTERS = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
+
+
+AnswerOrder = Literal["ab", "ba"]  # in which the two answers are shown
 
 
 class Pair(NamedTuple):
@@ -32,8 +35,12 @@ class Pair(NamedTuple):
     worth: dict[str, tuple[float, float]]
     turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: speaker and text
 
+    def in_order(self, order: AnswerOrder) -> tuple[str, str]:
+        """Return the two answers as they are shown."""
+        return (self.a, self.b) if order == "ab" else (self.b, self.a)
 
-class Comparison(NamedTuple):
+
+class PairedAnswers(NamedTuple):
     """Pairs of two policies' answers that differ, the number of `equal` ones, and the file of ratings."""
 
     a: str
@@ -43,7 +50,7 @@ class Comparison(NamedTuple):
     file: Path
 
 
-def compare(root: Path, a: str | None = None, b: str | None = None) -> Comparison:
+def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
     """Pair two policies' answers of the evaluation in the run directory `<out>/<recipe>/<version>`.
 
     The policies are sft and ppo (or dpo) by default. Raises UserError without a finished evaluation, without such
@@ -63,11 +70,11 @@ def compare(root: Path, a: str | None = None, b: str | None = None) -> Compariso
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
         raise UserError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
-    return Comparison(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
+    return PairedAnswers(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
 
 
 def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
-    """Return the two policies to compare, of those that have answers. Raises UserError."""
+    """Return the two policies to pair_answers, of those that have answers. Raises UserError."""
     a = a or "sft"
     trained = [name for name in POLICIES if name in names and name != a]
     if b is None and not trained:
@@ -112,5 +119,5 @@ def turns(prompt: str, messages: Sequence[Any] = ()) -> list[tuple[str, str]]:
 def _displayable(text: str) -> str:
     """Return a text without characters that could take over a page or a terminal, cut if it is very long."""
     cleaned = harmless(text).strip()
-    excess = len(cleaned) - LONGEST
-    return f"{cleaned[:LONGEST]}… ({excess:,} more characters)" if excess > 0 else cleaned
+    excess = len(cleaned) - TEXT_CHARACTERS
+    return f"{cleaned[:TEXT_CHARACTERS]}… ({excess:,} more characters)" if excess > 0 else cleaned

@@ -19,7 +19,7 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.observe import console
 from rlhf.process.endings import Stopped
-from rlhf.rating.pairs import Comparison, Pair
+from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.rating.store import append, current_ratings, rating
 
 PAGE = Path(__file__).with_name("page.html")
@@ -34,7 +34,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, comparison: Comparison, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None):
+    def __init__(
+        self, comparison: PairedAnswers, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None
+    ):
         self.pairs = {pair.item: pair for pair in comparison.pairs[:limit]}
         self.file, self.rater, self.seed = comparison.file, rater, seed
         self.token = secrets.token_urlsafe(32)  # valid for this process: an older page may show other answers
@@ -55,8 +57,8 @@ class Server(ThreadingHTTPServer):
         if not isinstance(sys.exc_info()[1], ConnectionError):  # a browser may close before it has read the answer
             super().handle_error(request, client_address)
 
-    def order(self, rater: str, pair: Pair) -> str:
-        """Return the order in which a rater sees a pair: "ab" or "ba", a function of the seed."""
+    def order(self, rater: str, pair: Pair) -> AnswerOrder:
+        """Return the order in which a rater sees a pair, a function of the seed."""
         first_byte = hashlib.sha256(f"{self.seed} {rater} {pair.item} {pair.digest}".encode()).digest()[0]
         return "ba" if first_byte % 2 else "ab"
 
@@ -75,7 +77,7 @@ class Server(ThreadingHTTPServer):
         if not unrated:
             return progress
         pair = self.pairs[min(unrated)]
-        first, second = (getattr(pair, name) for name in self.order(rater, pair))
+        first, second = pair.in_order(self.order(rater, pair))
         return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
 
     def rate(self, rater: str, pair: Pair, choice: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.errors import UserError
-from rlhf.rating.pairs import Pair
+from rlhf.rating.pairs import AnswerOrder, Pair
 from rlhf.run import reader
 from rlhf.run.records import Record
 
@@ -28,7 +28,7 @@ class Rating(Record):
     sha256: str
     rater: str
     verdict: Literal["a", "b", "tie", "skip", "undo"]
-    shown: Literal["ab", "ba"]
+    shown: AnswerOrder
     said: dict[str, str | None] | None = None  # a judge's verdict in each order; None for a reply without one
 
     @property
@@ -37,7 +37,7 @@ class Rating(Record):
         return self.item, self.sha256
 
 
-def rating(pair: Pair, rater: str, verdict: str, shown: str, **details: Any) -> dict[str, Any]:
+def rating(pair: Pair, rater: str, verdict: str, shown: AnswerOrder, **details: Any) -> dict[str, Any]:
     """Return a line of the file, with the time in UTC. `details` are added to it."""
     line = {"item": pair.item, "sha256": pair.digest, "rater": rater, "verdict": verdict, "shown": shown}
     return line | details | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rlhf import stats
 from rlhf.observe import console
-from rlhf.rating.pairs import Comparison, Pair
+from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.rating.store import JUDGE, WORTH, Rating, current_ratings
 from rlhf.terminal import harmless
 
@@ -46,7 +46,7 @@ class Figures(NamedTuple):
         return {key: value._asdict() if hasattr(value, "_asdict") else value for key, value in self._asdict().items()}
 
 
-class Summary(NamedTuple):
+class RatingSummary(NamedTuple):
     """Statistics of the ratings of two policies' answers, for each rater and for groups of raters.
 
     `equal`: pairs with equal answers, which are not rated. `of_other_answers`: ratings of answers that are gone.
@@ -66,7 +66,7 @@ class Summary(NamedTuple):
         return self._asdict() | figures
 
 
-def summarize(comparison: Comparison) -> Summary:
+def summarize(comparison: PairedAnswers) -> RatingSummary:
     """Return the statistics of all ratings of a comparison."""
     pairs = {(pair.item, pair.digest): pair for pair in comparison.pairs}
     ratings = current_ratings(comparison.file)
@@ -75,7 +75,7 @@ def summarize(comparison: Comparison) -> Summary:
     people = [name for name in raters if not name.startswith(JUDGE)]
     groups = {"people": people, "all": raters} if len(people) < len(raters) else {"all": raters}
     by_rater = {name: [(rating, pair) for rating, pair in votes if rating.rater == name] for name in raters}
-    return Summary(
+    return RatingSummary(
         a=comparison.a,
         b=comparison.b,
         pairs=len(comparison.pairs),
@@ -142,7 +142,7 @@ COLUMNS: Mapping[str, Callable[[Figures], str]] = {
 }
 
 
-def show(summary: Summary, file: Path) -> None:
+def show_summary(summary: RatingSummary, file: Path) -> None:
     """Print the summary as a table without empty columns. `file` holds the ratings."""
     if not summary.raters:
         console.OUT.print(f"{summary.b} against {summary.a}: nothing of {summary.pairs} rated yet")

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
@@ -18,9 +18,15 @@ from rlhf.recipe.strict import AsTuple, Section
 GB = 1e9  # bytes
 CHAIN: tuple[StageName, ...] = ("sft", "rm", "ppo")  # the stages whose hours and cost a published total adds up
 
-REPRODUCES, BETTER, WORSE, DIFFERS = "reproduces", "better", "worse", "differs"  # of published figures
-MET, MISSED = "met", "missed"  # of targets of our own
-NOT_MEASURED, NOT_COMPARABLE = "not measured", "not comparable"
+VerdictWord = Literal["reproduces", "better", "worse", "differs", "met", "missed", "not measured", "not comparable"]
+REPRODUCES: Final = "reproduces"  # this and the next three are verdicts on published figures
+BETTER: Final = "better"
+WORSE: Final = "worse"
+DIFFERS: Final = "differs"
+MET: Final = "met"  # this and the next one are verdicts on targets of our own
+MISSED: Final = "missed"
+NOT_MEASURED: Final = "not measured"
+NOT_COMPARABLE: Final = "not comparable"
 GOOD, BAD = (REPRODUCES, BETTER, MET), (WORSE, MISSED)
 
 ABOUT = "10%"  # the tolerance of a figure that is published as "about" or "~"
@@ -128,7 +134,7 @@ class Figure(Section):
 class Verdict(NamedTuple):
     """The outcome of comparing a value with a figure, with their distance or the reason for no comparison."""
 
-    word: str
+    word: VerdictWord
     detail: str = ""
 
     def __str__(self) -> str:
@@ -142,7 +148,7 @@ class Verdict(NamedTuple):
         return f"{self.word} ({self.detail})"
 
 
-def compare(figure: Figure, value: float | None) -> Verdict:
+def verdict_of(figure: Figure, value: float | None) -> Verdict:
     """Compare a value with a figure, both in the figure's unit. None, NaN and infinity count as not measured.
 
     A value within the tolerance reproduces a published figure. A value beyond it is better or worse, by the figure's
@@ -154,6 +160,7 @@ def compare(figure: Figure, value: float | None) -> Verdict:
         return Verdict(NOT_MEASURED, why_not_measured(figure.metric or ""))
     low, high = figure.accepted
     below, above = low is not None and value < low, high is not None and value > high
+    word: VerdictWord
     if not below and not above:
         word = REPRODUCES
     elif figure.direction == "neither":
@@ -194,7 +201,7 @@ def is_cost(metric: str | None) -> bool:
     return metric is not None and (metric in COSTS or metric.startswith("component_gb."))
 
 
-def best(words: Iterable[str]) -> str | None:
+def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
     """Return the most favourable of several verdicts on one value; None without any.
 
     A guide may publish several figures for one quantity that disagree: 45 and 61 GB for one stage. A value that
@@ -245,12 +252,12 @@ def compare_total(
     While stages are missing the value is None, unless it already exceeds the accepted range: costs only grow.
     """
     if figure.not_comparable is not None:
-        return None, compare(figure, None)
+        return None, verdict_of(figure, None)
     value, missing = total(figure.metric or "", stages, price)
     high = figure.accepted[1]
     if missing and (value is None or high is None or value <= high):
         return None, Verdict(NOT_MEASURED, missing)
-    return value, compare(figure, value)
+    return value, verdict_of(figure, value)
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
@@ -258,7 +265,7 @@ def compare_total(
 
 def record(figure: Figure, value: float | None) -> dict[str, Any]:
     """Return a comparison as summary.json keeps it: the figure's keys and printed ends, the value, the verdict."""
-    verdict = compare(figure, value)
+    verdict = verdict_of(figure, value)
     return figure.model_dump(mode="json", exclude_defaults=True) | {
         "published": list(figure.printed),
         "measured": value,
@@ -295,5 +302,5 @@ def totals(
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:
     """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 reproduces, 1 of 3 better"."""
     words = [verdict.word for verdict in verdicts]
-    kinds = [MET] if MET in words or MISSED in words else list(dict.fromkeys(words))
+    kinds: list[VerdictWord] = [MET] if MET in words or MISSED in words else list(dict.fromkeys(words))
     return ", ".join(" ".join(f"{words.count(kind)} of {len(words)} {noun} {kind}".split()) for kind in kinds)

@@ -296,6 +296,11 @@ class Recipe(Section):
         sections: dict[StageName, OnlineOptions | None] = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
         return {stage: options for stage, options in sections.items() if options is not None}
 
+    def training_section(self, stage: StageName) -> Dialogues | OnlineOptions:
+        """Return the section of a stage that trains an adapter. Raises KeyError if the recipe has none."""
+        supervised: dict[StageName, Dialogues] = {"sft": self.sft, "rm": self.rm, "dpo": self.dpo}
+        return supervised[stage] if stage in supervised else self.online()[stage]
+
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""
         return self.hardware.count if stage in SHARED else 1

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from rlhf.recipe import ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Turn, dialogue, line, middles, table
@@ -65,7 +65,7 @@ def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         for file in sorted((run.path / "ab").glob("*-vs-*.jsonl")):
             a, _, b = file.stem.partition("-vs-")
             try:
-                summary = summarize(compare(run.path, a, b))
+                summary = summarize(pair_answers(run.path, a, b))
             except UserError as error:
                 rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
                 continue

@@ -12,7 +12,7 @@ from rlhf.report.runs import RunRecords
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
 
-NAMES = {
+STAGE_TITLES = {
     "pretrain": "pretraining",
     "sft": "SFT",
     "rm": "reward model",
@@ -68,16 +68,16 @@ def outcome(manifests: Manifests, summaries: Summaries, price: float | None = No
         good = sum(verdict.word in published.GOOD for *_, verdict in judged)
         targets = any(verdict.word in (published.MET, published.MISSED) for *_, verdict in judged)
         noun = "targets met" if targets else "published figures reproduced or bettered"
-        bad = [f"{NAMES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word in published.BAD]
+        bad = [f"{STAGE_TITLES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word in published.BAD]
         missed = f"; {'missed' if targets else 'worse'}: {'; '.join(bad[:3])}" if bad else ""
         remaining = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         sentences.append(f"{good} of {len(judged)} {noun}{missed}{remaining}.")
         kind = "bad" if bad else "good"
-    unfinished = [NAMES[stage] for stage in manifests if stage not in summaries]
+    unfinished = [STAGE_TITLES[stage] for stage in manifests if stage not in summaries]
     if unfinished:
         sentences.append(f"Not finished: {', '.join(unfinished)}.")
     if not sentences:
-        finished = ", ".join(NAMES[stage] for stage in summaries)
+        finished = ", ".join(STAGE_TITLES[stage] for stage in summaries)
         sentences.append(f"Finished: {finished}." if finished else "Nothing has finished yet.")
     return " ".join(sentences), kind
 
@@ -96,7 +96,7 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
         return ""
     kl = metrics.get("kl_per_token")
     kl_text = f", at a KL of {console.number(kl)} nats per token" if kl is not None else ""
-    return f"{NAMES[stage]} against SFT: {', '.join(gains)} standard deviations{kl_text}."
+    return f"{STAGE_TITLES[stage]} against SFT: {', '.join(gains)} standard deviations{kl_text}."
 
 
 def facts(manifests: Manifests, summaries: Summaries, price: float | None = None) -> list[str]:
@@ -170,7 +170,7 @@ def picture(manifests: Manifests, summaries: Summaries) -> Picture:
     merged = merge.stage if merge else "ppo"
     sources = {**ARROWS, "merge": (merged,)}
     return Picture(
-        label=", ".join(f"{NAMES[stage]}{'' if stage in summaries else ' (not finished)'}" for stage in begun),
+        label=", ".join(f"{STAGE_TITLES[stage]}{'' if stage in summaries else ' (not finished)'}" for stage in begun),
         width=COLUMN + BOX_WIDTH + 4,
         height=(len(rows) - 1) * ROW + BOX_HEIGHT + 4,
         boxes=[_box(stage, *corner[stage], summaries.get(stage)) for stage in begun],
@@ -190,9 +190,9 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 def _box(stage: StageName, x: int, y: int, summary: Summary | None) -> Box:
     """Return a stage's box: its name, its wall time and how many of its figures it reached."""
     if summary is None:
-        return Box(x, y, "open", NAMES[stage], "not finished")
+        return Box(x, y, "open", STAGE_TITLES[stage], "not finished")
     words = [target.outcome.word for target in summary.targets]
     good, bad = (sum(word in kinds for word in words) for kinds in (published.GOOD, published.BAD))
     line = str(datetime.timedelta(seconds=round(summary.wall_seconds)))
     line += f" · {good} of {good + bad} {'✓' if not bad else '✗'}" if good + bad else ""
-    return Box(x, y, "bad" if bad else "good" if good else "plain", NAMES[stage], line)
+    return Box(x, y, "bad" if bad else "good" if good else "plain", STAGE_TITLES[stage], line)

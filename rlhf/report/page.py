@@ -19,7 +19,7 @@ from rlhf.report.training import curves, frontier, memory, time
 from rlhf.run.finished import data_file
 from rlhf.terminal import harmless
 
-LONGEST = 2000  # characters of a text that is shown
+TEXT_CHARACTERS = 2000  # characters of a text that is shown
 
 Builder = Callable[[Sequence[RunRecords], Charts], list[Section]]
 SECTIONS: tuple[Builder, ...] = (
@@ -91,7 +91,7 @@ def _printable(value: Any) -> Any:
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return harmless(value[:LONGEST]) + ("…" if len(value) > LONGEST else "")
+    return harmless(value[:TEXT_CHARACTERS]) + ("…" if len(value) > TEXT_CHARACTERS else "")
 
 
 _ENVIRONMENT = Environment(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.recipe import GROUPS, ONLINE, StageName, default_root
-from rlhf.report.overview import NAMES
+from rlhf.report.overview import STAGE_TITLES
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
@@ -106,7 +106,7 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         rows = [row for row in metrics(run, stage) if row.values.get("eval/score") is not None]
         if not rows:
             continue
-        method = f", {NAMES[stage]}" if several else ""
+        method = f", {STAGE_TITLES[stage]}" if several else ""
         colour = COLOURS[number % len(COLOURS)]
         x, y = ([row.values.get(key) for row in rows] for key in ("eval/kl_per_token", "eval/score"))
         trace = {"mode": "lines+markers", "name": run.name + method, "marker": {"color": colour}}
@@ -128,7 +128,7 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         return []
     kl_axis = {"title": {"text": "KL to SFT, nats per token"}}
     axes: dict[str, Any] = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
-    methods = " and ".join(dict.fromkeys(NAMES[stage] for _, stage in trained))
+    methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage in trained))
     frontier_charts = [charts.add(f"{methods}'s evaluations, in order", data, tall=True, **axes)]
     if with_truth:
         gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}

@@ -18,7 +18,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,14 @@ class Client:
         self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
         try:
             yield
-        finally:
-            self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
+        except BaseException:
+            with suppress(UserError):  # a server that has gone away would hide the error that happened first
+                self._unload()
+            raise
+        self._unload()
+
+    def _unload(self) -> None:
+        self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
 
     def sample(
         self, prompts: Sequence[list[int]], codec: SpecialIds, sampling: Sampling, device: torch.device | None = None

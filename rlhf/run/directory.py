@@ -32,7 +32,6 @@ from rlhf.run.finished import (
     REMADE,
     check_result,
     data_file,
-    follow_base,
     read_manifest,
     read_summary,
     result_files,
@@ -66,8 +65,8 @@ class Run:
         self.path = self.root / stage
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
-        self.trackers: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row that log() writes
-        self.readers: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
+        self.on_metrics: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row that log() writes
+        self.on_samples: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
         self._manifest: dict[str, Any] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
@@ -85,7 +84,6 @@ class Run:
             return None
         manifest = self._check_same_settings(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
-        follow_base(self.root, self.stage)
         changed: list[str] = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
@@ -101,7 +99,7 @@ class Run:
             return stage_folder(self.root, stage)
         return stage_folder(self.parents_root, stage)
 
-    def parent(self, stage: StageName) -> Path:
+    def require_parent(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
 
         The stage must be finished, and its settings must agree with ours.
@@ -183,8 +181,8 @@ class Run:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row to metrics.jsonl. Values that depend on the clock do not belong here."""
         append(self.path / "metrics.jsonl", [{"step": step, **{key: finite(value) for key, value in values.items()}}])
-        for track in self.trackers:
-            track(step, values)
+        for receive in self.on_metrics:
+            receive(step, values)
 
     def log_telemetry(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row of costs to telemetry.jsonl."""
@@ -194,8 +192,8 @@ class Run:
         """Append prompts and responses to samples.jsonl."""
         lines = [{"step": step, **row} for row in rows]
         append(self.path / "samples.jsonl", lines)
-        for read in self.readers:
-            read([row["response"] for row in lines if "response" in row])
+        for receive in self.on_samples:
+            receive([row["response"] for row in lines if "response" in row])
 
     def log_finding(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a finding of rlhf/observe/watch.py to findings.jsonl."""
@@ -250,12 +248,11 @@ class Run:
         return None
 
     def finish(
-        self, metrics: Mapping[str, float], costs: Mapping[str, Any], predicted_peak: int | None = None
+        self, metrics: Mapping[str, float], costs: records.Costs, predicted_peak: int | None = None
     ) -> records.Summary:
         """Write summary.json, the last file of a stage, and return it.
 
-        `costs` are those of `Telemetry.costs`: tokens_per_second, peak_vram_bytes, peak_rss_bytes and others.
-        `predicted_peak` is in bytes.
+        `costs` are those of `Telemetry.costs`. `predicted_peak` is in bytes.
         """
         comparable = self._comparable(metrics, costs)
         summary = {
@@ -292,12 +289,12 @@ class Run:
         of_stage = (figure for figure in loaded.targets if figure.stage == stage)
         return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
 
-    def _comparable(self, metrics: Mapping[str, float], costs: Mapping[str, Any]) -> dict[str, float]:
+    def _comparable(self, metrics: Mapping[str, float], costs: records.Costs) -> dict[str, float]:
         """Return the metrics that a figure may name: results, costs in its units, sizes, ends of the log."""
         comparable = {**metrics, "hours": self._wall() / 3600}
-        if costs.get("peak_vram_bytes"):
-            comparable["peak_vram_gb"] = costs["peak_vram_bytes"] / published.GB
-        for component, size in (costs.get("component_bytes") or {}).items():
+        if peak := costs["peak_vram_bytes"]:
+            comparable["peak_vram_gb"] = peak / published.GB
+        for component, size in (costs["component_bytes"] or {}).items():
             comparable[f"component_gb.{component}"] = size / published.GB
         if "base_bytes" in metrics:
             comparable["base_model_gb"] = metrics["base_bytes"] / published.GB
@@ -321,7 +318,7 @@ class Run:
         self.path.rename(aside)
         unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
         advice = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
-        say(f"{self.stage}: what was there is now in {aside}{advice}")
+        say(f"{self.stage}: the earlier directory was moved to {aside}{advice}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Finished stages: their records, and checks that their results are unchanged.
 
 A run directory may be moved or copied as a whole: no stage reads an absolute path from it. One path is there for tools
-of others, the base's path in an adapter's configuration; it is corrected when the run is next used.
+of others, the base's path in an adapter's configuration; `follow_base` corrects it when a stage is next run.
 """
 
 import hashlib
@@ -71,7 +71,6 @@ def verified(root: Path, stage: StageName) -> records.Summary:
         if parent.is_file() and sha256(parent) != digest:
             advice = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
             raise UserError(f"{path} was made from another {name} than {parent.parent}; {advice}")
-    follow_base(path.parent, stage)
     return summary
 
 

@@ -16,7 +16,7 @@ class Follower(Run):
         """Do nothing, in place of a method that writes."""
 
     start = describe = log = log_telemetry = log_samples = log_finding = _skip
-    save_checkpoint = seal_checkpoint = finish = _skip
+    save_checkpoint = seal_checkpoint = drop_checkpoints = set_aside = finish = _skip
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from rlhf.errors import UserError
 from rlhf.run.records import Record
 
-LONGEST = 160  # characters of an explanation that is passed on
+REASON_CHARACTERS = 160  # characters of an explanation that is passed on
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -84,7 +84,7 @@ def advising(way_out: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{error}; {way_out}") from error
+        raise UserError(f"{error.lines[0]}; {way_out}", *error.lines[1:]) from error
 
 
 def reason(error: BaseException) -> str:
@@ -93,7 +93,7 @@ def reason(error: BaseException) -> str:
         return "it holds other objects than tensors and numbers, or is damaged"
     text = " ".join(str(error).split()) or type(error).__name__
     text = "".join(c for c in text if c.isprintable())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}…"
 
 
 def _parse(text: bytes) -> Any:
@@ -114,5 +114,5 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "missing":
         return f"key '{key}' is missing"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    message = " ".join(message.split())[:LONGEST]
+    message = " ".join(message.split())[:REASON_CHARACTERS]
     return f"{f'{key}: ' if key else ''}{message[:1].lower()}{message[1:]}"

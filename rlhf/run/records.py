@@ -5,7 +5,7 @@ Unknown keys are kept: a newer version may add some. A version that changes the 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from rlhf.recipe import StageName
-from rlhf.recipe.published import GB, Figure, Spent, Verdict, compare, figure_of_record
+from rlhf.recipe.published import GB, Figure, Spent, Verdict, figure_of_record, verdict_of
 
 SCHEMA = 1
 
@@ -175,7 +175,7 @@ class Comparison(Record):
     @model_validator(mode="after")
     def _check_figure(self) -> Self:
         try:
-            compare(self.figure, self.measured)
+            verdict_of(self.figure, self.measured)
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"not a comparison ({type(error).__name__}: {error})") from None
         return self
@@ -188,7 +188,22 @@ class Comparison(Record):
     @property
     def outcome(self) -> Verdict:
         """Return the verdict, computed from the figure and the value."""
-        return compare(self.figure, self.measured)
+        return verdict_of(self.figure, self.measured)
+
+
+class Costs(TypedDict):
+    """The keys of summary.json that a stage's telemetry measures. Those of a GPU are None on a CPU."""
+
+    tokens_per_second: float | None
+    phase_seconds: dict[str, float]
+    peak_vram_bytes: int | None  # allocated by torch
+    phase_peak_bytes: dict[str, int] | None
+    reserved_vram_bytes: int | None  # held by torch's allocator
+    used_vram_bytes: int | None  # of the card, by all processes and the driver
+    phase_joules: dict[str, int] | None
+    peak_rss_bytes: int
+    component_bytes: dict[str, int] | None  # base, adapters and optimizer states
+    peak_over_loaded_bytes: int | None  # peak above what the loaded models take
 
 
 class Summary(Record):

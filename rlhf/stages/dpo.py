@@ -13,7 +13,7 @@ from rlhf.data import amount, load
 from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import sequence_logprobs
-from rlhf.evaluation.policies import compare, measure, sample_of, sampling
+from rlhf.evaluation.policies import gains_over_sft, heldout_sampling, measure, sample_of
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.models.adapters import save_adapter, trainable_adapter
 from rlhf.models.loading import load_base, load_codec
@@ -49,7 +49,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     _fit(run, codec, training, validation, device, telemetry)
     free_memory()
 
-    evaluation = sampling(recipe.evaluate)
+    evaluation = heldout_sampling(recipe.evaluate)
     prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
@@ -68,7 +68,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             for prompt, a, b in zip(prompts[:8], before.texts, after.texts, strict=False)
         ],
     )
-    metrics = compare(before, after) | {"preference_accuracy": preferred, "train_pairs": len(training), **counts}
+    metrics = gains_over_sft(before, after) | {"preference_accuracy": preferred, "train_pairs": len(training), **counts}
     metrics |= best_step(run)
     return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, "dpo"))
 

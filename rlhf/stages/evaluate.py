@@ -15,21 +15,19 @@ from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
-    compare,
     further_metrics,
     gains_over_base,
+    gains_over_sft,
+    heldout_sampling,
     measure,
-    reward_model_figures,
-    sampling,
-    score_histograms,
 )
 from rlhf.evaluation.references import Overlap, answers
-from rlhf.evaluation.reward_model import scores_of
+from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
 from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import GROUPS, AdapterName, PolicyName, StageName
+from rlhf.recipe import AdapterName, Group, PolicyName, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -49,7 +47,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     codec = load_codec(run)
     trained = run.trained_policies()
     rewards = [
-        RewardSum(stage, getattr(recipe, stage), corpus.answers(), codec) for stage in trained if stage in GROUPS
+        RewardSum(stage, options, corpus.answers(), codec)
+        for stage, options in recipe.online().items()
+        if stage in trained and isinstance(options, Group)
     ]
     all_prompts = corpus.prompts()
     for functions in rewards:
@@ -60,7 +60,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         by_policy = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
         return {name: numbers for by_name in by_policy for name, numbers in by_name.items()}, scores
 
-    settings = sampling(options)
+    settings = heldout_sampling(options)
     demonstrations = corpus.demonstrations().heldout[: options.max_samples]
     rows, _ = codec.encode(
         [(d.prompt, d.response) for d in demonstrations],
@@ -104,14 +104,14 @@ def run_stage(run: Run, device: torch.device) -> Result:
     metrics: dict[str, float] = {}
     sft = samples["sft"]
     for name, policy in samples.items():
-        values = policy.metrics() if name == "sft" else compare(sft, policy)
+        values = policy.metrics() if name == "sft" else gains_over_sft(sft, policy)
         if name != "base":
             values |= gains_over_base(samples["base"], policy)
         values |= {"perplexity": perplexities[name]} | further_metrics(sft, policy, values)
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
-    details: dict[str, Any] = {"scores": score_histograms(samples)}
+    details: dict[str, Any] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}
     longer = [len(c.response) - len(r.response) for c, r in encoded]
     rm_metrics, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
     metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}

@@ -13,17 +13,19 @@ from types import ModuleType
 from rlhf.errors import UserError
 from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
-from rlhf.observe.watch import Watch
-from rlhf.process import cuda, distributed, endings
+from rlhf.observe.watch import LiveChecks
+from rlhf.process import cuda, distributed, endings, launching
 from rlhf.process.libraries import import_bitsandbytes, without_collections
 from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
 from rlhf.run.directory import Run
-from rlhf.run.finished import verified
+from rlhf.run.finished import follow_base, verified
 from rlhf.run.follower import Follower
 from rlhf.run.records import Summary
 from rlhf.stages.result import Result
 
 FULL_DISK_BYTES = 1_000_000
+# Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
+WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError")
 # Bytes of address space. With a limit of 1.0e9, importing the libraries aborted; with 2.6e9, SFT ran.
 LEAST_ADDRESSES = 2_000_000_000
 
@@ -58,12 +60,16 @@ def execute(
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
+            follow_base(run.root, stage)
             return summary, None, run.path
-        with distributed.joined(loaded, stage):
+        with launching.joined(loaded, stage):
             for parent in parents(loaded.recipe, stage):
-                run.parent(parent)
-            for policy in run.trained_policies() if stage == "evaluate" else ():
+                run.require_parent(parent)
+            policies = run.trained_policies() if stage == "evaluate" else []
+            for policy in policies:
                 verified(run.folder_of(policy).parent, policy)
+            for finished in (*parents(loaded.recipe, stage), *policies) if run.is_main else ():
+                follow_base(run.folder_of(finished).parent, finished)
             tracking.check(report_to)
             with quiet_libraries():
                 stage_module = import_stage(stage)
@@ -79,8 +85,8 @@ def execute(
                 project = f"{loaded.name}-{loaded.version}"
                 reporters = report_to if run.is_main else ()
                 with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
-                    watch = Watch(run, stop_on)
-                    run.trackers, run.readers = [*logs, watch.see], [watch.read]
+                    checks = LiveChecks(run, stop_on)
+                    run.on_metrics, run.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
                     result: Result = stage_module.run_stage(run, device)
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
@@ -134,8 +140,11 @@ def _explained_errors(run: Run) -> Iterator[None]:
 
 
 def _disk_is_full(folder: Path, error: Exception) -> bool:
+    """Return whether an error means that the disk is full. Libraries do not say so, thus free space decides."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
+    if not any(kind.__name__ in WRITE_ERRORS for kind in type(error).__mro__):
+        return False
     try:
         return shutil.disk_usage(folder).free < FULL_DISK_BYTES
     except OSError:

@@ -12,7 +12,7 @@ from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.likelihood import perplexity
-from rlhf.evaluation.policies import sampling
+from rlhf.evaluation.policies import heldout_sampling
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.observe.telemetry import Telemetry
@@ -89,7 +89,7 @@ class _Trainer(RunTrainer, SFTTrainer):
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
     """Return one sampled response per held-out prompt, for reading."""
-    settings = sampling(run.loaded.recipe.evaluate, SAMPLES)
+    settings = heldout_sampling(run.loaded.recipe.evaluate, SAMPLES)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(run.loaded.recipe.seed)
         rollout = sample(

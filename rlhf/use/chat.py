@@ -15,7 +15,7 @@ from rlhf.run.directory import Run
 from rlhf.terminal import harmless, reason
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
-STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
+CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
@@ -90,7 +90,7 @@ def finished_stage(run: Run, stage: StageName, command: str) -> Path:
     Raises UserError with the stage to run first.
     """
     try:
-        return run.parent(stage)
+        return run.require_parent(stage)
     except ParentMissing as error:
         raise UserError(
             f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "

@@ -13,24 +13,26 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.errors import UserError
 from rlhf.files import sync_tree
 from rlhf.memory import pinned
+from rlhf.memory.cards import MEMORY
 from rlhf.memory.fit import Fit, fit
+from rlhf.memory.phases import TRAINING_STAGES
 from rlhf.memory.plan import size
 from rlhf.memory.predict import Predictor, needed
-from rlhf.memory.strategies import STAGES as LEARNING
 from rlhf.memory.strategies import micro_batch, with_changes
 from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
 from rlhf.use.new_model import ModelFacts, Source, describe, read_model
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
-TEMPLATES = ("chat", "hh", "plain")
+TemplateName = Literal["chat", "hh", "plain"]
+TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
 USED = 0.95  # share of the card that settings may need: nothing predicted was measured on a GPU yet
 LARGE = 20e9  # parameters: between the 13B and the 33B at which QLoRA (arXiv 2305.14314, appendix B) halves the rate
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
@@ -39,7 +41,7 @@ CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says 
 Say = Callable[[str], None]
 
 
-class Card(NamedTuple):
+class ChosenCard(NamedTuple):
     """A card by its name in recipes, with its memory."""
 
     name: str
@@ -52,7 +54,7 @@ class Card(NamedTuple):
         return round(self.memory_gb * GB * USED)
 
 
-CARDS = {"4090": Card("4090", 25.7, "24,564 MiB"), "h100": Card("h100", 85.5, "81,559 MiB")}
+KNOWN_CARDS = {name: ChosenCard(name, *memory) for name, memory in MEMORY.items()}
 
 
 class DataSet(NamedTuple):
@@ -90,25 +92,25 @@ class NewOptions(NamedTuple):
     """The options of `rlhf new`."""
 
     model: str
-    card: Card
+    card: ChosenCard
     stages: tuple[StageName, ...] = ("ppo", "dpo")
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
-    template: str | None = None
+    template: TemplateName | None = None
     max_length: int | None = None
     name: str | None = None
 
 
-def card_of(text: str) -> Card:
+def card_of(text: str) -> ChosenCard:
     """Return the card that --card names: `4090`, `h100` or a size such as `24GB`. Raises UserError."""
-    if text.lower() in CARDS:
-        return CARDS[text.lower()]
+    if text.lower() in KNOWN_CARDS:
+        return KNOWN_CARDS[text.lower()]
     try:
         memory = size(text) / GB
     except UserError:
-        cards = ", ".join(CARDS)
+        cards = ", ".join(KNOWN_CARDS)
         raise UserError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}") from None
-    return Card(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
+    return ChosenCard(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
 
 
 def stages_of(text: str) -> tuple[PolicyName, ...]:
@@ -199,7 +201,7 @@ def steps_between_evaluations(rows: int) -> int:
     return min(200, max(10, rows // 16 // 4 // 10 * 10))
 
 
-def _card(card: Card) -> str:
+def _card(card: ChosenCard) -> str:
     """Return a card in words: `one RTX 4090`, `one card with 12 GB`."""
     names = {"4090": "one RTX 4090", "h100": "one H100"}
     return names.get(card.name, f"one card with {card.memory_gb:g} GB")
@@ -266,7 +268,7 @@ def with_changed_keys(content: dict[str, Any], changes: Mapping[str, Any]) -> di
 
 def four_bit_changes(stages: Sequence[StageName]) -> dict[str, Any]:
     """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
-    return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in LEARNING}
+    return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
 
 
 def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, Any]:
@@ -276,7 +278,7 @@ def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool 
     """
     changes: dict[str, Any] = {}
     for stage in stages:
-        if stage in LEARNING:
+        if stage in TRAINING_STAGES:
             changes |= {f"{stage}.gradient_checkpointing": True} | micro_batch(loaded, stage, 1)
         if stage in ONLINE:
             per_prompt = loaded.recipe.online()[stage].samples_per_prompt

@@ -104,7 +104,7 @@ def describe(source: Source, template: str | None) -> ModelFacts:
     with reading(source.folder):
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
     chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(source.folder / GENERATION) or {}))
-    # Refuse now what stages would refuse.
+    # Fail here rather than in a stage.
     tokenize.load(source.folder, recipes.Tokenizer(source="local", name=source.name, **chosen))
     return ModelFacts(section, count, chosen)
 

@@ -13,7 +13,7 @@ from rlhf.files import write_json
 from rlhf.observe import console
 from rlhf.process import endings
 from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, parents, published
-from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, compare
+from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.outcomes import Reproduction
@@ -139,7 +139,7 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
         for targets in zip(*(summary.targets for summary in summaries), strict=True):
             figure = targets[0].figure
             values = [target.measured for target in targets]
-            table.append(_row(stage, figure, values, [compare(figure, value) for value in values]))
+            table.append(_row(stage, figure, values, [verdict_of(figure, value) for value in values]))
         walls.append([summary.wall_seconds for summary in summaries])
         table.append(
             (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
@@ -174,7 +174,7 @@ def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Seq
     if None not in values and (figure.guide or figure.range_of_mean):
         mean = statistics.mean(value for value in values if value is not None)
         mean_figure = figure.model_copy(update={"range": figure.range_of_mean or figure.range})
-        mean_verdict = compare(mean_figure, mean)
+        mean_verdict = verdict_of(mean_figure, mean)
         verdict += f", mean {mean_verdict.with_distance if figure.guide and mean_verdict.detail else mean_verdict.word}"
     return range_text, verdict
 

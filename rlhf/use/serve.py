@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal, get_args
 
 from rlhf.errors import UserError
 from rlhf.observe.console import install_command
@@ -20,18 +21,17 @@ from rlhf.run.directory import Run
 from rlhf.terminal import say
 from rlhf.use.chat import finished_stage
 
-ENGINES = ("auto", "transformers", "vllm")
+Engine = Literal["auto", "transformers", "vllm"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 SECONDS_TO_STOP = 15  # until a server that does not end is killed
 
 
-def command(model: str, engine: str, device: str, host: str, port: int) -> list[str]:
+def command(model: str, engine: Engine, device: str, host: str, port: int) -> list[str]:
     """Return a server's command line; `auto` takes vLLM if it is installed. Raises UserError without the engine."""
     vllm = shutil.which("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
         if vllm is None:
-            raise UserError(
-                "serve: vllm is not installed here; install it in an environment of its own, or leave it out"
-            )
+            raise UserError("serve: vllm is not installed here; install it in a separate environment, or leave it out")
         return [vllm, "serve", model, "--served-model-name", model, "--host", host, "--port", str(port)]
     missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
     if missing:
@@ -40,7 +40,7 @@ def command(model: str, engine: str, device: str, host: str, port: int) -> list[
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 
 
-def run(loaded: PinnedRecipe, out: Path, engine: str, host: str, port: int) -> None:
+def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int) -> None:
     """Serve a run's merged model, under its path below `out` as its name, until Ctrl-C.
 
     Raises UserError if the model has not been merged or was merged with other settings, if the port is taken, or if the
@@ -64,7 +64,7 @@ def serve(command_line: list[str], folder: Path, model: str, host: str, port: in
     """Run the server `command_line` in `folder`; print its start and stop. Raises UserError if it ends."""
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     say(f"loading {model}; it will answer at {address}")
-    # The server gets a session of its own, so that Ctrl-C reaches this process alone, which then ends the server.
+    # In a separate session the server does not receive Ctrl-C; this process does, and then ends the server.
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(command_line, cwd=folder, env=environment, start_new_session=True)
     try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhf.memory.phases import Phase, Stage
+from rlhf.memory.phases import PredictedPhase, PredictedStage
 from rlhf.recipe import PinnedRecipe
 
 LEAST = 100_000_000  # bytes of a card that the stand-in needs for anything
@@ -20,7 +20,7 @@ class Predictor:
     def __exit__(self, *_: Any) -> None:
         pass
 
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+    def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
         self.asked += 1
         settings, found = loaded.recipe, {}
         base = self.base // (4 if settings.model.quantization == "nf4" else 1)
@@ -37,8 +37,8 @@ class Predictor:
         return {"": self.phase(most), **found}
 
     @staticmethod
-    def phase(size: int) -> Phase:
-        return Phase(size, {"base": size}, 0, 0, 0, 0, 0, reserved_bytes=size, needed_bytes=size)
+    def phase(size: int) -> PredictedPhase:
+        return PredictedPhase(size, {"base": size}, 0, 0, 0, 0, 0, reserved_bytes=size, needed_bytes=size)
 
     def decoding_step(self, loaded: PinnedRecipe) -> None:
         return None

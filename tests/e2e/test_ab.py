@@ -15,12 +15,12 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.rating import store
-from rlhf.rating.pairs import LONGEST, Pair, compare, turns
+from rlhf.rating.pairs import TEXT_CHARACTERS, Pair, pair_answers, turns
 from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page, wait
-from tests.conftest import RECIPE, beside, rlhf, run_stages, small, there
+from tests.conftest import RECIPE, beside, not_none, rlhf, run_stages, small
 from tests.e2e.evaluations import evaluation, row
 
 HOSTILE = [
@@ -44,7 +44,7 @@ def serve():
     servers = []
 
     def start(root: Path, **options) -> Server:
-        servers.append(Server(compare(root), 0, **options))
+        servers.append(Server(pair_answers(root), 0, **options))
         threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
         return servers[-1]
 
@@ -145,7 +145,7 @@ def test_what_a_model_says_is_only_shown(chromium, tmp_path, serve):
     for _ in HOSTILE:
         shown = page.text_content("#prompt") + page.text_content("#first") + page.text_content("#second")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\u2028]", shown)
-        assert len(shown) < 4 * LONGEST
+        assert len(shown) < 4 * TEXT_CHARACTERS
         assert page.evaluate("document.querySelectorAll('main script, main img, main style').length") == 0
         assert page.evaluate("at('pair').offsetHeight > 100 && document.body.scrollWidth <= innerWidth")
         press(page, "1")
@@ -207,13 +207,13 @@ def test_nobody_learns_which_answer_is_whose(root, serve):
     assert status == 200
     assert json.loads(body).keys() == {"done", "total", "item", "turns", "first", "second"}
     assert not re.search(r"\b(sft|ppo|sha256)\b", page + body)
-    nonce = there(re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"]))[1]
+    nonce = not_none(re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"]))[1]
     assert page.count(f'nonce="{nonce}"') == 2 and "unsafe" not in headers["Content-Security-Policy"]
     assert not re.search(r'(?:src|href)="(?!data:)', page), "all is in the page"
 
 
 def test_the_order_depends_on_seed_and_rater_alone(root, serve):
-    pairs = compare(root).pairs
+    pairs = pair_answers(root).pairs
 
     def orders(seed: int, rater: str) -> str:
         return "".join(serve(root, seed=seed).order(rater, pair) for pair in pairs)
@@ -296,10 +296,10 @@ def test_the_server_is_this_machine_s_own(root, serve, monkeypatch, capsys):
 def test_a_server_that_is_killed_loses_nothing(root, serve):
     command = [sys.executable, "-m", "rlhf.cli", "ab", "--recipe", str(RECIPE), "--out", str(root.parents[1])]
     child = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=os.environ)
-    port = int(there(re.search(r"127\.0\.0\.1:(\d+)/", there(child.stdout).readline()))[1])
+    port = int(not_none(re.search(r"127\.0\.0\.1:(\d+)/", not_none(child.stdout).readline()))[1])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("GET", "/")
-    token = there(re.search(r'data-token="([\w-]+)"', connection.getresponse().read().decode()))[1]
+    token = not_none(re.search(r'data-token="([\w-]+)"', connection.getresponse().read().decode()))[1]
     for item in range(3):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         headers = {"X-Token": token, "Content-Type": "application/json"}
@@ -317,7 +317,7 @@ def add(file: Path, rater: str, pairs: list[Pair]) -> None:
 
 
 def test_many_may_write_at_the_same_time(tmp_path):
-    found = compare(evaluation(tmp_path, [row(i) for i in range(40)]))
+    found = pair_answers(evaluation(tmp_path, [row(i) for i in range(40)]))
     with ProcessPoolExecutor(4) as pool:
         for task in [pool.submit(add, found.file, f"rater-{i}", found.pairs) for i in range(4)]:
             task.result()
@@ -325,7 +325,7 @@ def test_many_may_write_at_the_same_time(tmp_path):
 
 
 def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
-    found = compare(root)
+    found = pair_answers(root)
     add(found.file, "ann", found.pairs[:2])
     with open(found.file, "a") as handle:
         handle.write('{"item": 3, "ra')
@@ -339,10 +339,10 @@ def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
 
 
 def test_ratings_do_not_count_for_other_answers(root):
-    found = compare(root)
+    found = pair_answers(root)
     add(found.file, "ann", found.pairs)
     evaluation(root.parents[1], [row(0), row(1, ppo="new"), *(row(i) for i in range(3, 10)), row(2)])
-    summary = summarize(compare(root))
+    summary = summarize(pair_answers(root))
     assert (summary.raters["ann"].wins, summary.of_other_answers) == (1, 9)
 
 
@@ -351,13 +351,13 @@ def test_ratings_do_not_count_for_other_answers(root):
 
 def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
     rows = [row(0), row(1, "same \x07", " same"), row(2)]
-    found = compare(evaluation(tmp_path, rows))
+    found = pair_answers(evaluation(tmp_path, rows))
     assert ([pair.item for pair in found.pairs], found.equal) == ([0, 2], 1)
     for one in rows:
         one["dpo"] = one.pop("ppo")
-    found = compare(evaluation(tmp_path, rows))
+    found = pair_answers(evaluation(tmp_path, rows))
     assert (found.a, found.b, found.file.name) == ("sft", "dpo", "sft-vs-dpo.jsonl")
-    assert compare(tmp_path / "cpu-tiny/v1", "dpo", "sft").b == "sft"
+    assert pair_answers(tmp_path / "cpu-tiny/v1", "dpo", "sft").b == "sft"
 
 
 @pytest.mark.parametrize(
@@ -374,13 +374,13 @@ def test_what_cannot_be_rated_is_one_line(root, monkeypatch, capsys, options, me
     assert code and message in " ".join(err.split())
     evaluation(root.parents[1], [row(0, "x", "x")])
     with pytest.raises(UserError, match="equal answers to all 1 prompts"):
-        compare(root)
+        pair_answers(root)
 
 
 def test_the_summary_by_hand(root, monkeypatch, capsys):
     """Ten pairs: ann finds ppo better in 6 of 8, ties 1; ben agrees on the first two and not on the third."""
     evaluation(root.parents[1], [row(i, scores=(0.0, 1.0 if i < 5 else -1.0)) for i in range(10)])
-    found = compare(root)
+    found = pair_answers(root)
     given = {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
     for rater, said in given.items():
         for pair, verdict in zip(found.pairs, said, strict=False):
@@ -402,18 +402,18 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
 
 def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_path):
     rows = [row(i, "short " * (9 + i % 4), "long " * (12 + i % 4 + 3 * (i % 5 - 1))) for i in range(60)]
-    found = compare(evaluation(tmp_path, rows))
+    found = pair_answers(evaluation(tmp_path, rows))
     for pair in found.pairs:
         longer = len(pair.b.split()) > len(pair.a.split())
         store.append(found.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
     figures = summarize(found).raters["ann"]
-    assert there(figures.win_rate).low > 0.6
-    assert there(figures.length_controlled_win_rate).low < 0.5
+    assert not_none(figures.win_rate).low > 0.6
+    assert not_none(figures.length_controlled_win_rate).low < 0.5
 
 
 def test_answers_of_a_real_evaluation_can_be_rated(trained, tmp_path):
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(small(), out, "evaluate")
-    found = compare(out / "cpu-tiny/v1", "base", "sft")
+    found = pair_answers(out / "cpu-tiny/v1", "base", "sft")
     assert len(found.pairs) + found.equal == 8
     assert all(pair.worth.keys() == {"score", "true_reward"} for pair in found.pairs)

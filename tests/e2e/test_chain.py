@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.files import read_lines, sha256
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import Run
 from tests.conftest import Crash, content_of, crash, run_stages, small
 
@@ -176,7 +176,7 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
     assert sum(a["sft"] != b["sft"] for a, b in zip(rows[::2], rows[1::2], strict=True)) > 4
     scores = [row["dpo"]["score"] for row in rows]
     assert summary["metrics"]["dpo/score"] == pytest.approx(sum(scores) / len(scores), abs=1e-6)
-    pairs = compare(target, "sft", "dpo").pairs
+    pairs = pair_answers(target, "sft", "dpo").pairs
     assert {rows[pair.item]["sample"] for pair in pairs} == {0} and len(pairs) > 4
     single = read_lines(chain / "cpu-tiny/v1/evaluate/samples.jsonl")
     assert [row["prompt"] for row in single] == [row["prompt"] for row in rows[::2]]
@@ -186,7 +186,7 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
 def test_two_policies_compared_say_what_the_evaluation_says(chain):
     """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
     root = chain / "cpu-tiny/v1"
-    found = comparison.compare(comparison.load(root, "dpo"), comparison.load(root, "ppo")).as_json()
+    found = comparison.compare_runs(comparison.load(root, "dpo"), comparison.load(root, "ppo")).as_json()
     metrics = content_of(root / "evaluate/summary.json")["metrics"]
     rows = {row["name"]: row for row in found["rows"]}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):
@@ -270,6 +270,16 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "seal_checkpoint", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     with pytest.raises(UserError, match="pretrain: the disk is full; make room and continue with --resume"):
+        run_stages(small(), tmp_path, "pretrain")
+
+
+def test_a_bug_on_a_full_disk_stays_a_bug(tmp_path, monkeypatch):
+    def broken(self, step, folder):
+        raise KeyError("step")
+
+    monkeypatch.setattr(Run, "seal_checkpoint", broken)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(KeyError):
         run_stages(small(), tmp_path, "pretrain")
 
 

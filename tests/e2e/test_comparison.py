@@ -37,7 +37,7 @@ def says(score: float, truth: float | None = None, text: str = "an answer") -> d
 
 
 def compared(a: Path, b: Path) -> dict[str, Any]:
-    found = comparison.compare(comparison.load(a, "ppo"), comparison.load(b, "ppo")).as_json()
+    found = comparison.compare_runs(comparison.load(a, "ppo"), comparison.load(b, "ppo")).as_json()
     return found | {row["name"]: row for row in found["rows"]}
 
 

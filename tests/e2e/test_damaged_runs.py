@@ -18,13 +18,13 @@ from rlhf import report
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.files import sha256
-from rlhf.rating.pairs import compare
-from rlhf.recipe import stage_name
+from rlhf.rating.pairs import pair_answers
 from rlhf.report.data import quality_of
 from rlhf.run.directory import Run
+from rlhf.run.finished import verified
 from rlhf.run.outcomes import Quality
 from rlhf.use import chat, score
-from tests.conftest import beside, content_of, one_line_of, run_stages, small, there, write_records
+from tests.conftest import beside, content_of, one_line_of, run_stages, small, write_records
 
 ROOT = Path("cpu-tiny/v1")
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
@@ -251,9 +251,9 @@ def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
     samples = root / "evaluate/samples.jsonl"
     samples.write_text(json.dumps({"step": 0, "prompt": "p", **answers}) + "\n")
     write_records(root / "evaluate")
-    assert len(compare(root).pairs) == 1
+    assert len(pair_answers(root).pairs) == 1
     samples.write_text(samples.read_text().replace('"b"', '"c"'))
-    for reader in (lambda: compare(root), lambda: comparison.load(root, "ppo")):
+    for reader in (lambda: pair_answers(root), lambda: comparison.load(root, "ppo")):
         with pytest.raises(UserError, match=r"evaluate/samples.jsonl has changed since evaluate was done"):
             reader()
 
@@ -301,8 +301,8 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
     for stage in ("sft", "rm"):
         config(base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
     for stage in ("pretrain", "sft", "rm"):
-        summary = Run(tmp_path, small(), stage_name(stage)).done()
-        assert there(summary).plain() == content_of(trained / ROOT / stage / "summary.json")
+        summary = run_stages(small(), tmp_path, stage)
+        assert summary == content_of(trained / ROOT / stage / "summary.json")
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())
     AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
@@ -318,11 +318,23 @@ def test_a_copy_names_its_own_base(trained, tmp_path, named):
     root = copied(trained, tmp_path, "pretrain", "sft")
     if named:
         config(base_model_name_or_path=named)(root / "sft")
-    assert Run(tmp_path, small(), "sft").done()
+    as_copied = (root / "sft" / CONFIG).read_bytes()
+    assert Run(tmp_path, small(), "sft").done() and verified(root, "sft")
+    assert (root / "sft" / CONFIG).read_bytes() == as_copied, "a check writes nothing"
+    run_stages(small(), tmp_path, "sft")
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())
     before = (root / "sft" / CONFIG).read_bytes()
-    assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
+    run_stages(small(), tmp_path, "sft")
+    assert (root / "sft" / CONFIG).read_bytes() == before
+
+
+def test_a_stage_corrects_the_base_of_the_copied_parents_that_it_reads(trained, tmp_path):
+    root = copied(trained, tmp_path, "pretrain", "sft")
+    config(base_model_name_or_path="/root/of/somebody/else")(root / "sft")
+    run_stages(small(rm__max_steps=1), tmp_path, "rm")
+    base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
+    assert base == str((root / "pretrain/model").resolve())
 
 
 def test_a_target_of_lora_that_no_module_has_is_refused_with_the_names_there_are(trained, tmp_path):
@@ -343,7 +355,8 @@ def test_a_result_hashed_with_its_base_path_by_an_older_version_is_known_and_lef
     config(base_model_name_or_path="/where/it/was/pretrain/model")(root / "sft")
     rehash(root / "sft")  # of whole files
     before = (root / "sft" / CONFIG).read_bytes()
-    assert Run(tmp_path, small(), "sft").done() and (root / "sft" / CONFIG).read_bytes() == before
+    run_stages(small(), tmp_path, "sft")
+    assert (root / "sft" / CONFIG).read_bytes() == before
     config(base_model_name_or_path="/another/place")(root / "sft")
     with pytest.raises(UserError, match=r"adapter_config.json has changed since sft was done"):
         Run(tmp_path, small(), "sft").done()

@@ -14,7 +14,7 @@ from rlhf import report
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.files import read_lines
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import as_yaml
 from rlhf.run.directory import Run
 from rlhf.use import chat
@@ -97,7 +97,7 @@ def test_evaluation_chat_comparison_report_and_merge_know_the_stage(done, tmp_pa
     )
     assert {f"{stage}/score", f"{stage}/kl_per_token", f"{stage}/true_reward_gain_sd"} <= summary["metrics"].keys()
     assert comparison.load(out / ROOT, stage).name
-    assert compare(out / ROOT).b == stage
+    assert pair_answers(out / ROOT).b == stage
     report.write([out / ROOT], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert {"rloo": "RLOO", "grpo": "GRPO"}[stage] in page and "groups without signal" in page

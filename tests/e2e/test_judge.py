@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from rlhf.rating import endpoint, judge, store
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
-from tests.conftest import RECIPE, rlhf, there
+from tests.conftest import RECIPE, not_none, rlhf
 from tests.e2e.evaluations import evaluation, row
 
 PROBE = "What is 2 + 2?"
@@ -151,8 +151,8 @@ def test_the_question_holds_what_a_person_would_see(root, asked, stub):
 def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     asked(stub(lambda question, times: "A").url)
     assert {r["verdict"] for r in rows(root)} == {"tie"}
-    figures = summarize(compare(root)).raters["judge:some/model"]
-    assert figures.order_decided == 1 and there(figures.win_rate).value == 0.5
+    figures = summarize(pair_answers(root)).raters["judge:some/model"]
+    assert figures.order_decided == 1 and not_none(figures.win_rate).value == 0.5
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_an_answer_is_not_inflated(asked, stub, status, named):
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_a_long_answer_is_not_read_to_its_end(asked, stub, monkeypatch, status):
-    monkeypatch.setattr(endpoint, "LONGEST", 1000)
+    monkeypatch.setattr(endpoint, "ANSWER_BYTES", 1000)
     code, _, err = asked(stub(lambda question, times: (status, "x" * 1001)).url)
     assert code == 1 and err == "error: the endpoint's answer is longer than 1,000 bytes\n"
 
@@ -341,13 +341,13 @@ def test_a_key_is_never_shown(asked, monkeypatch, stub):
 
 
 def test_people_and_judges_are_compared(root, asked, stub):
-    found = compare(root)
+    found = pair_answers(root)
     for rater in ("ann", "ben"):
         for pair in found.pairs:
             store.append(found.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
     _, out, _ = asked(stub(honest).url)
     groups = summarize(found).groups
-    assert groups["people"].alpha == 1 and there(groups["all"].alpha) < 0.5
+    assert groups["people"].alpha == 1 and not_none(groups["all"].alpha) < 0.5
     assert "people" in out and out.index("ann") < out.index("judge:some/model")
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory.phases import Stage
+from rlhf.memory.phases import PredictedStage
 from rlhf.memory.predict import CONTEXT
 from rlhf.memory.strategies import with_changes
 from rlhf.recipe import PinnedRecipe
@@ -181,7 +181,7 @@ def test_an_existing_folder_is_never_touched(checkpoints, tmp_path, monkeypatch)
 
 def test_an_interrupt_leaves_nothing(checkpoints, tmp_path, monkeypatch):
     class Interrupted(Predictor):
-        def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+        def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
             if self.asked == 12:
                 raise KeyboardInterrupt
             return super().__call__(loaded, stage)
@@ -237,7 +237,7 @@ def test_options_that_cannot_be_are_refused(checkpoints, tmp_path, options, mess
 
 
 def test_sizes_and_names_of_cards():
-    assert card_of("24GB") == new.Card("24gb", 24.0, "as given by --card")
+    assert card_of("24GB") == new.ChosenCard("24gb", 24.0, "as given by --card")
     assert (card_of("12 GiB").name, card_of("12 GiB").memory_gb) == ("12gib", 12.88)
     assert card_of("H100").memory_gb == 85.5
     for wrong in ("24", "big", "0GB"):

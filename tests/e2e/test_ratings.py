@@ -10,21 +10,21 @@ from rlhf.data.split import conversation_key, is_heldout
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.rating import export, store
-from rlhf.rating.pairs import Comparison, compare
+from rlhf.rating.pairs import PairedAnswers, pair_answers
 from tests.conftest import rlhf, write_records
 from tests.e2e.evaluations import evaluation, row
 
 
-def rate(root, *verdicts: tuple[str, int, str]) -> Comparison:
+def rate(root, *verdicts: tuple[str, int, str]) -> PairedAnswers:
     """Append (rater, item, verdict) in turn."""
-    found = compare(root)
+    found = pair_answers(root)
     pairs = {pair.item: pair for pair in found.pairs}
     for rater, item, verdict in verdicts:
         store.append(found.file, store.rating(pairs[item], rater, verdict, "ab"))
     return found
 
 
-def exported(root, found: Comparison, **options) -> export.ExportedRows:
+def exported(root, found: PairedAnswers, **options) -> export.ExportedRows:
     return export.export(found, root / "evaluate" / "samples.jsonl", "hh", **options)
 
 
@@ -75,7 +75,7 @@ def test_several_raters_and_a_choice_of_them(root):
 def test_ratings_of_other_answers_are_no_rows(root):
     rate(root, ("ann", 0, "b"), ("ann", 1, "b"))
     evaluation(root.parents[1], [row(0, ppo="new"), *(row(i, f"poor {i}", f"good {i}") for i in range(1, 8))])
-    assert [r["chosen"] for r in exported(root, compare(root)).rows] == ["good 1"]
+    assert [r["chosen"] for r in exported(root, pair_answers(root)).rows] == ["good 1"]
 
 
 def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatch, capsys):
@@ -120,7 +120,7 @@ def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
         export.export(found, samples, "chat")
     said = [{"role": "user", "content": "One?"}]
     evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": said}])
-    assert export.export(compare(root), samples, "chat").rows[0]["prompt"] == said
+    assert export.export(pair_answers(root), samples, "chat").rows[0]["prompt"] == said
 
 
 @pytest.mark.parametrize(

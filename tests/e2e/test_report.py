@@ -16,7 +16,7 @@ from rlhf import recipe, report
 from rlhf.data import formats
 from rlhf.errors import UserError
 from rlhf.rating import store
-from rlhf.rating.pairs import compare
+from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import published
 from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
@@ -25,7 +25,7 @@ from rlhf.report.parts import Charts, Section, Table
 from rlhf.run.records import Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.conftest import RECIPE, content_of, manifest_of, run_stages, small, summary_of, there, write_records
+from tests.conftest import RECIPE, content_of, manifest_of, not_none, run_stages, small, summary_of, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
 HOSTILE = [
@@ -78,7 +78,7 @@ def pairs_of(root: Path) -> Path:
 
 def charts_of(page: str) -> dict[str, dict[str, Any]]:
     """The charts by their titles."""
-    charts = json.loads(there(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
+    charts = json.loads(not_none(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
     return {chart["layout"]["title"]["text"]: chart for chart in charts}
 
 
@@ -92,7 +92,7 @@ def address(root: Path) -> str:
 
 def test_the_page_needs_no_network(run):
     page = text_of(run)
-    ours = page.replace(there(re.search(r"<script>/\*.*?</script>", page, re.S))[0], "")
+    ours = page.replace(not_none(re.search(r"<script>/\*.*?</script>", page, re.S))[0], "")
     assert "default-src 'none'" in page
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", ours)
 
@@ -103,7 +103,7 @@ def test_every_part_is_there(run):
         assert f"<h2>{title}</h2>" in page
     for title in ("Where the time went", "Memory", "Samples", "Provenance"):
         assert f"<h2>{title}</h2>" in page
-    charts = json.loads(there(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
+    charts = json.loads(not_none(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
     (curve,) = (c for c in charts if c["layout"]["title"]["text"] == "KL to the reference, nats per token")
     rows = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
     assert curve["data"][0]["y"] == [row["objective/kl_per_token"] for row in rows]
@@ -143,7 +143,7 @@ def test_in_a_browser_samples_are_filtered(run, chromium):
 def test_the_evaluation_is_shown_side_by_side(evaluated):
     page = report.page([report.load(evaluated)])
     summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
-    row = there(re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page))[1]
+    row = not_none(re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page))[1]
     cells = re.findall(r'<td class="number" [^>]*>(.*?)</td>', row)
     metrics = summary["metrics"]
     wanted = [metrics[f"{who}/lc_win_rate_vs_sft{end}"] for who in ("base", "ppo") for end in ("", "_low", "_high")]
@@ -163,7 +163,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
 
 
 def test_ratings_are_counted(evaluated):
-    found = compare(evaluated, "sft", "ppo")
+    found = pair_answers(evaluated, "sft", "ppo")
     for pair in found.pairs[:3]:
         store.append(found.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
     (found.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
@@ -412,7 +412,7 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
 
 def test_several_runs_share_the_charts(run):
     page = report.page([report.load(run), report.load(run)])
-    charts = json.loads(there(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
+    charts = json.loads(not_none(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
     assert all(len(chart["data"]) == 2 for chart in charts if chart["layout"]["title"]["text"] == "score")
     assert any("picked: step" in line["name"] for chart in charts for line in chart["data"])
     assert "<th>run</th>" in page and "<th>run</th>" not in text_of(run)

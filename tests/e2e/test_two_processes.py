@@ -197,10 +197,10 @@ distributed.shard(model.model, {kept})
 other = model.model.layers[1].self_attn.q_proj.weight
 assert kept.numel() == whole and other.to_local().numel() == whole // 2
 assert torch.equal(model(input_ids=ids).logits, before)
-distributed.gather(model, whole=True)
+distributed.keep_layers_whole(model, whole=True)
 if me == 0:  # a rank goes through a gathered base alone
     assert torch.equal(model(input_ids=ids).logits, before)
-distributed.gather(model, whole=False)
+distributed.keep_layers_whole(model, whole=False)
 assert model.model.layers[1].self_attn.q_proj.weight.to_local().numel() == whole // 2
 PartialState().destroy_process_group()
 """

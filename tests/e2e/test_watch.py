@@ -250,7 +250,7 @@ def test_groups_that_teach_nothing(trained, tmp_path):
 
 def test_every_check_was_triggered_by_a_run():
     """The last test of this file: the failures that were planted above are all that rlhf/observe/watch.py knows."""
-    assert set(watch.NAMES) == FOUND
+    assert set(watch.CHECK_NAMES) == FOUND
 
 
 def test_a_healthy_run_is_told_nothing(trained):

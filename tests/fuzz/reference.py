@@ -157,9 +157,9 @@ def finite_result(stage: Path) -> str | None:
 def _rate(root: Path) -> None:
     """Verdicts of two raters on every pair of answers, as `rlhf ab` writes them."""
     from rlhf.rating import store
-    from rlhf.rating.pairs import compare
+    from rlhf.rating.pairs import pair_answers
 
-    found = compare(root)
+    found = pair_answers(root)
     found.file.parent.mkdir(exist_ok=True)
     rows = [
         store.rating(pair, rater, verdict, "ab")

@@ -16,7 +16,7 @@ from rlhf.models.layouts import SharedPrompts
 from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Role
-from rlhf.rollout.engine import collate, joined, sample
+from rlhf.rollout.engine import joined, sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch
@@ -24,8 +24,7 @@ from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import resumed
 from tests.conftest import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, learner
-
-LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
+from tests.rollouts import made_up_rollout
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +42,7 @@ def rollout(codec) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths; one is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
     prompts = [[1, 7, 8, 9]] * 4 + [[1, 40, 41, 42, 43, 44]] * 4
-    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
-    responses[1][-1] = 11
-    return collate(prompts, responses, codec.pad_id, codec.eos_id)
+    return made_up_rollout(prompts, codec, generator)
 
 
 def rewarded(rollout: Rollout, rewards: list[float] = REWARDS) -> Rewarded:

@@ -18,14 +18,15 @@ from rlhf.models import output_layer
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
-from rlhf.rollout.engine import collate, sample
+from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.scoring import score_norm
 from rlhf.stages.online.session import prompt_order, resumed, sampling
 from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch
 from tests.conftest import noted, small
-from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, options, roles, trainer, updated
+from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
+from tests.rollouts import made_up_rollout
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,7 @@ def codec(run) -> Codec:
 
 @pytest.fixture(scope="module")
 def rollout(run, codec) -> Rollout:
-    """Responses of many lengths, made up: one ends at once, one is cut off without EOS."""
-    generator = torch.Generator().manual_seed(3)
-    lengths = [1, 12, 5, 3, 9, 2, 7, 4]
-    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in lengths]
-    responses[1][-1] = 11
-    return collate(PROMPTS, responses, codec.pad_id, codec.eos_id)
+    return made_up_rollout(PROMPTS, codec, torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
@@ -67,11 +63,11 @@ def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, 
     sizes: list[int] = []
     hidden = SharedBase.hidden
     monkeypatch.setattr(SharedBase, "hidden", lambda self, ids: noted(sizes, len(ids), hidden(self, ids)))
-    usual = make_batch(trainer(run, kind, per_device_train_batch_size=2), rollout)
+    usual = make_batch(new_learner(run, kind, per_device_train_batch_size=2), rollout)
     assert set(sizes) == {2}
     passes = len(sizes) // 4
     sizes.clear()
-    together = make_batch(trainer(run, kind, per_device_train_batch_size=2, score_batch_size=8), rollout)
+    together = make_batch(new_learner(run, kind, per_device_train_batch_size=2, score_batch_size=8), rollout)
     assert sizes == [8] * passes
     for name in ("logp", "ref_logp", "values", "rewards", "advantages", "returns"):
         assert (getattr(usual, name) - getattr(together, name))[rollout.mask].abs().max() < 2e-5, name
@@ -135,7 +131,7 @@ def test_the_size_of_a_chunk_of_logits_does_not_change_the_result(run, rollout, 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypatch, kind):
     """Every tensor that any operation of a whole step returns, with 3 tokens to a chunk."""
-    learner = trainer(run, kind, entropy_coef=0.1)
+    learner = new_learner(run, kind, entropy_coef=0.1)
     vocabulary = len(learner.shared.base.lm_head.weight)
     monkeypatch.setattr(output_layer, "LOGITS", 3 * vocabulary)
     seen: dict[tuple[int, ...], str] = {}
@@ -159,7 +155,7 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
-    learner = trainer(run, kind, value_warmup_steps=1)
+    learner = new_learner(run, kind, value_warmup_steps=1)
     policy, value = (
         [p.detach().clone() for p in group] for group in (learner.policy_parameters, learner.critic_parameters)
     )
@@ -185,7 +181,7 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
 
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
-    learner = trainer(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
+    learner = new_learner(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
     batch = make_batch(learner, rollout)
     learner.update(batch)
     learner.state.advance(masked_mean(batch.kl, rollout.mask).item())
@@ -198,7 +194,7 @@ def test_the_kl_coefficient_follows_its_target(run, rollout):
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind):
-    learner = trainer(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
+    learner = new_learner(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
     with torch.no_grad():
         for weight in learner.policy_parameters:
             weight.add_(0.05 * torch.randn_like(weight))
@@ -208,7 +204,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
     taken = make_batch(learner, rollout)
     assert rollout.logprobs is not None
     assert torch.equal(taken.logp[rollout.mask], rollout.logprobs[rollout.mask])
-    again = trainer(run, kind, response_length=8, temperature=0.7)
+    again = new_learner(run, kind, response_length=8, temperature=0.7)
     for mine, theirs in zip(
         (*again.policy_parameters, *again.critic_parameters),
         (*learner.policy_parameters, *learner.critic_parameters),
@@ -225,7 +221,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_only_policy_and_value_move(run, rollout, kind):
-    learner = trainer(run, kind)
+    learner = new_learner(run, kind)
     shared = learner.shared
     before = {name: p.detach().clone() for name, p in shared.peft.named_parameters()}
     assert shared.score_head and shared.value_head
@@ -244,7 +240,7 @@ def test_only_policy_and_value_move(run, rollout, kind):
 def test_there_is_one_base(run):
     """Parameters of all roles together: the base once, and four small adapters."""
     base = sum(p.numel() for p in load_base(run, CPU).parameters())
-    shared = trainer(run, "adapter").shared
+    shared = new_learner(run, "adapter").shared
     storages = {p.untyped_storage().data_ptr(): p.numel() for p in shared.peft.parameters()}
     adapters = [n for n, _ in shared.peft.named_parameters() if "lora_" in n]
     lora = sum(p.numel() for n, p in shared.peft.named_parameters() if "lora_" in n)
@@ -263,14 +259,14 @@ def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advant
 
 
 def test_at_the_start_the_policy_is_the_reference(run, rollout):
-    learner = trainer(run)
+    learner = new_learner(run)
     batch = make_batch(learner, rollout)
     assert torch.equal(batch.logp, batch.ref_logp)
     assert batch_metrics(batch, learner)["objective/kl"] == 0
 
 
 def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(run, rollout):
-    learner = trainer(run, missing_eos_penalty=2.0, kl_coef=0.3)
+    learner = new_learner(run, missing_eos_penalty=2.0, kl_coef=0.3)
     batch = make_batch(learner, rollout)
     for row, length in enumerate(rollout.response_length.tolist()):
         score = (batch.scores[row].item() - NORM[0]) / NORM[1] - (2.0 if row == 1 else 0.0)
@@ -282,11 +278,13 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
 
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
-    base = str(run.parent("pretrain") / "model")
-    batch = make_batch(trainer(run), rollout)
-    sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.parent("sft") / "adapter").eval()
+    base = str(run.require_parent("pretrain") / "model")
+    batch = make_batch(new_learner(run), rollout)
+    sft = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), run.require_parent("sft") / "adapter"
+    ).eval()
     rm = PeftModel.from_pretrained(
-        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parent("rm") / "adapter"
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.require_parent("rm") / "adapter"
     ).eval()
     for row, (start, length) in enumerate(zip(rollout.prompt_length, rollout.response_length, strict=True)):
         ids = rollout.ids[row : row + 1, : start + length]
@@ -300,7 +298,7 @@ def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, cod
 
 
 def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rollout):
-    shared = trainer(run, "adapter").shared
+    shared = new_learner(run, "adapter").shared
     assert shared.value_head
     scores = (shared.scores(rollout) - NORM[0]) / NORM[1]
     shared.activate("value")
@@ -311,7 +309,7 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
 
 def test_adamw_is_that_of_the_recipe(run):
     asked: dict[str, Any] = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.02}
-    groups = trainer(run, **asked).state.optimizer.param_groups
+    groups = new_learner(run, **asked).state.optimizer.param_groups
     assert len(groups) == 2
     for group in groups:
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-3, 0.02)
@@ -335,7 +333,7 @@ def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, 
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, optim):
     if optim != "adamw_torch_fused":
         pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
-    learner = trainer(run, "adapter", optim=optim, kl_target=0.1)
+    learner = new_learner(run, "adapter", optim=optim, kl_target=0.1)
     learner.update(make_batch(learner, rollout))
     learner.state.advance(0.0)
     (tmp_path / "step-000001").mkdir()
@@ -343,7 +341,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, rollout))
 
-    again = resumed(partial(Learner, roles(run), run.parent("rm"), learner.options), tmp_path / "step-000001")
+    again = resumed(partial(Learner, roles(run), run.require_parent("rm"), learner.options), tmp_path / "step-000001")
     assert (again.state.step, again.state.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rollout))
@@ -411,7 +409,7 @@ def test_rows_of_a_rollout_keep_their_tokens(rollout):
     assert sorted(i for index in rollout.by_length(3) for i in index.tolist()) == list(range(8))
 
 
-def test_unused_experience_slots_are_zero(run, rollout):
-    batch: Batch = make_batch(trainer(run), rollout)
+def test_unused_slots_of_a_batch_are_zero(run, rollout):
+    batch: Batch = make_batch(new_learner(run), rollout)
     for tensor in (batch.logp, batch.ref_logp, batch.rewards, batch.advantages, batch.returns):
         assert not tensor[~rollout.mask].any()

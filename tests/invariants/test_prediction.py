@@ -20,13 +20,13 @@ from bench.memory.measure import measure
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
-from rlhf.memory import gpu
+from rlhf.memory import cards
 from rlhf.memory import pinned as pins
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
-from rlhf.memory.phases import PredictionError
+from rlhf.memory.phases import PredictionError, RehearsedPhase
 from rlhf.memory.pinned import Needs, Peaks
-from rlhf.memory.predict import STAGES, Predictor, _extrapolate
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
 from rlhf.recipe import PinnedRecipe, StageName
@@ -70,10 +70,10 @@ def total(parts: dict[str, int]) -> int:
 def six(predict) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every stage at six layers: predicted from two and four, and counted on real tensors."""
     loaded = tiny(6)
-    return {stage: predict(loaded, stage) for stage in STAGES}, measure(loaded, list(STAGES))
+    return {stage: predict(loaded, stage) for stage in PREDICTED_STAGES}, measure(loaded, list(PREDICTED_STAGES))
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", PREDICTED_STAGES)
 def test_prediction_is_what_real_tensors_take(six, stage):
     """Every phase within 1 %; `load` and `merge` within 5 %.
 
@@ -153,7 +153,7 @@ def profiled(stage: StageName, loaded: PinnedRecipe) -> int:
     rehearse = Rehearsals(None, plain)
     for parent in recipe.parents(loaded.recipe, recipe.stage_name(stage)):
         rehearse(loaded, parent)
-    rehearse.watch = watched
+    rehearse.measure = watched
     rehearse(loaded, stage)
     return most
 
@@ -343,7 +343,7 @@ def eight() -> tuple[PinnedRecipe, Rehearsals]:
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
 def test_peaks_grow_linearly_with_depth(predict, eight, stage, monkeypatch):
     """In four bits, eight layers from two and four; what cuBLAS takes is added later and would outweigh them here."""
-    monkeypatch.setattr(gpu, "workspace", lambda card: 0)
+    monkeypatch.setattr(cards, "workspace", lambda card: 0)
     loaded, rehearse = eight
     predicted, rehearsed = predict(loaded, stage), rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
@@ -432,25 +432,25 @@ def test_a_cache_grows_with_rows_and_tokens(two):
         assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
 
 
-def rehearsed(**operations: dict[str, int]) -> dict[str, Any]:
+def rehearsed(**operations: dict[str, int]) -> RehearsedPhase:
     return {"operations": operations, "paged": 0, "flops": 0, "recomputed": 0, "moved": 0, "launched": 0}
 
 
 def test_the_line_through_two_depths_by_hand():
     """10 + 5 a layer, or 2 + 8 a layer: the second one is higher from three layers on."""
-    few = rehearsed(a={"base": 10, "activations": 10}, b={"base": 2, "activations": 16})
-    more = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
+    shallow = rehearsed(a={"base": 10, "activations": 10}, b={"base": 2, "activations": 16})
+    deeper = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
     expected = {1: 15, 2: 20, 4: 34, 8: 66, 32: 258}
-    assert {layers: _extrapolate(few, more, layers, 0).peak_bytes for layers in expected} == expected
-    found = _extrapolate(few, more, 8, 100)
+    assert {layers: _extrapolate(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
+    found = _extrapolate(shallow, deeper, 8, 100)
     assert (found.peak_bytes, found.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
 def test_what_was_rehearsed_is_predicted():
     """Also where an operation with the highest peak is only there with more layers, or only with fewer."""
-    few, more = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
-    assert _extrapolate(few, more, 2, 0).peak_bytes == 30
-    assert _extrapolate(few, more, 4, 0).peak_bytes == 40
+    shallow, deeper = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
+    assert _extrapolate(shallow, deeper, 2, 0).peak_bytes == 30
+    assert _extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
 
 
 WIDE = {"model.architecture.hidden_size": 1024, "model.architecture.intermediate_size": 2816}  # blocks above 1 MiB
@@ -468,7 +468,7 @@ def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(stage, expand
     found = rehearser(loaded, stage, expandable)["reserved"]
     deep = Rehearsals(None)
     deep(loaded, stage)
-    whole = replay(deep.events, expandable, gpu.workspace(loaded.recipe.hardware.name))
+    whole = replay(deep.events, expandable, cards.workspace(loaded.recipe.hardware.name))
     assert found.keys() == whole.keys() >= {"load", "evaluate"}
     for phase, real in whole.items():
         assert found[phase].allocated == real.allocated, phase
@@ -609,7 +609,7 @@ def test_a_peak_may_move_from_one_moment_to_another(predict):
 
 STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
 PEAKS: Peaks = {
-    **{stage: {"load": {"base": 1_000}} for stage in STAGES},
+    **{stage: {"load": {"base": 1_000}} for stage in PREDICTED_STAGES},
     "ppo": {
         "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
         "update": {"base": 10_000_000_000, "activations": 400_000_000_000, "logits": 2_000_000_000},

@@ -20,11 +20,12 @@ from rlhf.run.directory import Run
 from rlhf.stages.groups import Rewarded
 from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import scoring
-from tests.conftest import beside, grouped, run_stages, small, there
+from tests.conftest import beside, grouped, not_none, run_stages, small
 from tests.invariants.group_learner import REWARDS, assert_same
 from tests.invariants.group_learner import learner as group_learner
-from tests.invariants.ppo_learner import PROMPTS, assert_close, trainer, updated
+from tests.invariants.ppo_learner import PROMPTS, assert_close, new_learner, updated
 from tests.invariants.tiny import tiny
+from tests.rollouts import LENGTHS
 
 TWO_STEPS: dict[str, Any] = {f"{stage}__{key}": 2 for stage in ("sft", "rm") for key in ("max_steps", "save_steps")}
 
@@ -48,8 +49,7 @@ def run(upper) -> Run:
 
 @pytest.fixture(scope="module")
 def rollout():
-    lengths = [1, 12, 5, 3, 9, 2, 7, 4]
-    responses = [torch.randint(10, 300, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in lengths]
+    responses = [torch.randint(10, 300, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in LENGTHS]
     return collate(PROMPTS, responses, 0, 1)
 
 
@@ -115,7 +115,7 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
 
 
 def test_rows_of_a_rollout_keep_their_lower_states(run, rollout):
-    shared = trainer(run, lean=True).shared
+    shared = new_learner(run, lean=True).shared
     whole = scoring.with_lower_states(shared, rollout, 3)
     assert whole.lower_states is not None and whole.lower_states.shape == (*rollout.ids.shape, 32)
     assert scoring.with_lower_states(shared, whole, 3) is whole
@@ -124,20 +124,20 @@ def test_rows_of_a_rollout_keep_their_lower_states(run, rollout):
     assert part.lower_states is not None and part.lower_states.shape[:2] == part.ids.shape
     assert torch.equal(part.lower_states, whole.lower_states[index, : part.ids.shape[1]])
     assert joined(whole, whole).lower_states is None
-    assert scoring.with_lower_states(trainer(run).shared, rollout, 3) is rollout, (
+    assert scoring.with_lower_states(new_learner(run).shared, rollout, 3) is rollout, (
         "the library's trunk has no lower part"
     )
 
 
 def test_each_process_computes_its_share(run, rollout, monkeypatch):
-    shared = trainer(run, lean=True).shared
-    whole = there(scoring.with_lower_states(shared, rollout, 3).lower_states)
+    shared = new_learner(run, lean=True).shared
+    whole = not_none(scoring.with_lower_states(shared, rollout, 3).lower_states)
     parts = []
     monkeypatch.setattr(distributed, "world", lambda: 2)
     monkeypatch.setattr(distributed, "all_sum", lambda *tensors: None)
     for rank in (0, 1):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        parts.append(there(scoring.with_lower_states(shared, rollout, 3).lower_states))
+        parts.append(not_none(scoring.with_lower_states(shared, rollout, 3).lower_states))
     real = torch.arange(rollout.ids.shape[1]) <= rollout.last[:, None]
     assert all((part[real] == 0).all(-1).any() for part in parts)
     assert torch.allclose((parts[0] + parts[1])[real], whole[real], atol=1e-5)

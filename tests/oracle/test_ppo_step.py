@@ -15,14 +15,13 @@ from rlhf.files import read_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, Role
-from rlhf.rollout.engine import collate
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
 from rlhf.stages.online import scoring
-from tests.conftest import beside, run_stages, small, there
+from tests.conftest import beside, not_none, run_stages, small
+from tests.rollouts import LENGTHS, made_up_rollout
 
 NORM = scoring.ScoreNorm(0.05, 0.4)
-LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +32,13 @@ def codec(trained) -> Codec:
 def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
     """All roles; the policy has already moved away from the reference, and the critic says something."""
     run = Run(root, small(), "ppo")
-    sft, rm = run.parent("sft"), run.parent("rm")
+    sft, rm = run.require_parent("sft"), run.require_parent("rm")
     torch.manual_seed(0)
     base = load_base(run, torch.device("cpu"))
     shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
     shared.add_reward(rm)
     found = ppo.Learner(shared, rm, settings, NORM)
-    for weight in (*shared.parameters("policy"), there(shared.value_head).weight):
+    for weight in (*shared.parameters("policy"), not_none(shared.value_head).weight):
         weight.data += 0.05 * torch.randn(weight.shape)
     return found
 
@@ -49,9 +48,7 @@ def rollout(codec) -> Rollout:
     """Made-up dialogues of many lengths; the longest response is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
-    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
-    responses[1][-1] = 11
-    return collate(prompts, responses, codec.pad_id, codec.eos_id)
+    return made_up_rollout(prompts, codec, generator)
 
 
 def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: list[torch.optim.SGD]) -> None:
@@ -75,7 +72,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
 
     def value(i: int) -> Tensor:
         p, n = spans[i]
-        found: Tensor = there(shared.value_head)(states(i, shared.value_role)[p - 1 : p + n - 1])
+        found: Tensor = not_none(shared.value_head)(states(i, shared.value_role)[p - 1 : p + n - 1])
         return found[:, 0]
 
     old, ref, before, shaped, advantages = [], [], [], [], []
@@ -87,7 +84,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
             d = ref[i] - old[i]
             kl = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - 1 - d}[o.kl_estimator]
             shaped.append(-o.kl_coef * kl if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
-            score = (there(shared.score_head)(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
+            score = (not_none(shared.score_head)(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
             score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
             score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
             shaped[i][-1] += score - (o.missing_eos_penalty or 0.0) * (not rollout.ended[i])
@@ -213,7 +210,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     policy, value = step.state.optimizer.param_groups
     assert {id(p) for p in policy["params"]} == {id(p) for p in shared.parameters("policy")}
     assert {id(p) for p in value["params"]} == {
-        id(p) for p in (*shared.parameters("value"), *there(shared.value_head).parameters())
+        id(p) for p in (*shared.parameters("value"), *not_none(shared.value_head).parameters())
     }
     assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
     for group in (policy, value):
@@ -243,7 +240,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
     for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):
         with torch.no_grad():
             last = shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]
-            scores.append(there(shared.score_head)(last).item())
+            scores.append(not_none(shared.score_head)(last).item())
     drawn = []
 
     def draw(step: int) -> Rollout:  # unequal parts: a mean of means would not do

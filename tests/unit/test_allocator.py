@@ -214,7 +214,7 @@ def chain(block: Block) -> list[Block]:
 
 
 def check(allocator: Allocator, live: list[Block], requested: dict[int, int]) -> None:
-    free = [*allocator.free_blocks()]
+    free = [block for pools in allocator._pools.values() for pool in pools for _, _, block in pool.blocks]
     assert sum(block.size for block in live) == allocator.allocated <= allocator.peak_allocated
     assert allocator.allocated + sum(block.size for block in free) == allocator.reserved <= allocator.peak_reserved
     placed = sorted([*live, *free], key=lambda block: block.address)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf.memory.attention import backend
-from rlhf.memory.gpu import Gpu
+from rlhf.memory.cards import Gpu
 
 ADA, HOPPER, TURING = Gpu((8, 9), 128), Gpu((9, 0), 132), Gpu((7, 5), 40)
 

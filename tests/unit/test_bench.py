@@ -13,7 +13,7 @@ from bench import ablation, compare, goals, steps
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import plan
-from rlhf.memory.phases import Phase
+from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import one_by_one
 from tests.conftest import RECIPE
 
@@ -279,7 +279,7 @@ def test_mfu_leaves_out_what_is_computed_again(recomputed):
     loaded = recipe.load(RECIPE)
     accumulated = loaded.recipe.sft.gradient_accumulation_steps
     assert accumulated <= 2, "all of a step is rehearsed"
-    predicted = {name: Phase(1, {"base": 1}, 0, 1000, recomputed) for name in ("", "train")}
+    predicted = {name: PredictedPhase(1, {"base": 1}, 0, 1000, recomputed) for name in ("", "train")}
     row = STAGE | {"phase_seconds": seconds(2.0, 2.0, 2.0)}
     found = bench.derived_figures(loaded, "sft", row, predicted, {"flops": 1000.0, "bandwidth": 1.0}, "longest")
     assert found["hfu"] == 0.25

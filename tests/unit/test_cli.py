@@ -1,6 +1,7 @@
 """The command line: bad input is one line, a non-zero exit code, and nothing lost."""
 
 import gzip
+import importlib.util
 import json
 import math
 import re
@@ -356,7 +357,8 @@ def test_a_tracker_that_does_not_start_is_one_line(command, trained, tmp_path, m
     def init(**options):
         raise ValueError("api_key not configured\n(no-tty)")
 
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: name == "wandb" or find_spec(name, *more))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     out = beside(trained, tmp_path / "runs", "pretrain", "sft")
     code, _, err = command("run", "dpo", "--recipe", RECIPE, "--out", out, "--report-to", "wandb", *changes())

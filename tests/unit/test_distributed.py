@@ -9,7 +9,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import distributed
+from rlhf.process import distributed, launching
 from rlhf.stages.trainer import LengthBuckets, ShardedBatches
 from tests.conftest import RECIPE, small
 
@@ -25,11 +25,11 @@ def be(monkeypatch, rank: int, world: int) -> None:
 def test_a_child_finds_this_checkout_and_what_this_process_was_given(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/carried", "/more"]))
     root = str(RECIPE.parents[2])
-    found = distributed.child_environment(HF_HUB_OFFLINE="1")
+    found = launching.child_environment(HF_HUB_OFFLINE="1")
     assert found["PYTHONPATH"].split(os.pathsep) == [root, "/carried", "/more"]
     assert found["HF_HUB_OFFLINE"] == "1" and found["PATH"] == os.environ["PATH"]
     monkeypatch.delenv("PYTHONPATH")
-    assert distributed.child_environment()["PYTHONPATH"] == root  # an empty entry would be the working directory
+    assert launching.child_environment()["PYTHONPATH"] == root  # an empty entry would be the working directory
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_ranks_share_every_batch(monkeypatch, rows, kept):
 def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world, message):
     be(monkeypatch, 0, world)
     with pytest.raises(UserError, match=message):
-        distributed.check_world(small(hardware__count=count).recipe, stage)
+        launching.check_world(small(hardware__count=count).recipe, stage)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world
 def test_an_engine_that_would_not_do_what_it_says_is_refused(stage, engine, message):
     loaded = small(hardware__count=2, hardware__engine=engine)
     with pytest.raises(UserError, match=message):
-        distributed.launch(loaded, stage)
+        launching.launch(loaded, stage)
 
 
 def test_engines_need_their_file(tmp_path):
     with pytest.raises(UserError, match=r"hardware.engine: fsdp needs .*cpu-tiny/v1/accelerate-fsdp.yaml"):
-        distributed.launch(small(hardware__count=2, hardware__engine="fsdp"), "ppo")
+        launching.launch(small(hardware__count=2, hardware__engine="fsdp"), "ppo")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
@@ -115,7 +115,7 @@ def test_the_files_for_accelerate_start_what_the_recipe_says(file):
     """Only read: FSDP and DeepSpeed under TRL's trainers need GPUs, on which nothing of this was run."""
     found, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
     engine = file.stem.removeprefix("accelerate-")
-    assert found.distributed_type.value == distributed.KINDS[engine]
+    assert found.distributed_type.value == launching.KINDS[engine]
     assert found.num_processes == loaded.recipe.hardware.count > 1
     assert found.mixed_precision == ("bf16" if loaded.recipe.model.dtype == "bfloat16" else "no")
     if engine == "fsdp":
@@ -139,10 +139,10 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     file = tmp_path / "error.json"
     file.write_text("{}")
     said = failure(1, 4, str(file), "the data has changed")
-    assert distributed._failure_message({0: said, 1: failure(-15)}, "rm") == "the data has changed"
-    killed = distributed._failure_message({0: failure(distributed.LOST, 4), 1: failure(-9, 5)}, "rm")
+    assert launching._failure_message({0: said, 1: failure(-15)}, "rm") == "the data has changed"
+    killed = launching._failure_message({0: failure(launching.LOST, 4), 1: failure(-9, 5)}, "rm")
     assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume` (make: RESUME=1)" in killed
-    assert "rank 1 ended with exit code 1" in distributed._failure_message({0: failure(-15), 1: failure(1)}, "rm")
+    assert "rank 1 ended with exit code 1" in launching._failure_message({0: failure(-15), 1: failure(1)}, "rm")
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,15 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
         ("Timed out after 601 seconds waiting for clients. 1/2 clients joined.", "not all of them came in time"),
         ("The IPv4 network addresses of (head, 29500) cannot be retrieved (gai error: -2)", "nobody answers there"),
         ("something\nelse", "something else"),
+        ("try again; the main user failed", "try again"),
     ],
 )
 def test_a_failed_meeting_is_explained(reason, way_out):
-    assert distributed.explain(reason).startswith(way_out)
+    assert launching.explain(reason).startswith(way_out)
 
 
 def test_alone_nothing_is_shared():
     assert (distributed.rank(), distributed.world(), distributed.launched()) == (0, 1, False)
     assert distributed.own_rows([1, 2, 3]) == [1, 2, 3]
     assert distributed.from_main(lambda: 5) == 5
-    assert distributed.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}
+    assert launching.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}

@@ -15,7 +15,7 @@ from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
-from rlhf.evaluation.policies import PolicySamples, compare, exact_kl, further_metrics, gains_over_base, win_rate
+from rlhf.evaluation.policies import PolicySamples, exact_kl, further_metrics, gains_over_base, gains_over_sft, win_rate
 from rlhf.rollout.engine import collate
 
 PAD, EOS = 0, 2
@@ -162,7 +162,7 @@ def test_gains_are_in_standard_deviations_of_sft():
     """SFT: mean 1, sd sqrt(20 / 3) over 4 - 1. The policy wins two, ties one and loses one."""
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
     after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
-    metrics = compare(before, after)
+    metrics = gains_over_sft(before, after)
     assert metrics["score_sft"] == 1.0
     assert metrics["score"] == 3.5
     assert metrics["score_gain_sd"] == pytest.approx(2.5 / math.sqrt(20 / 3))
@@ -183,7 +183,7 @@ def test_gains_over_the_base_are_in_its_own_standard_deviations():
 
 
 def test_without_scores_there_is_no_win_rate():
-    metrics = compare(measured(None), measured(None))
+    metrics = gains_over_sft(measured(None), measured(None))
     assert not any("score" in name or "win" in name or "true" in name for name in metrics)
 
 
@@ -222,7 +222,7 @@ def test_answers_that_repeat_add_no_certainty():
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
     after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
     one, three = (
-        compare(a, b) | further_metrics(a, b, {})
+        gains_over_sft(a, b) | further_metrics(a, b, {})
         for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
     )
     intervals = [name for name in one if "ci95" in name or "_low" in name or "_high" in name]

@@ -13,8 +13,13 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Roberta
 from rlhf.data.load import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import PolicySamples, compare, further_metrics, reward_model_figures, score_histograms
+from rlhf.evaluation.policies import (
+    PolicySamples,
+    further_metrics,
+    gains_over_sft,
+)
 from rlhf.evaluation.references import Overlap, answers
+from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -53,7 +58,7 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
 def test_gap_between_proxy_and_truth_ties_and_variety():
     before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
     after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
-    found = further_metrics(before, after, compare(before, after))
+    found = further_metrics(before, after, gains_over_sft(before, after))
     sd = math.sqrt(2)
     assert found["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
     assert found["ties_vs_sft"] == 0.5
@@ -84,11 +89,11 @@ def test_a_length_bias_shows():
 
 
 def test_scores_of_all_policies_share_their_ranges():
-    found = score_histograms({"sft": measured([0.0, 1.0], [1, 1]), "ppo": measured([3.0, 3.0], [1, 1])})
+    found = score_histograms({"sft": torch.tensor([0.0, 1.0]), "ppo": torch.tensor([3.0, 3.0]), "dpo": None})
     assert found is not None
     assert (found["edges"][0], found["edges"][-1]) == (0.0, 3.0)
     assert found["counts"]["ppo"][-1] == 2 and sum(found["counts"]["sft"]) == 2
-    found = score_histograms({"sft": measured([1.0, 1.0], [1, 1])})
+    found = score_histograms({"sft": torch.tensor([1.0, 1.0])})
     assert found is not None and found["edges"][0] == 1.0
 
 

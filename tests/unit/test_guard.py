@@ -61,6 +61,16 @@ def test_a_known_failure_is_one_line(ends, error, code, said):
     assert "Traceback" not in err
 
 
+def test_the_traceback_of_a_known_failure_is_printed_on_demand(ends, monkeypatch):
+    error = UserError("r")
+    error.__cause__ = ValueError("the reason")
+    monkeypatch.setenv("RLHF_DEBUG", "1")
+    code, err = ends(error)
+    assert code == 1 and err.startswith("error: r\n")
+    assert "ValueError: the reason" in err and "UserError: r" in err
+    assert ends(KeyError("x"))[1].count("Traceback") == 1
+
+
 def test_a_bug_shows_its_traceback_and_where_to_go(ends):
     code, err = ends(KeyError("a\x1b[2J\u202e"))
     assert code == guard.BUG

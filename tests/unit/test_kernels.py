@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch.profiler import record_function
 
 from rlhf import recipe
-from rlhf.memory import gpu, kernels, predict
+from rlhf.memory import cards, kernels, predict
+from rlhf.memory.cards import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
 from rlhf.memory.device import META, StandIn
-from rlhf.memory.gpu import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
 from rlhf.memory.rehearse import PHASES
 from rlhf.recipe import StageName
 from tests.conftest import noted
@@ -24,24 +24,24 @@ CARDS = ("4090", "h100", "8xh100")
 
 
 def test_several_cards_are_cards_of_their_kind():
-    assert gpu.find("2x4090") == gpu.find("4090") == GPUS["4090"]
-    assert gpu.find("8xh100").multiprocessors == 132, "a name of its own: these are SXM cards"
-    assert gpu.find("2xh100") == GPUS["h100"]
-    assert gpu.find("some-card") == UNKNOWN
+    assert cards.find("2x4090") == cards.find("4090") == GPUS["4090"]
+    assert cards.find("8xh100").multiprocessors == 132, "a name of its own: these are SXM cards"
+    assert cards.find("2xh100") == GPUS["h100"]
+    assert cards.find("some-card") == UNKNOWN
 
 
 @pytest.mark.parametrize("card", ["4090", "2x4090", (8, 9), (8, 0), (8, 6)])
 def test_a_workspace_of_a_card_before_hopper(card):
-    assert gpu.workspace(card) == 8_519_680 == SMALL_WORKSPACE
+    assert cards.workspace(card) == 8_519_680 == SMALL_WORKSPACE
 
 
 @pytest.mark.parametrize("card", ["h100", "8xh100", "h200", (9, 0), (10, 0), (12, 0)])
 def test_a_workspace_since_hopper(card):
-    assert gpu.workspace(card) == 2**25
+    assert cards.workspace(card) == 2**25
 
 
 def test_a_card_that_is_not_known_counts_as_the_one_that_takes_most():
-    assert gpu.workspace("some-card") == max(gpu.workspace(name) for name in GPUS)
+    assert cards.workspace("some-card") == max(cards.workspace(name) for name in GPUS)
 
 
 def test_each_thread_and_the_captured_stream_have_a_workspace():
@@ -54,7 +54,7 @@ def test_each_thread_and_the_captured_stream_have_a_workspace():
         ("evaluate", "evaluate/decode"),
         ("merge", "merge"),
     )
-    found = [predict.workspaces(loaded, stage, phase) / gpu.workspace("4090") for stage, phase in places]
+    found = [predict.workspaces(loaded, stage, phase) / cards.workspace("4090") for stage, phase in places]
     assert found == [2, 2, 3, 1, 2, 0], "autograd's thread only where there is training; merging: no card"
     cpu = recipe.load(RECIPES / "cpu-tiny" / "v1").recipe
     assert predict.workspaces(cpu, "sft", "train") == 0
@@ -63,7 +63,7 @@ def test_each_thread_and_the_captured_stream_have_a_workspace():
 @pytest.mark.parametrize(("name", "card"), [("2x4090-llama2-13b/v1", "4090"), ("8xh100-llama2-70b/v1", "h100")])
 def test_each_of_several_cards_has_the_workspaces_of_one(name, card):
     pinned = json.loads((RECIPES / name / "predicted.json").read_text())["stages"]
-    assert pinned["sft"]["train"]["workspace"] == 2 * gpu.workspace(card)
+    assert pinned["sft"]["train"]["workspace"] == 2 * cards.workspace(card)
 
 
 # -- 4-bit products ----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def allocator(monkeypatch) -> Allocator:
 
 def test_telemetry_and_the_measurement_see_the_same_peaks(allocator):
     """Both ask for the allocator's one peak at the edges of phases, and inside them: neither may take it away."""
-    costs = {}
+    costs: dict[str, Any] = {}
 
     def run_stage(device: torch.device) -> None:
         telemetry = Telemetry(device)

@@ -13,7 +13,7 @@ from rlhf import cli
 from rlhf.cli import next_steps
 from rlhf.cli.choice import Choice
 from rlhf.stages import runner
-from tests.conftest import RECIPE, rlhf, small, summary_of, there
+from tests.conftest import RECIPE, not_none, rlhf, small, summary_of
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -99,7 +99,7 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
 
     typed = ["HW=4090", f"DATA={data}", "SET=ppo.steps=10 ppo.betas=[0.9,$$x]", "OUT=my runs", "RESUME=1"]
     words, variables = called(["make", "ppo", *typed, "RUNTIME=local"], VENV=str(tmp_path))
-    line = next_steps.make_line(("chat", "--stage", "ppo"), shlex.split(there(variables)))
+    line = next_steps.make_line(("chat", "--stage", "ppo"), shlex.split(not_none(variables)))
     assert line.startswith(f"make chat HW=4090 DATA={data} OUT='my runs' SET='ppo.steps=10 ") and "RESUME" not in line
     chat, absent = called(shlex.split(line))
     assert absent is None, "only stages are told"

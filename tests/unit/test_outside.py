@@ -9,7 +9,7 @@ import pytest
 from bench.outside import compare, lengths, page, steps
 from bench.outside.collect import DATA
 from bench.outside.loop import STEP
-from rlhf.memory.gpu import SMALL_WORKSPACE
+from rlhf.memory.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PRODUCT
 

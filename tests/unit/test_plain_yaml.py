@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.process import distributed
+from rlhf.process import launching
 from rlhf.recipe import load, parse_overrides
 from rlhf.recipe.plain_yaml import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse, read_yaml
 from tests.conftest import RECIPE
@@ -152,4 +152,4 @@ def test_accelerates_settings_pass_the_same_reader(tmp_path):
     (folder / "recipe.yaml").write_text((RECIPE / "recipe.yaml").read_text())
     (folder / "accelerate-ddp.yaml").write_text("a: &a [*a]")
     with pytest.raises(UserError, match=r"accelerate-ddp\.yaml:1: "):
-        distributed._engine_flags(load(folder))
+        launching._engine_flags(load(folder))

@@ -16,16 +16,15 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import fit, plan, projection, strategies
+from rlhf.memory import cards, fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
-from rlhf.memory.phases import Phase, PredictionError, Stage
-from rlhf.memory.predict import CONTEXT, STAGES, Predictor, needed, reserved
+from rlhf.memory.phases import TRAINING_STAGES, PredictedPhase, PredictedStage, PredictionError
+from rlhf.memory.predict import CONTEXT, PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, rlhf
 
-LEARNING = strategies.STAGES
 LENGTHS = {"max_length": 64, "max_prompt_length": 40, "max_eval_samples": 4, "max_samples": 64, "logging_steps": 1}
 SIZES = {
     "model.architecture.hidden_size": 64,
@@ -94,11 +93,11 @@ def cache(tmp_path_factory):
 class Known(Predictor):
     """Predicts the same for every stage, without a rehearsal."""
 
-    def __init__(self, phases: Stage):
+    def __init__(self, phases: PredictedStage):
         super().__init__()
         self.phases = phases
 
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> Stage:
+    def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
         return self.phases
 
 
@@ -120,13 +119,13 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 def test_a_plan_as_json(command, predict, small, tmp_path):
-    for stage in STAGES:
+    for stage in PREDICTED_STAGES:
         predict(recipe.load(small), stage)  # with this module's processes: the command then starts none
     code, out, _ = command("plan", "--recipe", small, "--json")
     found = json.loads(out)
     assert code == 0
     assert (found["recipe"], found["version"], found["modified"], found["hardware"]) == ("small", "v1", False, "cpu")
-    assert list(found["stages"]) == list(STAGES)
+    assert list(found["stages"]) == list(PREDICTED_STAGES)
     for stage, row in found["stages"].items():
         assert {"peak_bytes", "reserved_bytes", "fits", "budget_bytes", "phases", "in_memory_of"} <= set(row)
         assert (row["fits"], row["budget_bytes"]) == (None, None)
@@ -253,13 +252,13 @@ def test_with_all_memory_the_fastest_settings_are_chosen(predict, small):
     assert found.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
 
 
-def formula(loaded: PinnedRecipe, stage: str) -> dict[str, Phase]:
+def formula(loaded: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
     """A stage's memory as a sum that can be worked out by hand."""
     recipe = loaded.recipe
     base = {"none": 1000, "nf4": 400}[recipe.model.quantization]
     sampling = base + 10 * recipe.evaluate.batch_size * (3 if stage == "dpo" else 1)
     found = {"load": phase(0, base=base), "evaluate": phase(0, base=sampling)}
-    if stage in LEARNING:
+    if stage in TRAINING_STAGES:
         options = getattr(recipe, stage)
         row = 20 if options.gradient_checkpointing else 100
         optimizer = 0 if options.optim == "paged_adamw_8bit" else 50
@@ -362,7 +361,7 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
     """There is memory for all: the settings that are tried first are those that are chosen."""
     asked = set()
 
-    def noted(changed: PinnedRecipe, stage: str) -> dict[str, Phase]:
+    def noted(changed: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
         asked.add((stage, repr(changed.recipe.section(stage_name(stage))), changed.recipe.evaluate.batch_size))
         return formula(changed, stage)
 
@@ -377,7 +376,7 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
 def test_loading_must_fit_too():
     loaded = recipe.load(RECIPE)
 
-    def heavy(changed: PinnedRecipe, stage: str) -> dict[str, Phase]:
+    def heavy(changed: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
         found = formula(changed, stage)
         return found | {"load": phase(0, base=9000), "": phase(0, base=9000)}
 
@@ -539,8 +538,8 @@ def test_nothing_is_predicted_where_nothing_can_be_compared(small, narrow):
 # -- hours and dollars -------------------------------------------------------------------------------------------------
 
 
-def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> Phase:
-    return Phase(sum(components.values()), components, 0, flops, moved=moved, launched=launched)
+def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> PredictedPhase:
+    return PredictedPhase(sum(components.values()), components, 0, flops, moved=moved, launched=launched)
 
 
 def sft_recipe(**changes) -> PinnedRecipe:
@@ -637,19 +636,19 @@ def projected(price: float | None = None) -> dict[str, Any]:
 
 
 def test_hours_fall_with_the_card_s_rate(monkeypatch):
-    card = projection.CARDS["4090"]
+    card = cards.NOMINAL_RATES["4090"]
     once = projected()
-    monkeypatch.setitem(projection.CARDS, "4090", card._replace(flops=card.flops / 4))
+    monkeypatch.setitem(cards.NOMINAL_RATES, "4090", card._replace(flops=card.flops / 4))
     slower = projected()
     for key in ("limit_hours", "projected_hours"):
         assert slower[key] == pytest.approx(4 * once[key])
     assert once["limit_hours"] == pytest.approx(8320 / card.flops / 3600)
     assert once["projected_hours"] == pytest.approx(once["limit_hours"] * projection.CALIBRATED.products)
-    monkeypatch.delitem(projection.CARDS, "4090")
+    monkeypatch.delitem(cards.NOMINAL_RATES, "4090")
     assert "projected_hours" not in projected(1.0)
 
 
-CARD = projection.Card(1000.0, 10.0, "")
+CARD = cards.NominalRates(1000.0, 10.0, "")
 
 
 def test_the_three_parts_of_a_step_add_up():
@@ -658,14 +657,14 @@ def test_the_three_parts_of_a_step_add_up():
 
 
 def test_decoding_is_limited_by_bandwidth():
-    work = projection.Work(0.0, 200.0)
+    work = projection.StageWork(0.0, 200.0)
     assert work.limit(CARD) == 20
     shares = projection.DECODING
     assert work.projected(CARD) == (20 / shares.usual, 20 / shares.most, 20 / shares.least)
 
 
 def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
-    found = projection.Work(5000.0, 200.0, 100.0, 4.0).projected(CARD)
+    found = projection.StageWork(5000.0, 200.0, 100.0, 4.0).projected(CARD)
     assert 25 <= found.low < found.seconds < found.high
 
 
@@ -822,7 +821,7 @@ RECIPES = recipe.available(RECIPE.parents[1])
 def test_a_strategy_is_switched_on_once_and_changes_no_batch(directory):
     """And with none of them, the batches are as before."""
     loaded = recipe.load(directory)
-    for stage in (name for name in LEARNING if getattr(loaded.recipe, name) is not None):
+    for stage in (name for name in TRAINING_STAGES if getattr(loaded.recipe, name) is not None):
         off = strategies.with_changes(loaded, strategies.switched_off(loaded, stage))
         for start in (loaded, off):
             assert global_batch(start, stage) == global_batch(loaded, stage)

@@ -13,7 +13,7 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.recipe import StageName, published
 from rlhf.recipe.plain_yaml import read_yaml
-from rlhf.recipe.published import Figure, Spent, compare
+from rlhf.recipe.published import Figure, Spent, verdict_of
 from rlhf.run.records import Comparison
 from rlhf.stages.runner import import_stage
 from rlhf.use import reproduce
@@ -402,7 +402,7 @@ LOSS = {"metric": "last.loss", "unit": "nats per token"}
     ],
 )  # fmt: skip
 def test_a_value_reproduces_a_figure_is_better_or_is_worse(keys, value, said):
-    assert str(compare(figure(**keys), value)) == said
+    assert str(verdict_of(figure(**keys), value)) == said
 
 
 @pytest.mark.parametrize(

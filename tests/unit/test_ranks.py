@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks
-from rlhf.memory.phases import Phase
+from rlhf.memory.phases import PredictedPhase
 from rlhf.recipe import PinnedRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -23,15 +23,15 @@ def load(name: str, **changes) -> PinnedRecipe:
 
 def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
     whole = load("8xh100-llama2-70b/v1")
-    sft = ranks.of_one(whole, "sft").recipe.sft
+    sft = ranks.recipe_of_one_rank(whole, "sft").recipe.sft
     assert sft.per_device_train_batch_size * sft.gradient_accumulation_steps * 8 == 8 * 8
-    assert sft.max_samples == 2500 and ranks.of_one(whole, "sft").recipe.hardware.count == 1
-    ppo = ranks.of_one(whole, "ppo").recipe.ppo
+    assert sft.max_samples == 2500 and ranks.recipe_of_one_rank(whole, "sft").recipe.hardware.count == 1
+    ppo = ranks.recipe_of_one_rank(whole, "ppo").recipe.ppo
     assert (ppo.batch_size, ppo.rollout_batch_size, ppo.max_eval_samples, ppo.steps) == (16, 16, 16, 156)
     assert ppo.per_device_train_batch_size == 8 == 128 // 2 // 8
-    assert ranks.of_one(whole, "evaluate") is whole, "which one process does"
+    assert ranks.recipe_of_one_rank(whole, "evaluate") is whole, "which one process does"
     one = load("4090-llama2-7b/v2")
-    assert ranks.of_one(one, "ppo") is one
+    assert ranks.recipe_of_one_rank(one, "ppo") is one
 
 
 def test_adapters_are_counted_as_peft_makes_them():
@@ -70,7 +70,7 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     loaded = load("8xh100-llama2-70b/v1")
     layers = ranks.layers_bytes(loaded.recipe)
     parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
-    phases = {name: Phase(sum(parts.values()), parts, 0, 0) for name in ("", "load", "rollout", "update")}
+    phases = {name: PredictedPhase(sum(parts.values()), parts, 0, 0) for name in ("", "load", "rollout", "update")}
     found = ranks.divide(loaded.recipe, "ppo", phases)
     assert found["load"] == phases["load"]
     assert found["rollout"].components["base"] == pytest.approx(parts["base"] + layers / 8, abs=2)

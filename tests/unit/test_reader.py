@@ -52,6 +52,12 @@ def test_a_wrong_line_is_named_with_its_key(tmp_path, line, message):
     assert str(caught.value).startswith(f"{file}:2: ") and message in str(caught.value)
 
 
+def test_a_way_out_belongs_to_the_message_and_not_to_its_advice():
+    with pytest.raises(UserError) as failure, reader.advising("repair it"):
+        raise UserError("a.json: damaged", "the file is described in docs/data.md")
+    assert failure.value.lines == ("a.json: damaged; repair it", "the file is described in docs/data.md")
+
+
 def test_answers_of_an_evaluation_and_of_a_training_log_are_read_alike():
     evaluated = {"step": 0, "prompt": "p", "sft": {"response": "a", "score": 1}, "ppo": {"response": "b"}}
     answers = SampleLine.model_validate(evaluated).answers

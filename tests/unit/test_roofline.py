@@ -16,13 +16,13 @@ from bench.roofline import counts
 from bench.roofline.counts import NF4_BYTES, Decoder, Passes, Rows, Work, phases
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import gpu
-from rlhf.memory.projection import Card
+from rlhf.memory import cards
+from rlhf.memory.cards import NominalRates
 from rlhf.models import matmul
 from rlhf.models.trunk import Trunk
 
 RECIPES = ROOT / "recipes"
-CARD = gpu.find("h100")
+CARD = cards.find("h100")
 # q 4x4, k and v 4x2, o 4x4, gate and up 4x8, down 8x4: 144 weights
 HAND = Decoder(hidden=4, intermediate=8, layers=2, heads=2, kv_heads=1, head_dim=2, vocab=10)
 BATCH, TOKENS, LAYERS = 2, 16, 4
@@ -146,7 +146,7 @@ def test_the_lean_trunk_computes_a_prompt_once_for_the_responses_in_a_micro_batc
 
 
 def test_a_bound_is_the_larger_quotient():
-    card = Card(flops=10.0, bandwidth=2.0, source="made up")
+    card = NominalRates(flops=10.0, bandwidth=2.0, source="made up")
     assert (Work(100, 2).seconds(card), roofline.bound(Work(100, 2), card)) == (10, "compute")
     assert (Work(100, 40).seconds(card), roofline.bound(Work(100, 40), card)) == (20, "memory")
 

@@ -14,11 +14,23 @@ from rlhf.observe import console
 from rlhf.rating.store import current_ratings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
-from rlhf.run.records import Summary
+from rlhf.run.follower import Follower
+from rlhf.run.records import Costs, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
 DEVICE = {"name": "cpu", "type": "cpu"}
-COSTS = {"tokens_per_second": 1.0, "peak_vram_bytes": None, "peak_rss_bytes": 1}
+COSTS: Costs = {
+    "tokens_per_second": 1.0,
+    "phase_seconds": {},
+    "peak_vram_bytes": None,
+    "phase_peak_bytes": None,
+    "reserved_vram_bytes": None,
+    "used_vram_bytes": None,
+    "phase_joules": None,
+    "peak_rss_bytes": 1,
+    "component_bytes": None,
+    "peak_over_loaded_bytes": None,
+}
 
 
 def started(out, stage="sft", loaded=None, resume=False) -> Run:
@@ -59,7 +71,7 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
     ):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
     with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
-        Run(tmp_path, small(sft__learning_rate=0.5), "rm").parent("sft")
+        Run(tmp_path, small(sft__learning_rate=0.5), "rm").require_parent("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
 
@@ -76,7 +88,7 @@ def test_a_command_that_only_reads_a_stage_asks_for_its_settings(tmp_path, chang
     """Chat, score and serve read it as an evaluation does. No way out is to move the run away."""
     started(tmp_path).finish({}, COSTS)
     with pytest.raises(UserError) as caught:
-        Run(tmp_path, small(**changes), "evaluate").parent("sft")
+        Run(tmp_path, small(**changes), "evaluate").require_parent("sft")
     assert f"; repeat that run's own settings: {expected}" in one_line_of(caught)
     assert "--out" not in str(caught.value)
 
@@ -89,22 +101,39 @@ def test_many_differing_settings_are_not_listed(tmp_path):
     with pytest.raises(
         UserError, match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\)$"
     ):
-        Run(tmp_path, small(**other), "evaluate").parent("sft")
+        Run(tmp_path, small(**other), "evaluate").require_parent("sft")
 
 
 def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
     own = small(data__source="files", data__files=["/d/a b.jsonl", "/d/c.jsonl"], seed=7)
     started(tmp_path, loaded=own).finish({}, COSTS)
     with pytest.raises(UserError, match=r"settings: --seed 7 --data '/d/a b.jsonl' --data /d/c.jsonl$"):
-        Run(tmp_path, small(), "evaluate").parent("sft")
+        Run(tmp_path, small(), "evaluate").require_parent("sft")
+
+
+READING = {"done", "folder_of", "require_parent", "checkpoint", "checkpoint_steps", "latest_checkpoint"}
+READING |= {"trained_policies", "elsewhere"}
+
+
+def test_a_follower_overrides_every_method_that_writes(tmp_path):
+    public = {name for name, value in vars(Run).items() if callable(value) and not name.startswith("_")}
+    writing = public & vars(Follower).keys()
+    assert public - writing == READING
+    started(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    follower = Follower(tmp_path, small(), "sft")
+    for name in writing - {"locked"}:
+        assert getattr(follower, name)("anything") is None
+    with follower.locked():
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_missing_parent_is_named(tmp_path):
     with pytest.raises(ParentMissing, match="rm needs sft, which has not been run"):
-        Run(tmp_path, small(), "rm").parent("sft")
+        Run(tmp_path, small(), "rm").require_parent("sft")
     started(tmp_path)
     with pytest.raises(ParentMissing, match="rm needs sft, which did not finish"):
-        Run(tmp_path, small(), "rm").parent("sft")
+        Run(tmp_path, small(), "rm").require_parent("sft")
 
 
 def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):
@@ -407,8 +436,10 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     for stage, peak in peaks.items():
         run = started(tmp_path, stage, loaded)
         run.log(1, {"objective/scores": 1.0})
-        sizes = {"component_bytes": {"base": 14_480_000_000}} if stage == "sft" else {}
-        run.finish({"train_pairs": 7000.0}, COSTS | {"peak_vram_bytes": round(peak * 1e9)} | sizes)
+        costs = COSTS.copy()
+        costs["peak_vram_bytes"] = round(peak * 1e9)
+        costs["component_bytes"] = {"base": 14_480_000_000} if stage == "sft" else None
+        run.finish({"train_pairs": 7000.0}, costs)
     summaries = [content_of(tmp_path / f"h100-mistral-7b/v1/{stage}/summary.json") for stage in peaks]
     found = {(entry["name"], entry["published"][0]): entry for entry in summaries[0]["targets"]}
     assert found["peak memory at batch 16 and 512 tokens", 61]["verdict"] == "reproduces"

@@ -8,10 +8,10 @@ import pytest
 
 from bench.outside import compare, lengths, speed
 from bench.outside.__main__ import FOLDER
-from rlhf.memory import projection
+from rlhf.memory import cards, projection
 
 Row = dict[str, Any]
-CARD = projection.Card(100.0, 10.0, "")
+CARD = cards.NominalRates(100.0, 10.0, "")
 RATES = projection.Rates(1.5, 1.2, 5e-6)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from rlhf.memory.device import KNOWN, META, StandIn
-from rlhf.memory.tracker import Peak
+from rlhf.memory.peaks import Peak
 from rlhf.models import random_base
 from rlhf.rollout import engine as rollout
 from rlhf.rollout.cache import CacheLayer

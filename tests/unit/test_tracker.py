@@ -14,7 +14,8 @@ from torch import nn
 from torch.profiler import record_function
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from rlhf.memory.tracker import Peak, Tracker
+from rlhf.memory.peaks import Peak
+from rlhf.memory.tracker import Tracker
 from tests.conftest import gradient
 
 aten = torch.ops.aten

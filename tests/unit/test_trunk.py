@@ -25,7 +25,7 @@ from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.trunk import SUPPORTED, Trunk
 from rlhf.recipe.schema_model import LEAN_TYPES
 from rlhf.rollout.engine import collate
-from tests.conftest import there
+from tests.conftest import not_none
 from tests.decoding_models import SIZES, hidden
 from tests.trunk_models import ALL, KINDS, adapted, distance
 
@@ -301,7 +301,7 @@ def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
         rollout = replace(rollout, lower_states=lean.lower_states(rollout.ids))
     together = replace(rollout, groups=torch.tensor(numbers))
     order = torch.cat(together.by_length(3))
-    assert there(together.groups)[order].tolist() == numbers, "rows of one prompt side by side, short ones first"
+    assert not_none(together.groups)[order].tolist() == numbers, "rows of one prompt side by side, short ones first"
     inputs: list[int] = []
     forward = fused_linear.LinearGroup.forward
 

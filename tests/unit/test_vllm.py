@@ -107,6 +107,17 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
 
 
+def test_an_error_while_sampling_is_not_replaced_by_a_server_that_has_gone_away(fake, tmp_path):
+    (tmp_path / "adapter_model.safetensors").touch()
+    client = Client(fake.url)
+    with pytest.raises(ZeroDivisionError), client.adapter(tmp_path):
+        client.url = "http://127.0.0.1:9"
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), Client(fake.url).adapter(tmp_path):
+        raise ZeroDivisionError
+    assert len(fake.loaded) == 1, "the second adapter was unloaded"
+
+
 def with_nothing(client: Client, folder: Path) -> None:
     with client.adapter(folder / "nowhere"):
         pass

@@ -11,7 +11,7 @@ import torch
 
 from rlhf.data import load
 from rlhf.data.batch import Rollout
-from rlhf.evaluation.policies import PolicySamples, compare, measure, sample_of
+from rlhf.evaluation.policies import PolicySamples, gains_over_sft, measure, sample_of
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
@@ -158,14 +158,13 @@ class Session:
         self.telemetry.count(tokens)
         if save or done % options.eval_steps == 0:
             self.policy_samples = self.evaluate("policy")
-            metrics |= {
-                f"eval/{name}": value for name, value in compare(self.reference_samples, self.policy_samples).items()
-            }
+            gains = gains_over_sft(self.reference_samples, self.policy_samples)
+            metrics |= {f"eval/{name}": value for name, value in gains.items()}
             rows = zip(self.validation[:LOGGED_PROMPTS], self.policy_samples.texts, strict=False)
             run.log_samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
         if last or done % options.logging_steps == 0:
             run.log(done, metrics)
-            costs = {**self.telemetry.lap(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
+            costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
             run.log_telemetry(done, costs)
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
@@ -192,7 +191,7 @@ class Session:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # so also in a resumed run that had done its last step already
             after = self.evaluate("policy")
-        metrics = compare(before, after) | {"best_step": math.nan if best is None else best}
+        metrics = gains_over_sft(before, after) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after, run.stage))
 
 

@@ -1,19 +1,47 @@
-"""What decides how much memory CUDA libraries take on a card: its compute capability and its multiprocessors."""
+"""Facts about cards with their sources: memory, nominal rates, and what decides how much CUDA libraries allocate."""
 
 import re
 from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
+    """What decides how much memory CUDA libraries take on a card."""
+
     capability: tuple[int, int]  # CUDA compute capability: (8, 9), (9, 0)
     multiprocessors: int
 
 
 _H100_PCIE, _H100_SXM = Gpu((9, 0), 114), Gpu((9, 0), 132)
-# By the recipe's hardware.name, from the same papers as the rates in rlhf/memory/projection.py, which takes `h100` for
-# the PCIe card and `8xh100` for SXM.
+# By the recipe's hardware.name, from the same papers as the rates below: `h100` is the PCIe card, `8xh100` SXM.
 GPUS = {"4090": Gpu((8, 9), 128), "h100": _H100_PCIE, "8xh100": _H100_SXM, "h200": _H100_SXM}
 UNKNOWN = _H100_SXM  # takes the most memory: largest workspaces, and 4-bit weights are unpacked soonest
+
+
+class NominalRates(NamedTuple):
+    """Nominal rates of a card, and where they stand."""
+
+    flops: float  # per second, bfloat16 with float32 accumulation, dense
+    bandwidth: float  # bytes per second
+    source: str
+    link: float | None = None  # bytes per second that it can receive from the others of its machine
+
+
+_RTX_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
+NOMINAL_RATES = {  # by the recipe's hardware.name
+    "4090": NominalRates(165.2e12, 1.008e12, _RTX_4090),
+    "2x4090": NominalRates(
+        165.2e12, 1.008e12, f"{_RTX_4090}; PCIe 4.0 x16 in one direction: 16 lanes of 16 GT/s, 128b/130b", 31.5e9
+    ),
+    "h100": NominalRates(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
+    "8xh100": NominalRates(
+        989.5e12,
+        3.35e12,
+        "NVIDIA H100 data sheet, SXM (half of the rates with sparsity, NVLink of both directions)",
+        450e9,
+    ),
+}
+
+MEMORY = {"4090": (25.7, "24,564 MiB"), "h100": (85.5, "81,559 MiB")}  # GB, and what nvidia-smi shows
 
 SMALL_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
 LARGE_WORKSPACE = 32 * 1024 * 1024
