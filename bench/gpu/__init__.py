@@ -2,7 +2,7 @@
 
 plan.py      the items in their order, each with its minutes and the claim that it decides
 __main__.py  the command: checks the machine, runs the items, prints what they decided
-runner.py    one item in a process group of its own, ended when its time is up
+runner.py    one item in a separate process group, ended when its time is up
 item.py      the program of that process: runs the item's function and writes its record as it goes
 record.py    what a record holds, where it goes below results/, and how a contributed one is checked
 packages.py  which packages are missing, and how to bring them; needs nothing but Python

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu.item NAME RECORD`: runs one item of the plan in a process of its own.
+"""`python -m bench.gpu.item NAME RECORD`: runs one item of the plan in a separate process.
 
 The record is written when the item starts and after every figure, so that an item that is cut off loses only what it
 was measuring.

@@ -11,7 +11,7 @@ SMALL_CARD = {"RLHF_VRAM_CAP": "24GB"}  # a larger card is held to the memory of
 
 
 class Item(NamedTuple):
-    """One item: a process of its own that runs for at most `minutes` and writes one record."""
+    """One item: a separate process that runs for at most `minutes` and writes one record."""
 
     name: str
     minutes: float

@@ -1,4 +1,4 @@
-"""Runs one item in a process group of its own. A time limit ends all of its processes."""
+"""Runs one item in a separate process group. A time limit ends all of its processes."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ def keep(row: Mapping[str, Any], out: Path) -> Path:
 
 
 def run_group(command: Sequence[str], limit: float, output: IO[str], environment: Mapping[str, str]) -> int | None:
-    """Run a command in a process group of its own. Returns its exit code, or None when `limit` seconds were too few.
+    """Run a command in a separate process group. Returns its exit code, or None when `limit` seconds were too few.
 
     Whatever happens, no process of the group is left: one that survived would keep the GPU's memory.
     """

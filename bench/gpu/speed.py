@@ -1,4 +1,4 @@
-"""Real steps of stages on random weights, each in a process of its own, as `rlhf run` runs them."""
+"""Real steps of stages on random weights, each in a separate process, as `rlhf run` runs them."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def measure(context: Context, shape: LengthsShape, stages: list[StageName]) -> V
     measured["shape"] = shape
     measured["ceilings"] = ceilings(context.device, getattr(torch, context.recipe.recipe.model.dtype))
     if context.device.type == "cuda":
-        torch.cuda.empty_cache()  # the stages have processes of their own
+        torch.cuda.empty_cache()  # the stages have separate processes
     measured["stages"] = {}
     out = context.scratch / "runs"
     for stage in stages[:1] if context.dry_run else stages:

@@ -1,9 +1,9 @@
 """`make bench-peer`: one step of PPO, RLOO or GRPO here beside one of TRL's trainer, on the same model and prompts.
 
-Both run in processes of their own, in turn, several times; figures are medians over all measured steps. Ours is the
-real stage: `rlhf run ppo`. TRL 1.12 is the last release with a PPOTrainer and lives in an environment of its own; its
+Both run in separate processes, in turn, several times; figures are medians over all measured steps. Ours is the
+real stage: `rlhf run ppo`. TRL 1.12 is the last release with a PPOTrainer and lives in a separate environment; its
 RLOOTrainer and GRPOTrainer are those of the release that this project uses. A second peer for PPO, torchtune, lives in
-an environment of its own, too; it trains all weights, which is different work.
+a separate environment, too; it trains all weights, which is different work.
 """
 
 import json
@@ -286,7 +286,7 @@ def main(
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
     inputs.mkdir(parents=True)
-    # in a process of its own, which gives the GPU back
+    # in a separate process, which gives the GPU back
     maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
     maker.start()
     maker.join()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchtune  # type: ignore[import-not-found]  # in an environment of its own
+import torchtune  # type: ignore[import-not-found]  # in a separate environment
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset

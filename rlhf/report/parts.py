@@ -64,7 +64,7 @@ class Chart(NamedTuple):
 
 
 class Charts:
-    """The charts that the page's script draws. Each has a place of its own."""
+    """The charts that the page's script draws, each in another place."""
 
     def __init__(self) -> None:
         self.all: list[dict[str, Any]] = []
