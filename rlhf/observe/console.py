@@ -23,7 +23,7 @@ from rlhf.recipe import published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
-from rlhf.terminal import harmless as harmless
+from rlhf.terminal import harmless
 
 WIDTH = 140  # of tables without a terminal
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()
@@ -186,7 +186,7 @@ def summary_table(summary: Summary) -> None:
 
 def _better(metric: str) -> str:
     """Return which way a metric is better, as markup; "" if neither is."""
-    if metric in published.LESS or metric.startswith("heldout_loss"):
+    if metric in published.LESS:
         return "[dim]lower is better[/]"
     return "[dim]higher is better[/]" if metric in published.MORE else ""
 
