@@ -27,7 +27,7 @@ from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import AdapterName, Group, PolicyName, StageName
+from rlhf.recipe import AdapterName, Evaluate, Group, PolicyName, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -61,14 +61,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         return {name: numbers for by_name in by_policy for name, numbers in by_name.items()}, scores
 
     settings = heldout_sampling(options)
-    demonstrations = corpus.demonstrations().heldout[: options.max_samples]
-    rows, _ = codec.encode(
-        [(d.prompt, d.response) for d in demonstrations],
-        options.max_prompt_length,
-        options.max_prompt_length + options.response_length,
-    )
-    scored = [(row.prompt + row.response, len(row.prompt)) for row in rows if row]
-
+    scored = _demonstrations(codec, corpus, options)
     encoded, _, pairs = encode_pairs(codec, corpus.pairs.heldout[: recipe.rm.max_eval_samples], recipe.rm)
 
     with telemetry.phase("load"):
@@ -101,6 +94,32 @@ def run_stage(run: Run, device: torch.device) -> Result:
         micro = 2 * recipe.rm.per_device_train_batch_size
         chosen, rejected = (scores_of([p[side] for p in encoded], shared.score, codec.pad_id, micro) for side in (0, 1))
 
+    metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
+    details: dict[str, Any] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}
+    longer = [len(c.response) - len(r.response) for c, r in encoded]
+    rm_metrics, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
+    metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
+    details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
+    write_json(run.path / "details.json", details)
+    run.log_samples(0, _rows(codec, prompts, samples, options.num_samples))
+    texts = {name: policy.texts[0] for name, policy in samples.items()}
+    return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
+
+
+def _demonstrations(codec: Codec, corpus: load.Corpus, options: Evaluate) -> list[tuple[list[int], int]]:
+    """Return held-out demonstrations as `perplexity` wants them: tokens, and how many of them are the prompt."""
+    rows, _ = codec.encode(
+        [(row.prompt, row.response) for row in corpus.demonstrations().heldout[: options.max_samples]],
+        options.max_prompt_length,
+        options.max_prompt_length + options.response_length,
+    )
+    return [(row.prompt + row.response, len(row.prompt)) for row in rows if row]
+
+
+def _policy_metrics(
+    samples: dict[str, PolicySamples], perplexities: dict[str, float], overlap: Overlap, telemetry: Telemetry
+) -> dict[str, float]:
+    """Return the metrics of every policy, as `<policy>/<metric>`."""
     metrics: dict[str, float] = {}
     sft = samples["sft"]
     for name, policy in samples.items():
@@ -111,15 +130,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
-    details: dict[str, Any] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}
-    longer = [len(c.response) - len(r.response) for c, r in encoded]
-    rm_metrics, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
-    metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
-    details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
-    write_json(run.path / "details.json", details)
-    run.log_samples(0, _rows(codec, prompts, samples, options.num_samples))
-    texts = {name: policy.texts[0] for name, policy in samples.items()}
-    return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
+    return metrics
 
 
 def _repeated(key: str) -> bool:
