@@ -31,21 +31,25 @@ class Rollout:
     lower_states: Tensor | None = None
     groups: Tensor | None = None
 
-    @cached_property  # to read a length, the host waits for the device
+    @cached_property  # the host waits for the device to read it
+    def longest_response(self) -> int:
+        """Return R, the number of tokens in the longest response."""
+        return int(self.response_length.max())
+
+    @property
     def mask(self) -> Tensor:
         """Return the bool mask (B, R), true in the slots of real response tokens, EOS included."""
-        slots = torch.arange(int(self.response_length.max()), device=self.ids.device)
-        return slots < self.response_length[:, None]
+        return torch.arange(self.longest_response, device=self.ids.device) < self.response_length[:, None]
 
     @property
     def tokens(self) -> Tensor:
         """Return the response tokens (B, R); slots where `mask` is False hold some valid id."""
-        return self.ids.gather(1, self._positions)
+        return self.ids.gather(1, self._positions())
 
     @property
     def predictors(self) -> Tensor:
         """Return the positions (B, R) whose hidden states predict the tokens: one before each token."""
-        return self._positions - 1
+        return self._positions() - 1
 
     @property
     def last(self) -> Tensor:
@@ -60,7 +64,9 @@ class Rollout:
         logprobs, values = (None if x is None else x[index, :longest] for x in (self.logprobs, self.values))
         lower = None if self.lower_states is None else self.lower_states[index, :width]
         groups = None if self.groups is None else self.groups[index]
-        return Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values, lower, groups)
+        part = Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values, lower, groups)
+        vars(part)["longest_response"] = longest  # the cached property, without a second wait
+        return part
 
     def by_length(self, size: int) -> list[Tensor]:
         """Return row indices in parts of `size`; rows of one prompt, or of similar length, are in the same part."""
@@ -77,10 +83,9 @@ class Rollout:
         order = (self.prompt_length + self.response_length).argsort(stable=True)
         return order if self.groups is None else order[self.groups[order].argsort(stable=True)]
 
-    @cached_property
     def _positions(self) -> Tensor:
         """Return the positions (B, R) of the tokens; those of unused slots are in bounds."""
-        slots = torch.arange(self.mask.shape[1], device=self.ids.device)
+        slots = torch.arange(self.longest_response, device=self.ids.device)
         return (self.prompt_length[:, None] + slots).clamp(max=self.ids.shape[1] - 1)
 
 
@@ -93,7 +98,7 @@ class TrainingBatch:
     def rows(self, index: Tensor) -> Self:
         """Return some rows of the batch, as wide as the longest response among them."""
         rollout = self.rollout.rows(index)
-        slots = slice(rollout.mask.shape[1])
+        slots = slice(rollout.longest_response)
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout"}
         parts = {name: x if x is None else x[index] if x.dim() == 1 else x[index, slots] for name, x in tensors.items()}
         return replace(self, rollout=rollout, **parts)

@@ -189,6 +189,7 @@ class Rehearsals:
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
         stage_module = import_stage(run.stage)
+        gc.freeze()  # events of earlier rehearsals, a million objects, at which every trainer's collection would look
         peaks = (self.measure or self._stand_in)(changed.recipe, lambda device: stage_module.run_stage(run, device))
         (run.path / "summary.json").write_text("{}")
         return peaks

@@ -78,7 +78,7 @@ def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path)
     ):
         assert "laptop/v1" in found.stdout and "4090" not in found.stdout
     found = run(installed, tmp_path, "report", "--recipe-root", "mine", "--hw", "4090")
-    assert found.returncode == 1
+    assert found.returncode == 2
     assert found.stderr == "error: --hw 4090: no default recipe in mine; hardware there: cpu\n"
     found = run(installed, tmp_path, "recipes", "--recipe-root", "nowhere")
     assert found.returncode == 1 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in found.stderr

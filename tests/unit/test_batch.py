@@ -45,4 +45,3 @@ def test_tokens_and_their_predictors_follow_the_prompt_of_each_row():
         [0, 1, 2, 3],
         [2],
     ]
-    assert ROLLOUT.mask is ROLLOUT.mask, "computed once: the length is read from the device"
