@@ -12,24 +12,16 @@ from rlhf.process import distributed
 
 @dataclass(frozen=True)
 class Rollout:
-    """Prompts with their responses.
+    """B prompts with their responses, in rows of T tokens; R slots for the tokens of a response."""
 
-    ids (B, T) int64, prompt then response then padding; prompt_length, response_length (B,) int64, the response with
-    its EOS; mask (B, R) bool, slot t is the t-th response token; ended (B,) bool, the response ends with EOS; logprobs
-    (B, R) float32, of each response token when it was sampled; values (B, R), of a value function at the hidden state
-    from which each token was sampled; lower_states (B, T, H), those that go into the first layer with an adapter;
-    groups (B,) int64, the number of the prompt, if passes may compute it once for neighbouring rows.
-    logprobs is None without sampling, values without a value function, lower_states if they were not computed.
-    """
-
-    ids: Tensor
-    prompt_length: Tensor
-    response_length: Tensor
-    ended: Tensor
-    logprobs: Tensor | None = None
-    values: Tensor | None = None
-    lower_states: Tensor | None = None
-    groups: Tensor | None = None
+    ids: Tensor  # (B, T) int64: prompt, then response, then padding
+    prompt_length: Tensor  # (B,) int64
+    response_length: Tensor  # (B,) int64, with EOS
+    ended: Tensor  # (B,) bool: the response ends with EOS
+    logprobs: Tensor | None = None  # (B, R) float32, of each response token when it was sampled
+    values: Tensor | None = None  # (B, R), of a value function at the hidden state from which each token was sampled
+    lower_states: Tensor | None = None  # (B, T, H), those that go into the first layer with an adapter
+    groups: Tensor | None = None  # (B,) int64: the number of the prompt, if neighbouring rows may share its computation
 
     @cached_property  # the host waits for the device to read it
     def longest_response(self) -> int:

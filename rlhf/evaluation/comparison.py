@@ -121,7 +121,7 @@ def _answers(file: Path, stage: PolicyLabel) -> dict[str, list[Answer]]:
         answer = row.get(stage)
         if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
             names = ", ".join(name for name, value in row.items() if isinstance(value, dict))
-            raise UserError(f"{file}:{number}: no answer of {stage}; there are those of {names or 'nobody'}: --stage")
+            raise UserError(f"{file}:{number}: no answer of {stage}; choose --stage from: {names or 'none there'}")
         by_prompt.setdefault(row["prompt"], []).append(reader.check(answer, Answer, f"{file}:{number}: {stage}"))
     return by_prompt
 

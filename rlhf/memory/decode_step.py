@@ -29,7 +29,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Ppo, Role
 from rlhf.rollout import engine as rollout
 from rlhf.run.directory import Run
-from rlhf.stages.online.session import sampling
+from rlhf.stages.online.session import sampling_settings
 
 LAYERS = 2  # all decoder layers are alike
 ROLES: tuple[Role, ...] = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
@@ -100,17 +100,17 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
 
 def step(recorder: "_Recorder", shared: SharedBase, role: Role, codec: Codec, options: Ppo) -> DecodingStep:
     """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
-    sampling_settings = sampling(options)
-    lengths = [sampling_settings.max_prompt_length] * sampling_settings.batch_size
-    lengths[0] = max(1, sampling_settings.max_prompt_length // 2)  # a padded row, so that there is a mask
+    settings = sampling_settings(options)
+    lengths = [settings.max_prompt_length] * settings.batch_size
+    lengths[0] = max(1, settings.max_prompt_length // 2)  # a padded row, so that there is a mask
     prompts = [[codec.eos_id] * length for length in lengths]
-    uniforms = torch.empty(sampling_settings.batch_size, sampling_settings.response_length, device=META)
+    uniforms = torch.empty(settings.batch_size, settings.response_length, device=META)
     on_policy = options.value_model == "head" and options.old_logprobs == "rollout"
     observe = shared.values if on_policy else None
     shared.activate(role)
     shared.base.eval()
-    with torch.no_grad(), mixed_precision(shared.base), rollout.fast_layers(shared.base, sampling_settings):
-        decoding = rollout._Decoding(shared.base, prompts, uniforms, sampling_settings, codec, observe)
+    with torch.no_grad(), mixed_precision(shared.base), rollout.fast_layers(shared.base, settings):
+        decoding = rollout._Decoding(shared.base, prompts, uniforms, settings, codec, observe)
         decoding.open_window(1)
         decoding.advance()
         with recorder.recording(shared.base.get_decoder()) as operations:

@@ -1,10 +1,10 @@
 """A stand-in for a GPU or a CPU that computes nothing and allocates nothing: `meta` tensors, watched by the tracker.
 
-The stages run on it unchanged. What they ask of tensors' values is answered where it can be known: integers, masks and
-all that follows from them alone are computed beside on the CPU, so that batches have the shapes that they would have.
-What depends on weights is not known: a number reads as 1, a mask as all true, the largest case. Integers that are
-known stay as they are when something unknown is written into them: a response stays free of EOS. Where torch, TRL or
-bitsandbytes would take another path on `meta` than on the device, a patch puts that right, says why and is undone.
+The stages run on it unchanged. Values are tracked where they are known: integers, masks, and everything computed from
+them alone are also computed on the CPU, so batches have their real shapes. Values that depend on weights are unknown:
+such a number reads as 1 and such a mask as all true, the largest case. Known integers keep their values when something
+unknown is written into them: a response stays free of EOS. Where torch, TRL or bitsandbytes would take another path on
+`meta` than on the device, a patch corrects that, says why and is undone.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ def stages(recipe: Recipe) -> list[StageName]:
 
 
 class Predictor:
-    """Use as a context manager: it keeps a process that rehearses, and what was predicted before, on disk."""
+    """Context manager. It holds a worker process for rehearsals and caches predictions on disk."""
 
     def __init__(self) -> None:
         self._worker: subprocess.Popen[str] | None = None

@@ -69,7 +69,7 @@ class Tracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from wrapping `__torch_dispatch__` against compilation, of which there is none: it takes time."""
+        """Return False, so that torch does not wrap `__torch_dispatch__` for torch.compile: the wrapper is slow."""
         return False
 
     # -- while it runs ---------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class AdaptedLinear(NamedTuple):
     scaling: float = 0.0
 
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """Return W (out, in). One of 4 bits is unpacked at each call, as bitsandbytes does for as many rows."""
+        """Return W (out, in). 4-bit weights are unpacked at each call, as bitsandbytes does for this many rows."""
         return unpacked(self.layer).to(dtype)
 
 

@@ -16,7 +16,7 @@ COPIES_HEADS_BY_DEVICE = {"cpu": False, "cuda": True}
 class Sequences:
     """Rows of tokens (B, T), each of which attends to those before it.
 
-    `positions` (B, R) selects those whose states are needed of the last layer; without it all are.
+    `positions` (B, R) selects the positions at which the last layer's states are needed; by default all.
     """
 
     def __init__(self, rotary: tuple[Tensor, Tensor], positions: Tensor | None = None):

@@ -58,7 +58,7 @@ class SharedBase:
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
-        self.trunk = Trunk(base) if lean else None
+        self.lean_trunk = Trunk(base) if lean else None
         self.trainable: set[AdapterName] = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
@@ -99,7 +99,7 @@ class SharedBase:
     @property
     def role_trunk(self) -> RoleTrunk | None:
         """Return the lean trunk with the active role; None without a lean trunk or an active role."""
-        return None if self.trunk is None or self._active is None else RoleTrunk(self.trunk, self._active)
+        return None if self.lean_trunk is None or self._active is None else RoleTrunk(self.lean_trunk, self._active)
 
     @property
     def value_role(self) -> Role:
@@ -170,7 +170,7 @@ class SharedBase:
         A backward pass must run in the same block as its forward pass, and the role's weights must not change in the
         block. Raises ValueError when there is no such role.
         """
-        with self.active(name), nullcontext() if self.trunk is None else self.trunk.merging(name):
+        with self.active(name), nullcontext() if self.lean_trunk is None else self.lean_trunk.merging(name):
             yield
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class SharedBase:
         Right padding needs no mask under causal attention. The backward pass of the library's states raises
         RuntimeError when another role is active by then.
         """
-        if self.trunk is not None:
+        if self.lean_trunk is not None:
             return self._lean(ids)
         with mixed_precision(self.base):
             states: Tensor = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -189,9 +189,9 @@ class SharedBase:
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
-        if self.trunk is not None:
+        if self.lean_trunk is not None:
             assert self._active is not None
-            return self.trunk.response_hidden(self._active, rollout)
+            return self.lean_trunk.response_hidden(self._active, rollout)
         return self._hidden_at(rollout.ids, rollout.predictors)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class SharedBase:
 
         As rlhf/models/output_layer.py describes.
         """
-        few_sizes = self.trunk is not None and self.trunk.rounds
+        few_sizes = self.lean_trunk is not None and self.lean_trunk.rounds
         logp, entropies, _ = response_statistics(self.base, hidden, rollout, temperature, entropy, few_sizes=few_sizes)
         return logp, entropies
 
@@ -239,14 +239,14 @@ class SharedBase:
 
     def _hidden_at(self, ids: Tensor, positions: Tensor, lower_states: Tensor | None = None) -> Tensor:
         """Return the hidden states (B, R, H) of the active role at some positions (B, R)."""
-        if self.trunk is not None:
+        if self.lean_trunk is not None:
             return self._lean(ids, positions, lower_states)
         hidden = self.hidden(ids)
         return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
     def _lean(self, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None) -> Tensor:
-        assert self.trunk is not None and self._active is not None
-        return self.trunk.hidden(self._active, ids, positions, lower_states)
+        assert self.lean_trunk is not None and self._active is not None
+        return self.lean_trunk.hidden(self._active, ids, positions, lower_states)
 
     def _add(self, role: AdapterName, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""

@@ -12,6 +12,7 @@ The standard library sends these requests: loading and unloading an adapter are 
 client does not have, and a package less is needed.
 """
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -30,6 +31,7 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
 from rlhf.rollout.engine import collate
 from rlhf.rollout.responses import Sampling
+from rlhf.terminal import one_line
 
 TIMEOUT = 600  # seconds for one response
 START_HINT = (
@@ -100,8 +102,12 @@ class Client:
                 "return_token_ids": True,
             },
         )
-        choice = result["choices"][0]
-        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        try:
+            choice = result["choices"][0]
+            return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        except (KeyError, IndexError, TypeError) as error:
+            answer = one_line(str(result))
+            raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {START_HINT}") from error
 
     def _call(self, path: str, content: dict[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
@@ -112,7 +118,7 @@ class Client:
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read().decode(errors="replace").split())[:300]
             raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # the latter: it ended in the middle of an answer
             raise UserError(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error
         try:
             return json.loads(body)

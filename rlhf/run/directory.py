@@ -420,7 +420,7 @@ class Run:
             way_out = f"run {stage} below {self.root} too, or choose other --reuse (make: REUSE=…)"
             if path == self.root / stage:
                 way_out = "choose another --out (make: OUT=…), or move that directory away"
-            if path == self.root / stage != self.path and self.stage in REMADE:  # which only read it
+            if path == self.root / stage != self.path and self.stage in REMADE:  # stages that only read it
                 way_out = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
             raise UserError(f"{path} was made with {other_settings.in_words(keys, made, expected)}; {way_out}")
         return manifest

@@ -41,7 +41,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_counts, _ = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    if run.is_main and not recipe.data.is_stand_in:  # which needs no advice
+    if run.is_main and not recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
         amount.note("dpo", len(training))
     validation: list[tuple[Encoded, Encoded]] = []
     if options.eval_steps:

@@ -15,6 +15,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
+    RewardFunctions,
     further_metrics,
     gains_over_base,
     gains_over_sft,
@@ -56,10 +57,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
         all_prompts = functions.usable(all_prompts)
     prompts = all_prompts.heldout[: options.max_samples]
 
-    def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
-        by_policy = [functions.judge(prompts, texts, scores)[0] for functions in rewards]
-        return {name: numbers for by_name in by_policy for name, numbers in by_name.items()}, scores
-
     settings = heldout_sampling(options)
     scored = _demonstrations(codec, corpus, options)
     encoded, _, pairs = encode_pairs(codec, corpus.pairs.heldout[: recipe.rm.max_eval_samples], recipe.rm)
@@ -87,7 +84,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 seed=recipe.seed,
                 truth=truth,
                 per_prompt=options.num_samples,
-                judge=judge if rewards else None,
+                judge=_judge(rewards) if rewards else None,
             )
             shared.activate(role)
             perplexities[label] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
@@ -104,6 +101,27 @@ def run_stage(run: Run, device: torch.device) -> Result:
     run.log_samples(0, _rows(codec, prompts, samples, options.num_samples))
     texts = {name: policy.texts[0] for name, policy in samples.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
+
+
+def _judge(rewards: Sequence[RewardSum]) -> RewardFunctions:
+    """Return the function that gives every reward of the policies' sections by name.
+
+    Where two sections give one name to different functions, the name begins with the stage.
+    """
+    written: dict[str, set[str]] = {}
+    for section in rewards:
+        for label, function in section.functions.items():
+            if function:
+                written.setdefault(label, set()).add(function.name)
+
+    def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
+        by_name: ByName = {}
+        for section in rewards:
+            for label, numbers in section.judge(prompts, texts, scores)[0].items():
+                by_name[label if len(written[label]) == 1 else f"{section.stage}.{label}"] = numbers
+        return by_name, scores
+
+    return judge
 
 
 def _demonstrations(codec: Codec, corpus: load.Corpus, options: Evaluate) -> list[tuple[list[int], int]]:

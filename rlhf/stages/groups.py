@@ -14,7 +14,6 @@ Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -70,6 +69,11 @@ class Batch(TrainingBatch):
     advantages: Tensor  # (B,)
     tokens: Tensor  # (B,) of each response, those that count in the loss
 
+    @property
+    def kl_per_token(self) -> float:
+        """Return the mean KL from the reference in nats per token; 0 without one."""
+        return 0.0 if self.kl is None else masked_mean(self.kl, self.rollout.mask).item()
+
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
@@ -78,7 +82,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, Group)
     session = Session(run, device, options)
-    learner = session.start(partial(Learner, run.stage, session.shared, options))
+    # A new run may first measure the mean and sd of the scores; a resumed one loads its checkpoint.
+    learner = session.start(lambda norm: Learner(run.stage, session.shared, options, norm))
     session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
@@ -88,7 +93,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             metrics = batch_metrics(batch, rewarded, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
-            learner.state.advance(metrics.get("objective/kl_per_token", 0.0))
+            learner.state.advance(batch.kl_per_token)
             session.end_step(learner.state, batch.rollout, metrics, bar)
     return session.finish(learner.state)
 
@@ -159,17 +164,17 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
     shared.base.eval()
     size = options.score_rows
     rollout = scoring.with_lower_states(shared, rewarded.rollout, size)
-    logprob_fn = scoring.logprob_fn(shared, options.temperature)
+    logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
 
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
         logp = zero_pads(rollout.logprobs, rollout.mask)
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprob_fn)
+        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprobs_of_tokens)
     ref_logp, kl = None, None
     rewards = rewarded.rewards.to(shared.device)
     if options.beta:
-        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprob_fn)
+        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprobs_of_tokens)
         kl = estimate_kl(logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
@@ -215,7 +220,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used.
 
-        With `max_update_kl` the update ends at the minibatch for which the policy has moved further than that.
+        With `max_update_kl` the update ends before the first minibatch for which the policy has moved further.
         """
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):

@@ -6,17 +6,16 @@
     4 advantage  GAE over the rewards, then whitening
     5 update     clipped policy and value losses, a few passes over the batch in minibatches
 
-All four roles are adapters on one frozen base (rlhf/models/shared_base.py). Every loss is divided by the number of
-response tokens in the whole minibatch: the micro-batch size and the number of processes change the result by rounding
-only.
+Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py); the critic is a fourth,
+or a head on the policy's hidden states (`value_model`). Every loss is divided by the number of response tokens in the
+whole minibatch: the micro-batch size and the number of processes change the result by rounding only.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
-sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py writes a whole
-step down again.
+sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
+whole step independently.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,6 +58,11 @@ class Batch(TrainingBatch):
     advantages: Tensor
     returns: Tensor
 
+    @property
+    def kl_per_token(self) -> float:
+        """Return the mean KL from the reference in nats per token, by which the controller of the KL steers."""
+        return masked_mean(self.kl, self.rollout.mask).item()
+
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
@@ -66,7 +70,8 @@ class Batch(TrainingBatch):
 def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.ppo
     session = Session(run, device, options)
-    learner = session.start(partial(Learner, session.shared, session.rm_dir, options))
+    # A new run first measures the mean and sd of the scores; a resumed one loads its checkpoint.
+    learner = session.start(lambda norm: Learner(session.shared, session.rm_dir, options, norm))
     session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
@@ -77,7 +82,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             metrics = batch_metrics(batch, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
-            learner.state.advance(metrics["objective/kl_per_token"])
+            learner.state.advance(batch.kl_per_token)
             session.end_step(learner.state, rollout, metrics, bar)
     return session.finish(learner.state)
 
@@ -87,14 +92,15 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 @torch.no_grad()
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
+    """Take steps 2 to 4. Every (B, R) tensor of the result is 0 behind the end of a response."""
     shared, options, mask = learner.shared, learner.options, rollout.mask
     shared.base.eval()
 
-    # The layers below the first adapter give all roles the same states; the lean trunk computes these once.
+    # Layers below the first adapter give all roles the same states; `hardware.trunk: lean` computes these once.
     rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
     logp, values = policy_logprobs_and_values(learner, rollout)
-    logprob_fn = scoring.logprob_fn(shared, options.temperature)
-    (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprob_fn)
+    logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
+    (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprobs_of_tokens)
     scores = scoring.reward_scores(shared, rollout, options.score_rows)
 
     kl = estimate_kl(logp, ref_logp, options.kl_estimator)
@@ -131,17 +137,20 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Return log-probabilities under the policy that sampled and the critic's values, each (B, R)."""
     shared, options = learner.shared, learner.options
-    logprob_fn, value_fn = scoring.logprob_fn(shared, options.temperature), scoring.value_fn(shared)
+    logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
+    values_of_tokens = scoring.values_of_tokens(shared)
     values = None
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
         logp, values = zero_pads(rollout.logprobs, rollout.mask), rollout.values
     elif learner.critic_shares_trunk:
-        logp, values = scoring.per_token(shared, "policy", rollout, options.score_rows, logprob_fn, value_fn)
+        logp, values = scoring.per_token(
+            shared, "policy", rollout, options.score_rows, logprobs_of_tokens, values_of_tokens
+        )
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprob_fn)
+        (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
     if values is None:  # the critic has a forward pass to itself
-        (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, value_fn)
+        (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
     return logp, zero_pads(values, rollout.mask)
 
 
@@ -149,7 +158,11 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
 
 
 class Learner:
-    """Policy and critic, their losses, and the state of their training."""
+    """Policy and critic, their losses, and the state of their training.
+
+    The memory that a micro-batch takes depends on the lengths of its rows alone: predictions run only one of equal ones
+    (rlhf/memory/passes.py).
+    """
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: ScoreNorm):
         self.shared, self.options = shared, options
@@ -160,11 +173,11 @@ class Learner:
         self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_shares_trunk:
             self.critic_parameters += shared.parameters("value")
-        roles: dict[TrainedRole, list[nn.Parameter]] = {
+        parameters_of: dict[TrainedRole, list[nn.Parameter]] = {
             "policy": self.policy_parameters,
             "value": self.critic_parameters,
         }
-        self.state = TrainState("ppo", shared, options, norm, roles)
+        self.state = TrainState("ppo", shared, options, norm, parameters_of)
 
     @property
     def critic_shares_trunk(self) -> bool:
@@ -182,7 +195,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used.
 
-        With `max_update_kl` the update ends at the minibatch for which the policy has moved further than that.
+        With `max_update_kl` the update ends before the first minibatch for which the policy has moved further.
         """
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
@@ -268,14 +281,14 @@ def _weighted(stats: Stats, share: Tensor) -> dict[str, float]:
 def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
     mask = batch.rollout.mask
-    kl_per_response = (batch.kl * mask).sum(1)
+    kl_per_response = batch.kl.sum(1)
     metrics = {
         "objective/kl": kl_per_response.mean(),
         "objective/kl_per_token": masked_mean(batch.kl, mask),
         "objective/scores": batch.scores.mean(),
         "objective/scores_shaped": batch.shaped_scores.mean(),
         "objective/non_score_reward": -learner.state.reward_kl_coef * kl_per_response.mean(),
-        "objective/rlhf_reward": (batch.rewards * mask).sum(1).mean(),
+        "objective/rlhf_reward": batch.rewards.sum(1).mean(),
         "policy/entropy_estimate": -masked_mean(batch.logp, mask),
         "val/explained_variance": explained_variance(batch.values, batch.returns, mask),
         "response/length": batch.rollout.response_length.float().mean(),

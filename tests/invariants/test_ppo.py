@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.models import output_layer
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
@@ -22,7 +23,7 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.scoring import score_norm
-from rlhf.stages.online.session import prompt_order, resumed, sampling
+from rlhf.stages.online.session import prompt_order, resumed, sampling_settings
 from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch
 from tests.conftest import noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
@@ -75,11 +76,11 @@ def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, 
 
 
 def test_recipe_keys_reach_sampling():
-    how = sampling(options(rollout_weights="merged", response_length=7, temperature=0.5, rollout_batch_size=3))
+    how = sampling_settings(options(rollout_weights="merged", response_length=7, temperature=0.5, rollout_batch_size=3))
     assert (how.merged, how.four_bit) == (True, "library")
     assert (how.response_length, how.temperature, how.batch_size) == (7, 0.5, 3)
-    assert not sampling(options()).merged
-    assert sampling(options().model_copy(update={"rollout_4bit": "unpacked"})).four_bit == "unpacked"
+    assert not sampling_settings(options()).merged
+    assert sampling_settings(options().model_copy(update={"rollout_4bit": "unpacked"})).four_bit == "unpacked"
 
 
 def test_padding_and_its_content_do_not_change_the_result(run, rollout, codec):
@@ -327,6 +328,12 @@ def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, 
         drawn.clear()
         score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
         assert drawn == list(range(batches))
+
+
+def test_scores_that_are_not_finite_are_called_that(run, rollout, monkeypatch):
+    monkeypatch.setattr(SharedBase, "scores", lambda self, rows: torch.full((len(rows.ids),), torch.nan))
+    with pytest.raises(UserError, match="scores that are not finite"):
+        score_norm(roles(run), lambda step: rollout, options(batch_size=8))
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"])

@@ -4,8 +4,14 @@ import sys
 
 import pytest
 
+from rlhf.data import tokenize
+from rlhf.data.rows import Message
+from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
+from rlhf.recipe import Group, stage_name
+from rlhf.stages.evaluate import _judge
 from rlhf.stages.online import reward_functions as rewards
+from rlhf.stages.online.reward_sum import RewardSum
 from tests.conftest import grouped
 
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
@@ -167,3 +173,18 @@ def test_short_names_for_metrics():
 def test_impossible_settings_are_refused(changes, expected):
     with pytest.raises(UserError, match=expected):
         grouped("grpo", changes)
+
+
+def test_an_evaluation_keeps_functions_of_one_name_apart():
+    """Both sections call a reward `length`, with another limit each; `exact_answer` is the same in both."""
+    prompt = (Message("user", "Say it."),)
+    codec = Codec(tokenize.words(300), "hh")
+    sections = []
+    for stage, most in (("rloo", 3), ("grpo", 60)):
+        funcs = [f"length(most={most})", "exact_answer"]
+        options = grouped(stage, {"reward_funcs": funcs, "normalize_scores": False}).recipe.online()[stage_name(stage)]
+        assert isinstance(options, Group)
+        sections.append(RewardSum(stage_name(stage), options, {prompt: "b"}, codec))
+    by_name, _ = _judge(sections)([prompt], ["a b c d e"], None)
+    assert by_name.keys() == {"rloo.length", "grpo.length", "exact_answer"}
+    assert by_name["rloo.length"] != by_name["grpo.length"]

@@ -107,6 +107,30 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
 
 
+@pytest.mark.parametrize(
+    ("body", "announced", "reason"),
+    [
+        (b"{}", 100, "no vLLM server answers at .*IncompleteRead"),
+        (b"{}", 2, r"vLLM at .* answers in another form: \{\}; "),
+        (b'{"choices": []}', 15, "vLLM at .* answers in another form"),
+    ],
+    ids=["cut off", "no choices", "none chosen"],
+)
+def test_an_answer_that_is_not_one_is_explained(fake, tmp_path, monkeypatch, body, announced, reason):
+    def answer(self: Handler, status: int, content: object) -> None:
+        part = body if self.path == "/v1/completions" else b"ok"
+        self.send_response(200)
+        self.send_header("Content-Length", str(announced if part is body else len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    monkeypatch.setattr(Handler, "answer", answer)
+    (tmp_path / "adapter_model.safetensors").touch()
+    client = Client(fake.url)
+    with pytest.raises(UserError, match=reason), client.adapter(tmp_path):
+        client.sample([[1, 2]], Ids(), Sampling(64, 8, 0.7, 2))
+
+
 def test_an_error_while_sampling_is_not_replaced_by_a_server_that_has_gone_away(fake, tmp_path):
     (tmp_path / "adapter_model.safetensors").touch()
     client = Client(fake.url)

@@ -50,23 +50,23 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, size: int) -> Rollou
     The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
     process computes its share of the rows, `size` at a time.
     """
-    if shared.trunk is None or rollout.lower_states is not None or not shared.trunk.first_adapted_layer:
+    if shared.lean_trunk is None or rollout.lower_states is not None or not shared.lean_trunk.first_adapted_layer:
         return rollout
     hidden_size, dtype = shared.base.config.hidden_size, dtype_of(shared.base)
     lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
     for rows in rollout.sharded_by_length(size):
         ids = rollout.rows(rows).ids
-        lower[rows, : ids.shape[1]] = shared.trunk.lower_states(ids)
+        lower[rows, : ids.shape[1]] = shared.lean_trunk.lower_states(ids)
     distributed.all_sum(lower)
     return replace(rollout, lower_states=lower)
 
 
-def logprob_fn(shared: SharedBase, temperature: float) -> TokenFn:
+def logprobs_of_tokens(shared: SharedBase, temperature: float) -> TokenFn:
     """Return the function for `per_token` that gives log-probabilities of the response tokens."""
     return lambda micro_batch, hidden: shared.logprobs(hidden, micro_batch, temperature)[0]
 
 
-def value_fn(shared: SharedBase) -> TokenFn:
+def values_of_tokens(shared: SharedBase) -> TokenFn:
     """Return the function for `per_token` that gives the critic's values before each response token."""
     return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
 
@@ -85,7 +85,7 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
     """Return mean and standard deviation of the reward model's scores of SFT's responses to training prompts.
 
     At least `norm_responses` responses are scored, in whole batches of rollouts.
-    Raises UserError when the scores do not differ: such a reward model has nothing to teach.
+    Raises UserError when the scores are not finite, or do not differ: such a reward model has nothing to teach.
     """
     parts = []
     for step in range(math.ceil(options.norm_responses / options.batch_size)):
@@ -94,6 +94,8 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
         parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
     scores = torch.cat(parts)
+    if not scores.isfinite().all():
+        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
     norm = ScoreNorm(scores.mean().item(), scores.std().item())
     if not norm.sd > 0:
         raise UserError(

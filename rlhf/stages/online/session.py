@@ -71,7 +71,7 @@ class Session:
         self.validation = self.corpus.validation[: options.max_eval_samples]
 
         sft, self.rm_dir = run.folder_of("sft"), run.folder_of("rm")
-        self.sampling = sampling(options)
+        self.sampling = sampling_settings(options)
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         torch.manual_seed(recipe.seed)
         with self.phase("load"):
@@ -131,7 +131,7 @@ class Session:
                 copies=copies,
                 trunk=self.shared.role_trunk,
             )
-        if self.shared.trunk is None or copies == 1:
+        if self.shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
@@ -206,7 +206,7 @@ def resumed(make: Callable[[ScoreNorm], L], folder: Path) -> L:
     return learner
 
 
-def sampling(options: OnlineOptions) -> Sampling:
+def sampling_settings(options: OnlineOptions) -> Sampling:
     """Return the settings by which the policy's responses are sampled."""
     return Sampling(
         max_prompt_length=options.max_prompt_length,
