@@ -19,8 +19,8 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.stats import distinct, length_controlled_win_rate, outcomes
 
-KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, and
-KL_LOGITS = 2**25  # numbers in each of them, at most: 220 tokens of a vocabulary of 152,000, 128 MiB in float32
+KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
+KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
 EVALUATION_SEED = 7_000  # held-out sampling has another random stream than training
 
 

@@ -10,7 +10,7 @@ A role is made active before a forward pass and stays so until its backward pass
 recomputation uses whatever adapter is active then. A backward pass under another role is refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class SharedBase:
     def __init__(
         self,
         base: PreTrainedModel,
-        adapters: dict[str, Path],
+        adapters: Mapping[AdapterName, Path],
         trainable: tuple[AdapterName, ...] = (),
         lean: bool = False,
     ):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .masked import check, zero_pads
+from rlhf.objectives.masked import check, zero_pads
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,9 @@ Shapes: P prompts, k responses to each, B = P * k rows that stand together by pr
 import torch
 from torch import Tensor
 
-from .choices import LEVELS, LOSS_TYPES, SCALES, Level, LossType, Scale
-from .losses import Stats
-from .masked import at_least_float32, check, masked_mean, zero_pads
+from rlhf.objectives.choices import LEVELS, LOSS_TYPES, SCALES, Level, LossType, Scale
+from rlhf.objectives.losses import Stats
+from rlhf.objectives.masked import at_least_float32, check, masked_mean, zero_pads
 
 EPS = 1e-4  # added to a standard deviation before dividing by it, as TRL does
 

@@ -4,8 +4,8 @@ import math
 
 from torch import Tensor
 
-from .choices import KL_ESTIMATORS, KlEstimator
-from .masked import at_least_float32
+from rlhf.objectives.choices import KL_ESTIMATORS, KlEstimator
+from rlhf.objectives.masked import at_least_float32
 
 
 def estimate(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .masked import at_least_float32
+from rlhf.objectives.masked import at_least_float32
 
 EntropyMode = Literal["none", "value", "gradient"]  # whether it is computed, and differentiated
 

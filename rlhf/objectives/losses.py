@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .masked import at_least_float32, check, masked_mean, zero_pads
+from rlhf.objectives.masked import at_least_float32, check, masked_mean, zero_pads
 
 Stats = dict[str, Tensor]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .masked import at_least_float32, check, zero_pads
+from rlhf.objectives.masked import at_least_float32, check, zero_pads
 
 
 def shape_scores(

@@ -4,6 +4,7 @@ TRL copies the loaded adapter as its frozen reference, so that the reference is 
 Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_r))]).
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
+from rlhf.recipe import AdapterName
 from rlhf.rollout.engine import collate
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
@@ -53,7 +55,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
-        roles = {"policy": run.path, "reference": run.folder_of("sft")}
+        roles: dict[AdapterName, Path] = {"policy": run.path, "reference": run.folder_of("sft")}
         shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
         check_sampling(shared.base, codec)
         before, after = (

@@ -172,7 +172,7 @@ def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]
     ]
 
 
-def _roles(policies: Sequence[PolicyName]) -> dict[str, StageName]:
+def _roles(policies: Sequence[PolicyName]) -> dict[AdapterName, StageName]:
     """Return role -> the stage whose adapter plays it."""
     return {"reference": "sft", **{stage: stage for stage in policies}}
 

@@ -67,7 +67,7 @@ class Batch(TrainingBatch):
     kl: Tensor | None
     rewards: Tensor  # (B,) with the KL where it is in the reward
     advantages: Tensor  # (B,)
-    tokens: Tensor  # (B,) of each response, those that count in the loss
+    token_counts: Tensor  # (B,) of each response, those that count in the loss
 
     @property
     def kl_per_token(self) -> float:
@@ -79,6 +79,7 @@ class Batch(TrainingBatch):
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, Group)
     session = Session(run, device, options)
@@ -140,26 +141,27 @@ def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_ids: l
     """Give every reward to the responses to training prompts."""
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
-    assert session.rewards is not None
+    assert session.reward_sum is not None
     size = options.score_rows
     rollout = scoring.with_lower_states(shared, rollout, size)
     scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
     prompts = [session.prompts[i] for i in prompt_ids for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
-    by_name = session.rewards.per_response(prompts, texts, scores)
+    by_name = session.reward_sum.per_response(prompts, texts, scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     shaped = dict(by_name)
     if scores is not None:
         norm = learner.state.norm
         shaped[MODEL_REWARD] = shape_scores(scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
-    rewards = session.rewards.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
+    rewards = session.reward_sum.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is not None:
         rewards = rewards + overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
-    return Rewarded(rollout=rollout, by_name=by_name, scores=session.rewards.total(by_name), rewards=rewards)
+    return Rewarded(rollout=rollout, by_name=by_name, scores=session.reward_sum.total(by_name), rewards=rewards)
 
 
 @torch.no_grad()
 def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
+    """Take the rest of steps 2 to 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     shared.base.eval()
     size = options.score_rows
@@ -184,7 +186,7 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
         kl=kl,
         rewards=rewards,
         advantages=learner.advantages(rewards),
-        tokens=learner.counted(rollout).sum(1),
+        token_counts=learner.counted(rollout).sum(1),
     )
 
 
@@ -224,28 +226,29 @@ class Learner:
         """
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
-                if not update.step(self._add_gradients(batch, mini_rows)):
-                    break
+                stats = self._add_gradients(batch, mini_rows)
+                if not update.take_step(stats):
+                    break  # these gradients are dropped at the end of the block
         return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
-        tokens = batch.tokens[mini_rows].sum()
+        token_count = batch.token_counts[mini_rows].sum()
         with self.shared.role("policy"):
-            shares = [
-                self._add_gradient(batch.rows(rows), len(mini_rows), tokens)
+            parts = [
+                self._add_gradient(batch.rows(rows), len(mini_rows), token_count)
                 for rows in self.state.micro_batch_rows(batch.rollout, mini_rows)
             ]
-        return self.state.sum_of(shares)
+        return self.state.sum_of(parts)
 
-    def _add_gradient(self, micro: Batch, responses: int, tokens: Tensor) -> dict[str, float]:
-        """Add the gradient of a micro-batch of a minibatch with so many responses and tokens that count in the loss.
+    def _add_gradient(self, micro: Batch, responses: int, token_count: Tensor) -> dict[str, float]:
+        """Add the gradient of one micro-batch. Return its share of the statistics.
 
-        Return its share of the statistics.
+        `responses` and `token_count` are those of the whole minibatch; only tokens that count in the loss are counted.
         """
         options, mask = self.options, self.counted(micro.rollout)
-        weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
-        per_token = 1 / tokens.clamp(min=1)  # weight of a token in a mean over the minibatch
+        weights = token_weights(mask, options.loss_type, responses, token_count, options.max_completion_length)
+        per_token = 1 / token_count.clamp(min=1)  # weight of a token in a mean over the minibatch
         hidden = self.shared.response_hidden(micro.rollout)
         entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
         logp, entropy = self.shared.logprobs(hidden, micro.rollout, options.temperature, entropy_mode)

@@ -68,6 +68,7 @@ class Batch(TrainingBatch):
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
+    """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.ppo
     session = Session(run, device, options)
     # A new run first measures the mean and sd of the scores; a resumed one loads its checkpoint.
@@ -82,7 +83,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             metrics = batch_metrics(batch, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
-            learner.state.advance(batch.kl_per_token)
+            learner.state.advance(batch.kl_per_token if learner.policy_learns else None)
             session.end_step(learner.state, rollout, metrics, bar)
     return session.finish(learner.state)
 
@@ -160,8 +161,8 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
 class Learner:
     """Policy and critic, their losses, and the state of their training.
 
-    The memory that a micro-batch takes depends on the lengths of its rows alone: predictions run only one of equal ones
-    (rlhf/memory/passes.py).
+    The memory that a micro-batch takes depends on the lengths of its rows alone: for predictions rlhf/memory/passes.py
+    wraps `_add_policy_gradient` and `_add_critic_gradient`, and runs only one of equal ones.
     """
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: ScoreNorm):
@@ -185,6 +186,11 @@ class Learner:
         return self.shared.value_role == "policy"
 
     @property
+    def policy_learns(self) -> bool:
+        """Return whether the policy learns in this step: not while the critic warms up."""
+        return self.state.step >= self.options.value_warmup_steps
+
+    @property
     def sampling_value_fn(self) -> ValueFn | None:
         """Return the function that computes values while the policy samples; None if that is done afterwards.
 
@@ -199,43 +205,42 @@ class Learner:
         """
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
-                if not update.step(self._add_gradients(batch, mini_rows)):
-                    break
+                stats = self._add_gradients(batch, mini_rows)
+                if not update.take_step(stats):
+                    break  # these gradients are dropped at the end of the block
         return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
         micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
-        tokens = batch.rollout.response_length[mini_rows].sum()
+        token_count = batch.rollout.response_length[mini_rows].sum()
         with self.shared.role("policy"):
-            shares = [self._add_policy_gradient(batch.rows(rows), tokens) for rows in micro_rows]
+            parts = [self._add_policy_gradient(batch.rows(rows), token_count) for rows in micro_rows]
         if not self.critic_shares_trunk:
             with self.shared.role("value"):
-                shares += [self._add_critic_gradient(batch.rows(rows), tokens) for rows in micro_rows]
-        return self.state.sum_of(shares)
+                parts += [self._add_critic_gradient(batch.rows(rows), token_count) for rows in micro_rows]
+        return self.state.sum_of(parts)
 
-    def _add_policy_gradient(self, micro: Batch, tokens: Tensor) -> dict[str, float]:
-        """Add the gradient of the policy, and of a value head on it, from a micro-batch of a minibatch of `tokens`.
+    def _add_policy_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
+        """Add the gradient of the policy, and of a value head on it. Return the micro-batch's share of the statistics.
 
-        During `value_warmup_steps` the value head alone gets a gradient. Return the micro-batch's share of the
-        statistics.
+        `token_count` is that of the minibatch. During `value_warmup_steps` the value head alone gets a gradient.
         """
-        share = micro.rollout.mask.sum() / tokens
-        policy_learns = self.state.step >= self.options.value_warmup_steps
-        with torch.set_grad_enabled(policy_learns):
+        share = micro.rollout.mask.sum() / token_count
+        with torch.set_grad_enabled(self.policy_learns):
             hidden = self.shared.response_hidden(micro.rollout)
             policy_loss, stats = self._policy_loss(micro, hidden)
         if self.critic_shares_trunk:
             value_loss, value_stats = self._value_loss(micro, hidden)
             stats |= value_stats
             ((policy_loss + self.options.vf_coef * value_loss) * share).backward()
-        elif policy_learns:
+        elif self.policy_learns:
             (policy_loss * share).backward()
         return _weighted(stats, share)
 
-    def _add_critic_gradient(self, micro: Batch, tokens: Tensor) -> dict[str, float]:
+    def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter. Return the micro-batch's share of the statistics."""
-        share = micro.rollout.mask.sum() / tokens
+        share = micro.rollout.mask.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
         return _weighted(stats, share)
@@ -276,6 +281,9 @@ def _weighted(stats: Stats, share: Tensor) -> dict[str, float]:
     """Return statistics times `share`; all of them are fetched from the device at once."""
     weighted = torch.stack([number.detach() for number in stats.values()]) * share
     return dict(zip(stats, weighted.tolist(), strict=True))
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:

@@ -97,8 +97,8 @@ def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
     root = default_root()
     alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
-    hint = f"use --recipe {' or '.join(alternatives)}" if alternatives else "docs/groups.md explains it"
-    return f"{stage}: {loaded.directory} has no such stage: it needs a section {stage}; {hint}"
+    hint = f", or use --recipe {' or '.join(alternatives)}" if alternatives else ""
+    return f"{stage}: {loaded.directory} has no such stage; add a section {stage} (docs/groups.md){hint}"
 
 
 def import_stage(stage: StageName) -> ModuleType:

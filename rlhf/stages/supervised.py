@@ -1,4 +1,4 @@
-"""Connection of run directories with transformers' Trainer, for pretrain, SFT, the reward model and DPO."""
+"""Connects run directories to transformers' Trainer, for pretrain, SFT, the reward model and DPO."""
 
 import gc
 import math

@@ -81,9 +81,8 @@ class RunTrainer(Trainer):
             collate_fn=self.data_collator,
             pin_memory=self.args.dataloader_pin_memory,
         )
-        loader.set_epoch = (
-            batches.set_epoch
-        )  # transformers looks for it here; in a resumed epoch it calls the sampler's
+        # transformers looks for it here; in a resumed epoch it calls the sampler's
+        loader.set_epoch = batches.set_epoch
         result: DataLoader[Any] = loader
         return result
 
@@ -242,6 +241,6 @@ def _check_parts(model: Any, folder: Path) -> None:
     count = sum(len(group.params) for group in optimizer.param_groups)
     trainable = sum(parameter.requires_grad for parameter in model.parameters())
     if count != trainable:
-        raise UserError(f"{file} is of {count} parameters, the model trains {trainable}")
+        raise UserError(f"{file} has the state of {count} parameters, but the model trains {trainable}")
     file = folder / "scheduler.pt"
     reader.check(stored.unpickled(file), records.SchedulerState, str(file))

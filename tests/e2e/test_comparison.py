@@ -126,7 +126,7 @@ def test_what_is_not_there_is_named(tmp_path):
     a = a_run(tmp_path / "a", [("p", [says(0)])])
     with pytest.raises(UserError, match=r"nowhere/evaluate: no finished evaluation; first `rlhf run evaluate`"):
         comparison.load(tmp_path / "nowhere", "ppo")
-    with pytest.raises(UserError, match=r"samples.jsonl:1: no answer of dpo; there are those of ppo"):
+    with pytest.raises(UserError, match=r"samples.jsonl:1: no answer of dpo; choose --stage from: ppo"):
         comparison.load(a, "dpo")
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "p", "ppo": says(0, text="another")}) + "\n")
     with pytest.raises(UserError, match=r"other.jsonl: not the answers of .*; `rlhf score` that file again"):

@@ -141,7 +141,7 @@ DAMAGES = [
     (
         "sft",
         change("optimizer.pt", lambda s: s["param_groups"][0]["params"].pop()),
-        "parameters, the model trains",
+        "parameters, but the model trains",
         "optimizer_count",
     ),
     (
@@ -186,7 +186,12 @@ DAMAGES = [
     ),
     ("ppo", change("state.pt", lambda s: s.update(step="x")), "step: input should be a valid integer", "state-step"),
     ("ppo", change("state.pt", lambda s: s.update(step="")), "step: input should be a valid integer", "state-step2"),
-    ("ppo", change("state.pt", lambda s: s.update(step=7)), "state.pt is that of step 7", "state-step3"),
+    (
+        "ppo",
+        change("state.pt", lambda s: s.update(step=7)),
+        "state.pt holds step 7, but its folder is named for step 2",
+        "state-step3",
+    ),
     ("ppo", change("state.pt", lambda s: s.update(norm=(0.0, float("nan")))), "norm.1: ", "state-norm-nan"),
     ("ppo", change("state.pt", lambda s: s.update(optimizer={})), "key 'optimizer.state' is missing", "state-opt"),
     (

@@ -193,6 +193,15 @@ def test_the_kl_coefficient_follows_its_target(run, rollout):
     assert batch.rewards[0, 0] == pytest.approx((score - learner.state.kl_coef * batch.kl[0, 0]).item(), abs=1e-6)
 
 
+def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
+    learner = new_learner(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2, value_warmup_steps=1)
+    for learns, expected in ((False, 0.2), (True, 0.2 * 0.9)):  # the policy is the reference: KL 0, below the target
+        assert learner.policy_learns == learns
+        batch = make_batch(learner, rollout)
+        learner.state.advance(batch.kl_per_token if learner.policy_learns else None)
+        assert learner.state.kl_coef == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind):
     learner = new_learner(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)

@@ -7,7 +7,7 @@ from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 
 
-def choose_checkpoints(run: Run, options: OnlineOptions) -> int | None:
+def choose_online_checkpoints(run: Run, options: OnlineOptions) -> int | None:
     """Name the best checkpoint in checkpoints/best.json, and delete those that `keep_checkpoints` does not keep.
 
     The best has the highest held-out score among those within the KL limit. Both were logged in the checkpoint's own

@@ -18,7 +18,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Group, OnlineOptions, Role
+from rlhf.recipe import AdapterName, Group, OnlineOptions, Role
 from rlhf.rollout import vllm
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
@@ -26,7 +26,7 @@ from rlhf.rollout.responses import Sampling, ValueFn
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
-from rlhf.stages.online.checkpoints import choose_checkpoints
+from rlhf.stages.online.checkpoints import choose_online_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.train_state import TrainState, read_state
@@ -59,24 +59,25 @@ class Session:
 
         corpus = load.load(run)
         self.codec = load_codec(run)
-        self.rewards = (
+        self.reward_sum = (
             RewardSum(run.stage, options, corpus.answers(), self.codec) if isinstance(options, Group) else None
         )
-        self.corpus = corpus.prompts()
-        if self.rewards is not None:
-            self.corpus = self.rewards.usable(self.corpus)
-        self.prompts = self.corpus.train[: options.max_samples]
+        self.split = corpus.prompts()
+        if self.reward_sum is not None:
+            self.split = self.reward_sum.usable(self.split)
+        self.prompts = self.split.train[: options.max_samples]
         self.encoded, cut = self.codec.encode_prompts(self.prompts, options.max_prompt_length)
         run.describe(cuts={"prompts_cut": cut})
-        self.validation = self.corpus.validation[: options.max_eval_samples]
+        self.validation = self.split.validation[: options.max_eval_samples]
 
         sft, self.rm_dir = run.folder_of("sft"), run.folder_of("rm")
         self.sampling = sampling_settings(options)
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         torch.manual_seed(recipe.seed)
         with self.phase("load"):
-            base, roles = load_base(run, device), {"policy": sft, "reference": sft}
-            self.shared = SharedBase(base, roles, trainable=("policy",), lean=recipe.hardware.trunk == "lean")
+            roles: dict[AdapterName, Path] = {"policy": sft, "reference": sft}
+            lean = recipe.hardware.trunk == "lean"
+            self.shared = SharedBase(load_base(run, device), roles, trainable=("policy",), lean=lean)
             if options.gradient_checkpointing:
                 self.shared.base.activation_checkpointing_enable()
                 self.shared.base.enable_input_require_grads()
@@ -139,7 +140,7 @@ class Session:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.validation if prompts is None else prompts
         truth = self.recipe.data.has_true_reward
-        judge = self.rewards.judge if self.rewards else None
+        judge = self.reward_sum.judge if self.reward_sum else None
         seed = self.recipe.seed
         with self.phase("evaluate"):
             return measure(self.shared, role, self.codec, prompts, self.sampling, seed=seed, truth=truth, judge=judge)
@@ -168,7 +169,7 @@ class Session:
             run.log_telemetry(done, costs)
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
-            distributed.from_main(lambda: choose_checkpoints(run, options))
+            distributed.from_main(lambda: choose_online_checkpoints(run, options))
         kl = metrics.get("objective/kl_per_token")
         bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
@@ -177,7 +178,7 @@ class Session:
         run, options = self.run, self.options
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
-        best = distributed.from_main(lambda: choose_checkpoints(run, options))
+        best = distributed.from_main(lambda: choose_online_checkpoints(run, options))
         if options.adapter == "best" and best is None:
             limit = f"best_kl_limit: {options.best_kl_limit} nats/token"
             say(f"{run.stage}: no checkpoint is within {limit}; the result is the last")
@@ -185,11 +186,11 @@ class Session:
             state.take_policy(run.checkpoint(best))
             self.policy_samples = None
         save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
-        test = self.corpus.heldout[: options.max_eval_samples]
+        test = self.split.heldout[: options.max_eval_samples]
         before, after = self.reference_samples, self.policy_samples
-        if self.corpus.has_validation:
+        if self.split.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
-        elif after is None:  # so also in a resumed run that had done its last step already
+        elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
         metrics = gains_over_sft(before, after) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after, run.stage))

@@ -28,8 +28,8 @@ from rlhf.run.records import Amount, Count, Number, OptimizerState, Record, Sche
 from rlhf.stages.online.scoring import ScoreNorm
 
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
-RATES: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
-GRAD_NORMS: dict[TrainedRole, str] = {
+RATE_KEYS: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
+GRAD_NORM_KEYS: dict[TrainedRole, str] = {
     "policy": "policy/grad_norm",
     "value": "val/grad_norm",
 }  # names of the logged gradient norms
@@ -52,8 +52,8 @@ class SavedState(Record):
 class TrainState:
     """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
 
-    `parameters_of` has the parameters of each role; RATES names the recipe key of its learning rate. `norm` is that of
-    the reward model's scores.
+    `parameters_of` has the parameters of each role; RATE_KEYS names the recipe key of its learning rate. `norm` is that
+    of the reward model's scores.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class TrainState:
         self.norm, self.parameters_of = norm, parameters_of
         self.optimizer = new_optimizer(
             options.optim,
-            [{"params": parameters, "lr": getattr(options, RATES[role])} for role, parameters in parameters_of.items()],
+            [
+                {"params": parameters, "lr": getattr(options, RATE_KEYS[role])}
+                for role, parameters in parameters_of.items()
+            ],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
@@ -98,17 +101,17 @@ class TrainState:
             yield Update(self)
         finally:
             self.optimizer.zero_grad()
-        self.shared.gather()
+        self.shared.gather()  # not after an error, when other processes would not take part
 
     def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
         """Return the rows of the batch that form each micro-batch of a minibatch, of this process."""
         size = self.options.per_device_train_batch_size
         return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
 
-    def sum_of(self, shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def sum_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all processes."""
-        names = list(dict.fromkeys(name for share in shares for name in share))
-        sums = {name: sum(share.get(name, 0.0) for share in shares) for name in names}
+        names = list(dict.fromkeys(name for part in parts for name in part))
+        sums = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
         return distributed.sum_of(sums, self.shared.device)
 
     def step_optimizer(self) -> dict[str, float]:
@@ -120,19 +123,19 @@ class TrainState:
         limit = self.options.max_grad_norm
         norms = {role: nn.utils.clip_grad_norm_(parameters, limit) for role, parameters in self.parameters_of.items()}
         if not all(norm.isfinite() for norm in norms.values()):
-            rates = " or ".join(f"{self.stage}.{RATES[role]}" for role in norms)
+            rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in norms)
             raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {GRAD_NORMS[role]: norm.item() for role, norm in norms.items()}
+        return {GRAD_NORM_KEYS[role]: norm.item() for role, norm in norms.items()}
 
-    def advance(self, kl: float) -> None:
+    def advance(self, kl: float | None) -> None:
         """Go to the next step of the schedule.
 
-        The KL coefficient follows `kl_target`, given the batch's KL in nats per token.
+        The KL coefficient follows `kl_target`, given the batch's KL in nats per token; for None it stays.
         """
         options = self.options
-        if options.kl_target is not None:
+        if options.kl_target is not None and kl is not None:
             self.kl_coef = adapt(self.kl_coef, kl, options.kl_target, options.kl_adapt_rate)
         self.schedule.step()
         self.step += 1
@@ -189,7 +192,7 @@ class Update:
         for _ in range(epochs):
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
-    def step(self, stats: dict[str, float]) -> bool:
+    def take_step(self, stats: dict[str, float]) -> bool:
         """Take a step with the gradients of a minibatch, whose statistics are given. Return whether it was taken.
 
         No step is taken once the policy is further than `max_update_kl` from the policy that sampled; the first
@@ -212,7 +215,7 @@ def read_state(folder: Path) -> SavedState:
     file = folder / "state.pt"
     saved = reader.check(unpickled(file), SavedState, str(file))
     if saved.step != checkpoint_step(folder):
-        raise UserError(f"{file} is that of step {saved.step}")
+        raise UserError(f"{file} holds step {saved.step}, but its folder is named for step {checkpoint_step(folder)}")
     return saved
 
 
