@@ -42,7 +42,7 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
             rows = _pair_labelled(str(file), rows)
         sources.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
-    kinds = {type(row): row.source for row in _all_rows(parsed)}
+    kinds = {type(row): row.source for row in parsed.all}
     if len(kinds) > 1:
         raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
     return parsed
@@ -50,17 +50,13 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 
 def write(rows: formats.Rows, file: Path) -> int:
     """Write rows as JSON lines and return their number. Raises UserError when the file exists already."""
-    converted = _all_rows(rows)
+    converted = rows.all
     try:
         with file.open("x", encoding="utf-8") as out:
             out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
     except FileExistsError:
         raise UserError(f"{file}: is there already and is not overwritten; choose another --to") from None
     return len(converted)
-
-
-def _all_rows(rows: formats.Rows) -> list[Row]:
-    return rows.all
 
 
 def _plain(row: Row) -> dict[str, Any]:
