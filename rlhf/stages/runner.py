@@ -63,12 +63,13 @@ def execute(
             follow_base(run.root, stage)
             return summary, None, run.path
         with launching.joined(loaded, stage):
-            for parent in parents(loaded.recipe, stage):
+            needed = parents(loaded.recipe, stage)
+            for parent in needed:
                 run.require_parent(parent)
             policies = run.trained_policies() if stage == "evaluate" else []
             for policy in policies:
                 verified(run.folder_of(policy).parent, policy)
-            for finished in (*parents(loaded.recipe, stage), *policies) if run.is_main else ():
+            for finished in (*needed, *policies) if run.is_main else ():
                 follow_base(run.folder_of(finished).parent, finished)
             tracking.check(report_to)
             with quiet_libraries():
