@@ -12,9 +12,9 @@ from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.memory.plan import ablation, claims
+from rlhf.memory import claims
 from rlhf.memory.predict import Predictor
-from rlhf.memory.strategies import one_by_one, with_changes
+from rlhf.memory.strategies import StrategyCost, alone, one_by_one, with_changes
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.published import GB
@@ -34,7 +34,7 @@ def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | Non
     """Measure the effect of each strategy on memory and time. Running out of memory is a result."""
     loaded = recipe.load(directory, recipe.parse_overrides(changes))
     with Predictor() as predict:
-        predicted = ablation(predict, loaded, STAGE)
+        predicted = alone(predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
     measured: dict[str, Any] = {}
     if loaded.recipe.hardware.device == "cuda":
@@ -59,20 +59,20 @@ def main(directory: Path, changes: tuple[str, ...], count: int, save: Path | Non
 
 
 def _row(
-    name: str, row: dict[str, Any], none: dict[str, Any], predicted: dict[str, Any], loaded: PinnedRecipe
+    name: str, row: dict[str, Any], none: dict[str, Any], predicted: Mapping[str, StrategyCost], loaded: PinnedRecipe
 ) -> tuple[str, ...]:
-    expected = f"{predicted[name]['peak_bytes'] / 1e9:.2f}" if name in predicted else ""
+    expected = f"{predicted[name].peak_bytes / 1e9:.2f}" if name in predicted else ""
     if "cannot_run" in row:
         return (name, "-", "cannot run", "-", expected, row["cannot_run"])
     if row.get("out_of_memory"):
-        return (name, "-", "out of memory", "-", expected, "; ".join(claims(loaded, name)))
+        return (name, "-", "out of memory", "-", expected, "; ".join(claims.of_strategy(loaded, name)))
     peak = row["peak_vram_bytes"] or row["peak_rss_bytes"]
     peak_text = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
     if name == "none" or none.get("out_of_memory"):
-        return (name, peak_text, "", "", expected, "; ".join(claims(loaded, name)))
+        return (name, peak_text, "", "", expected, "; ".join(claims.of_strategy(loaded, name)))
     changed = effect(row, none)
     memory, time = f"{changed['memory_percent']:+.0f}%", f"x {changed['time_factor']:.2f}"
-    return (name, peak_text, memory, time, expected, "; ".join(claims(loaded, name, changed)))
+    return (name, peak_text, memory, time, expected, "; ".join(claims.of_strategy(loaded, name, changed)))
 
 
 def effect(row: Mapping[str, Any], none: Mapping[str, Any]) -> dict[str, float]:

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rlhf import recipe as recipes
+from rlhf.memory import claims
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.pinned import FILE, Needs, Peaks, Step
-from rlhf.memory.plan import ablation, claims
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
+from rlhf.memory.strategies import StrategyCost, alone
 from rlhf.recipe import GROUPS, PinnedRecipe
 
 ALLOWED = 0.03  # growth of a phase's peak over what is pinned
@@ -20,10 +20,10 @@ def pinned_recipes(root: Path) -> list[Path]:
     return [d for d in recipes.available(root) if recipes.load(d).recipe.hardware.memory_gb is not None]
 
 
-def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, Any] | None:
+def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, StrategyCost] | None:
     """Return what each way to save memory does to SFT's step, for a recipe whose source publishes that."""
     published = any(target.metric and target.metric.startswith("effect.") for target in loaded.targets)
-    return ablation(predictor, loaded, "sft") if published else None
+    return alone(predictor, loaded, "sft") if published else None
 
 
 def pinned(directory: Path) -> Peaks:
@@ -107,5 +107,7 @@ def strategies_table(directory: Path) -> str:
         peak = effect["peak_bytes"]
         change = "" if name == "none" else f"{(peak - before) / 1e9:+.1f} GB, {peak / before - 1:+.0%}"
         factor = f"x {effect['operations']:.2f}"
-        lines.append(f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {'; '.join(claims(loaded, name))} |")
+        lines.append(
+            f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {'; '.join(claims.of_strategy(loaded, name))} |"
+        )
     return "\n".join(lines)

@@ -106,7 +106,9 @@ def verdict(report: quality.QualityReport) -> str:
         return "nothing wrong was found"
     droppable = [name.replace(" ", "_") for name in counts["error"] + counts["warning"]]
     reasons = ",".join(name for name in droppable if name in (*flaws.FLAWS, "leaked"))
-    return "; ".join(parts) + (f"; SET=data.drop=[{reasons}] leaves such rows out of training" if reasons else "")
+    return "; ".join(parts) + (
+        f"; --set data.drop=[{reasons}] (make: SET=…) leaves such rows out of training" if reasons else ""
+    )
 
 
 @data_group.command("show")

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from rlhf.memory.cards import size_in_bytes
+
 LARGEST_SEED = 2**32 - 1  # as in a recipe
 SEED = click.IntRange(0, LARGEST_SEED)
 _RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder that holds one of them belongs to a run
@@ -67,6 +69,14 @@ PRICE = click.option(
     callback=finite_price,
     help="Price of one card in dollars per hour; adds the cost.",
 )
+
+
+def memory_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Return the bytes of a size with its unit, such as `12GB`. Raises BadParameter for all else."""
+    size = None if value is None else size_in_bytes(value)
+    if value is not None and size is None:
+        raise click.BadParameter(f"{value!r}: write a size with its unit, for example 12GB")
+    return size
 
 
 def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:

@@ -8,8 +8,9 @@ import click
 from rlhf import recipe, terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
-from rlhf.cli.options import PRICE
+from rlhf.cli.options import PRICE, memory_size
 from rlhf.errors import UserError
+from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.phases import ON_HOST, TRAINING_STAGES
@@ -23,18 +24,22 @@ from rlhf.recipe import PinnedRecipe, StageName, shape
 @chooses_recipe(changes=CHANGES)
 @click.option("--stage", type=click.Choice([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
 @PRICE
-@click.option("--fit", metavar="12GB", help="Search for the fastest settings that need at most this memory.")
+@click.option(
+    "--fit", callback=memory_size, metavar="12GB", help="Search for the fastest settings that need at most this memory."
+)
 @click.option("--fastest", is_flag=True, help="Search for the fastest settings that fit the recipe's card.")
-@click.option("--strategies", is_flag=True, help="Show what each way to save memory changes, beside claims.")
+@click.option(
+    "--strategies", "by_strategy", is_flag=True, help="Show what each way to save memory changes, beside claims."
+)
 @click.option("--published", is_flag=True, help="Show every published figure beside its prediction.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     choice: Choice,
     stage: StageName | None,
     price: float | None,
-    fit: str | None,
+    fit: int | None,
     fastest: bool,
-    strategies: bool,
+    by_strategy: bool,
     published: bool,
     as_json: bool,
 ) -> None:
@@ -42,7 +47,7 @@ def plan(
 
     Nothing is started. The exit code is 1 if the recipe does not fit its card.
     """
-    modes = {"--fit": fit is not None, "--fastest": fastest, "--strategies": strategies, "--published": published}
+    modes = {"--fit": fit is not None, "--fastest": fastest, "--strategies": by_strategy, "--published": published}
     chosen = [name for name, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
@@ -56,9 +61,9 @@ def plan(
         raise UserError(f"{stage}: {loaded.directory} has no such stage")
     planned = [stage] if stage else stages
     if fit is not None or fastest:
-        limit = planning.card_bytes(loaded) if fit is None else planning.size(fit)
+        limit = planning.card_bytes(loaded) if fit is None else fit
         _show_fits(loaded, planned, limit, as_json)
-    elif strategies:
+    elif by_strategy:
         _show_strategies(loaded, planned, as_json)
     elif published:
         _show_published(loaded, stage, price, as_json)
@@ -82,24 +87,24 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json:
     if not learning:
         raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
     with Predictor() as predict, console.working("rehearsing each strategy") as say:
-        ablation = {stage: planning.ablation(predict, loaded, stage, say) for stage in learning}
-    tables.show_ablation(loaded, ablation, as_json)
+        costs = {stage: strategies.alone(predict, loaded, stage, say) for stage in learning}
+    tables.show_strategies(loaded, costs, as_json)
 
 
 def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float | None, as_json: bool) -> None:
     """Print the published figures of a stage, or of all, beside their predictions."""
     with Predictor() as predict, console.working("rehearsing the stages") as say:
-        prediction = planning.make(predict, loaded, predicted_stages(loaded.recipe), price, say)
-        effects = planning.ablation(predict, loaded, "sft", say)
-    rows = planning.published(loaded, prediction, effects)
-    tables.show_published(loaded, [row for row in rows if stage in (None, row["stage"])], as_json)
+        made = planning.make(predict, loaded, predicted_stages(loaded.recipe), price, say)
+        costs = strategies.alone(predict, loaded, "sft", say)
+    rows = claims.compare(loaded, made, costs)
+    tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
 
 
 def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:
     """Print the plan. Raises UserError if a stage does not fit the card."""
     with Predictor() as predict, console.working("rehearsing the stages") as say:
-        prediction = planning.make(predict, loaded, stages, price, say)
-    tables.show(prediction, as_json)
-    if any(stage["fits"] is False for stage in prediction["stages"].values()):
+        made = planning.make(predict, loaded, stages, price, say)
+    tables.show(made, as_json)
+    if any(planned.fits is False for planned in made.stages.values()):
         options = shlex.join(typed_options(only=NAMES_RECIPE))
         raise UserError(f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do")

@@ -8,14 +8,16 @@ from typing import Any
 import click
 
 from rlhf.errors import UserError
+from rlhf.memory import claims
+from rlhf.memory.claims import ComparedFigure
 from rlhf.memory.fit import Fit
 from rlhf.memory.phases import gb
-from rlhf.memory.plan import claims
+from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import needed
+from rlhf.memory.strategies import StrategyCost
 from rlhf.observe import console
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe import published as figures
-from rlhf.recipe.published import Verdict
 
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
@@ -25,33 +27,33 @@ ROOMY = 0.7  # share of a card below which faster settings are worth a look
 MOST = 2  # components that a narrow terminal has room for
 
 
-def phase_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Return a row for each phase: stage, phase, its peak and the components of the peak in GB."""
     rows = []
     for stage, name, phase in _phases(plan):
-        parts = phase["components"]
+        parts = phase.components
         cells = [gb(parts.get(part, 0)) for part in SHOWN]
-        rows.append((stage, name, gb(phase["peak_bytes"]), *cells, gb(sum(parts.get(part, 0) for part in OTHERS))))
+        rows.append((stage, name, gb(phase.peak_bytes), *cells, gb(sum(parts.get(part, 0) for part in OTHERS))))
     return rows
 
 
-def narrow_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def narrow_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Return a row for each phase: stage, phase, its peak and the largest components of the peak in GB."""
     rows: list[tuple[str, ...]] = []
     for stage, name, phase in _phases(plan):
-        largest = sorted(phase["components"].items(), key=lambda part: -part[1])[:MOST]
+        largest = sorted(phase.components.items(), key=lambda part: -part[1])[:MOST]
         parts = ", ".join(f"{part} {gb(size)}" for part, size in largest)
-        rows.append((stage, name, gb(phase["peak_bytes"]), parts))
+        rows.append((stage, name, gb(phase.peak_bytes), parts))
     return rows
 
 
-def _phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def _phases(plan: Plan) -> Iterator[tuple[str, str, PlannedPhase]]:
     """Yield each phase with its stage, which is named once, and its numbers.
 
     A phase that has the numbers of one of its parts is left out: of `evaluate` and `evaluate/prefill` the latter stays.
     """
-    for stage, summary in plan["stages"].items():
-        phases = summary["phases"]
+    for stage, planned in plan.stages.items():
+        phases = planned.phases
         shown = [
             name
             for name, phase in phases.items()
@@ -82,7 +84,7 @@ EXPLAINED = {
 }
 
 
-def stage_table(plan: Mapping[str, Any], wide: bool) -> tuple[list[str], list[list[str]]]:
+def stage_table(plan: Plan, wide: bool) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of the table of stages: without empty costs, and if not `wide` the most important."""
     rows = stage_rows(plan)
     priced = any(row[-1].startswith("$") for row in rows)
@@ -91,92 +93,92 @@ def stage_table(plan: Mapping[str, Any], wide: bool) -> tuple[list[str], list[li
     return [STAGE_COLUMNS[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
-def stage_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Return a row for each stage: peak, need, published budget, verdict, hours, cost; and one for the chain."""
     rows = []
-    for stage, summary in plan["stages"].items():
-        published = "-".join(dict.fromkeys(gb(x, 0) for x in summary["budget_bytes"] or () if x)) or "-"
-        verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {summary['in_memory_of']}"}[summary["fits"]]
-        verdict += f", {summary['verdict']}" if summary["verdict"] else ""
-        limit = f"{summary['limit_hours']:.1f}" if "limit_hours" in summary else "-"
-        hours = [limit, _hours([summary]) if "projected_hours" in summary else "-"]
-        cost = f"${summary['projected_cost']:.2f}" if "projected_cost" in summary else "-"
-        sizes = [gb(summary[f"{size}_bytes"]) for size in ("peak", "needed", "reserved")]
-        rows.append((stage, *sizes, published, verdict, *hours, cost))
-    chain = [plan["stages"].get(stage, {}) for stage in figures.CHAIN]
-    if all("projected_hours" in summary for summary in chain):
-        hours = [f"{sum(summary['limit_hours'] for summary in chain):.1f}", _hours(chain)]
-        cost = f"${sum(summary['projected_cost'] for summary in chain):.2f}" if "projected_cost" in chain[0] else "-"
-        rows.append((", ".join(figures.CHAIN), "", "", "", "", "", *hours, cost))
+    for stage, planned in plan.stages.items():
+        published = "-".join(dict.fromkeys(gb(x, 0) for x in planned.budget_bytes or () if x)) or "-"
+        verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {planned.in_memory_of}"}[planned.fits]
+        verdict += f", {planned.verdict}" if planned.verdict else ""
+        sizes = [gb(size) for size in (planned.peak_bytes, planned.needed_bytes, planned.reserved_bytes)]
+        rows.append((stage, *sizes, published, verdict, *_time_cells([planned.time])))
+    chain = [plan.stages[stage].time for stage in figures.CHAIN if stage in plan.stages]
+    if len(chain) == len(figures.CHAIN) and None not in chain:
+        rows.append((", ".join(figures.CHAIN), "", "", "", "", "", *_time_cells(chain)))
     return rows
 
 
-def _hours(stages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the projected hours of stages together, with their interval: `3.2 (2.4-5.1)`."""
-    low, high = (sum(summary["projected_hours_range"][end] for summary in stages) for end in (0, 1))
-    return f"{sum(summary['projected_hours'] for summary in stages):.1f} ({low:.1f}-{high:.1f})"
+def _time_cells(stages: Sequence[StageTime | None]) -> tuple[str, str, str]:
+    """Return sums over stages: hours at the limit, projected hours with their interval, `3.2 (2.4-5.1)`, dollars."""
+    times = [time for time in stages if time is not None]
+    if not times:
+        return "-", "-", "-"
+    costs = [time.projected_cost for time in times if time.projected_cost is not None]
+    low, high = (sum(time.projected_hours_range[end] for time in times) for end in (0, 1))
+    projected = f"{sum(time.projected_hours for time in times):.1f} ({low:.1f}-{high:.1f})"
+    return f"{sum(time.limit_hours for time in times):.1f}", projected, f"${sum(costs):.2f}" if costs else "-"
 
 
 BETWEEN_COLUMNS = ("stage", "gradients, GB", "layers, GB", "at the link's limit", "scaling")
 
 
-def between_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row for each stage: kind a rank receives in a step, the seconds at the link's nominal rate, the scaling.
+def between_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """Return a row for each stage: the GB that a rank receives in a step, the seconds that takes, and the scaling.
 
-    Scaling: the share of n times the speed that n cards reach, from nothing of the messages hidden behind computing to
-    all that can be.
+    The GB are those of gradients and of layers, the seconds those at the link's nominal rate. Scaling: the share of n
+    times the speed that n cards reach, from no message hidden behind computing to all that can be.
     """
     rows = []
-    for stage, summary in plan["stages"].items():
-        if messages := summary.get("between_ranks"):
-            sizes = [gb(messages[f"{kind}_bytes_per_step"], 3) for kind in ("gradient", "weight")]
-            scaling = " to ".join(f"{share:.0%}" for share in messages["projected_scaling"])
-            rows.append((stage, *sizes, f"{messages['seconds_per_step']:.3f} s", scaling))
+    for stage, planned in plan.stages.items():
+        if planned.time and (traffic := planned.time.between_ranks):
+            sizes = [gb(size, 3) for size in (traffic.gradient_bytes_per_step, traffic.weight_bytes_per_step)]
+            scaling = " to ".join(f"{share:.0%}" for share in traffic.projected_scaling)
+            rows.append((stage, *sizes, f"{traffic.seconds_per_step:.3f} s", scaling))
     return rows
 
 
-def step_lines(plan: Mapping[str, Any]) -> list[str]:
+def step_lines(plan: Plan) -> list[str]:
     """Return lines on what a decoding step of PPO launches, and what of it no graph can hold."""
-    roles = plan["stages"].get("ppo", {}).get("decoding_step")
+    roles = plan.stages["ppo"].decoding_step if "ppo" in plan.stages else None
     if not roles:
         return []
-    counts = ", ".join(f"{role} {n['total']:,} ({n['per_layer']} a layer)" for role, n in roles.items())
-    unsafe = dict.fromkeys(reason for n in roles.values() for reason in n["unsafe"])
+    counts = ", ".join(f"{role} {n.total:,} ({n.per_layer} a layer)" for role, n in roles.items())
+    unsafe = dict.fromkeys(reason for n in roles.values() for reason in n.unsafe)
     return [f"operations of a decoding step, each at least one kernel: {counts}"] + [
         f"a captured graph cannot hold {reason}" for reason in unsafe
     ]
 
 
-def hints(plan: Mapping[str, Any]) -> list[str]:
+def hints(plan: Plan) -> list[str]:
     """Return closing lines: how to name a price, and at the end whether all fits the card and how much is left."""
     lines = []
-    if plan["price_per_hour"] is None and any("projected_hours" in summary for summary in plan["stages"].values()):
+    if plan.price_per_hour is None and any(planned.time for planned in plan.stages.values()):
         lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
-    on_card = {stage: summary for stage, summary in plan["stages"].items() if summary["in_memory_of"] == "cuda"}
-    if plan["card_bytes"] and on_card and all(summary["fits"] for summary in on_card.values()):
-        largest = max(on_card, key=lambda stage: on_card[stage]["needed_bytes"])
-        needed = on_card[largest]["needed_bytes"]
+    on_card = {stage: planned for stage, planned in plan.stages.items() if planned.in_memory_of == "cuda"}
+    if plan.card_bytes and on_card and all(planned.fits for planned in on_card.values()):
+        largest = max(on_card, key=lambda stage: on_card[stage].needed_bytes)
+        needed = on_card[largest].needed_bytes
         room = "; --fastest (make: FIT=card) looks for settings that use the rest"
         lines.append(
-            f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan['card_bytes'])} GB"
-            f"{room if needed < ROOMY * plan['card_bytes'] else ''}"
+            f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan.card_bytes)} GB"
+            f"{room if needed < ROOMY * plan.card_bytes else ''}"
         )
     return lines
 
 
-def show(plan: Mapping[str, Any], as_json: bool) -> None:
+def show(plan: Plan, as_json: bool) -> None:
     """Print a plan, as tables or as one JSON object."""
     if as_json:
-        click.echo(json.dumps(plan, indent=2))
+        click.echo(json.dumps(plan.as_json(), indent=2))
         return
-    name = f"{plan['recipe']} {plan['version']}" + (", modified" if plan["modified"] else "")
+    name = f"{plan.recipe} {plan.version}" + (", modified" if plan.modified else "")
     wide = console.OUT.width >= FULL_WIDTH
     columns, rows = (PHASE_COLUMNS, phase_rows) if wide else (("stage", "phase", "peak", "most of it"), narrow_rows)
     console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
-    cards = f"each of {plan['cards']} cards" if plan["cards"] > 1 else "card"
-    card = f", {cards} {gb(plan['card_bytes'])} GB" if plan["card_bytes"] else ""
+    cards = f"each of {plan.cards} cards" if plan.cards > 1 else "card"
+    card = f", {cards} {gb(plan.card_bytes)} GB" if plan.card_bytes else ""
     if between := between_rows(plan):
-        console.rows_table(f"{name}: between {plan['cards']} cards, projected", BETWEEN_COLUMNS, between)
+        console.rows_table(f"{name}: between {plan.cards} cards, projected", BETWEEN_COLUMNS, between)
     for line in step_lines(plan):
         console.OUT.print(line, markup=False)
     shown, stages = stage_table(plan, wide)
@@ -188,25 +190,26 @@ def show(plan: Mapping[str, Any], as_json: bool) -> None:
         console.OUT.print(line, markup=False)
 
 
-def show_ablation(loaded: PinnedRecipe, effects: Mapping[StageName, Mapping[str, Any]], as_json: bool) -> None:
-    """Print the effect of each strategy on each stage, beside what is published."""
+def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str, StrategyCost]], as_json: bool) -> None:
+    """Print what each strategy changes in each stage, beside what is published."""
     if as_json:
-        click.echo(json.dumps(effects, indent=2))
+        by_stage = {stage: {name: cost._asdict() for name, cost in rows.items()} for stage, rows in costs.items()}
+        click.echo(json.dumps(by_stage, indent=2))
         return
     rows = []
-    for stage, strategies in effects.items():
-        without = strategies["none"]["peak_bytes"]
-        for position, (name, effect) in enumerate(strategies.items()):
-            saved = without - effect["peak_bytes"]
+    for stage, strategies in costs.items():
+        without = strategies["none"].peak_bytes
+        for position, (name, cost) in enumerate(strategies.items()):
+            saved = without - cost.peak_bytes
             saves = f"{gb(saved)} ({saved / without:.0%})" if name != "none" else ""
-            claim = "; ".join(claims(loaded, name))
+            claim = "; ".join(claims.of_strategy(loaded, name))
             rows.append(
                 (
                     "" if position else stage,
                     name,
-                    gb(effect["peak_bytes"]),
+                    gb(cost.peak_bytes),
                     saves,
-                    f"x {effect['operations']:.2f}",
+                    f"x {cost.operations:.2f}",
                     claim,
                 )
             )
@@ -253,18 +256,16 @@ def _assignments(changes: Mapping[str, Any]) -> str:
     return f"  make: SET='{' '.join(pairs)}'\n  rlhf: {options}"
 
 
-def show_published(loaded: PinnedRecipe, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json: bool) -> None:
     """Print the published figures beside their predictions."""
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(json.dumps([row.as_json() for row in rows], indent=2))
         return
-    titles = {(figure.stage, figure.source, figure.name): figure for figure in loaded.targets}
     cells = []
     for row in rows:
-        figure = titles[row["stage"], row["source"], row["name"]]
-        verdict = Verdict(row["verdict"], row["detail"])
-        value = "" if row["predicted"] is None else console.number(float(f"{row['predicted']:.3g}"))
-        judgement = f"{row['basis']}: {verdict}" if row["basis"] else str(verdict)
-        cells.append((row["stage"], figure.title, console.figure_text(figure, in_full=True), value, judgement))
+        value = "" if row.predicted is None else console.number(float(f"{row.predicted:.3g}"))
+        judgement = f"{row.basis}: {row.verdict}" if row.basis else str(row.verdict)
+        published = console.figure_text(row.figure, in_full=True)
+        cells.append((row.figure.stage, row.figure.title, published, value, judgement))
     columns = ("stage", "figure", "published", "predicted", "verdict")
     console.rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)

@@ -22,8 +22,8 @@ from rlhf.cli.choice import (
 )
 from rlhf.cli.options import LARGEST_SEED, PRICE
 from rlhf.errors import ParentMissing, UserError
-from rlhf.memory import plan as planning
 from rlhf.memory.predict import Predictor
+from rlhf.memory.preflight import require_fit
 from rlhf.observe import console, tracking, watch
 from rlhf.process import distributed, endings, launching
 from rlhf.recipe import PinnedRecipe, StageName
@@ -197,7 +197,7 @@ def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
 def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
     """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
     with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
-        return planning.preflight(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
+        return require_fit(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
 
 
 @click.command()

@@ -22,7 +22,7 @@ from rlhf.data import formats, raw
 from rlhf.data.parsing import label_of, quoted_keys
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import OnBadRow
 
@@ -32,7 +32,7 @@ RawRow = tuple[str, object]  # source and row
 def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> formats.Rows:
     """Read files and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
-        raise UserError("--rename gives two columns the same name; give each another name")
+        raise OptionError("--rename gives two columns the same name; give each another name")
     sources = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
@@ -49,8 +49,9 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 
 
 def write(rows: formats.Rows, file: Path) -> int:
-    """Write rows as JSON lines and return their number. Raises UserError when the file exists already."""
+    """Write rows as JSON lines to a new file. Return their number. Raises UserError where there is a file already."""
     converted = rows.all
+    file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
@@ -112,12 +113,14 @@ def _pair_labelled(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:
     """Parse column names of the command line, `question=prompt`, into {old: new}.
 
-    Raises UserError for anything else.
+    Raises OptionError for anything else, and for a column that is named twice.
     """
-    names = {}
+    names: dict[str, str] = {}
     for pair in pairs:
         old, equals, new = pair.partition("=")
         if not (old and equals and new):
-            raise UserError(f"--rename {pair}: write OLD=NEW, for example question=prompt")
+            raise OptionError(f"--rename {pair}: write OLD=NEW, for example question=prompt")
+        if old in names:
+            raise OptionError(f"--rename {pair}: {old} has the new name {names[old]} already; give each column one")
         names[old] = new
     return names

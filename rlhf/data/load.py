@@ -137,8 +137,8 @@ class Corpus:
         """
         if len(self.bare_prompts) and not len(rows):
             raise UserError(
-                f"{stage} needs {rows_needed}, and the data has only prompts without an answer, which PPO alone can "
-                "use: add a file with answers to --data (make: DATA=)"
+                f"{stage} needs {rows_needed}, and the data has only prompts without an answer, which only PPO, "
+                "RLOO and GRPO can use: add a file with answers to --data (make: DATA=)"
             )
         return rows.required(stage, rows_needed)
 
@@ -160,19 +160,19 @@ class Corpus:
                 )
         return {prompt: row.answer for prompt, row in first_rows.items() if row.answer is not None}
 
-    def prompts(self) -> Split[Prompt]:
-        """Return every distinct prompt, in order of first appearance."""
+    def prompts(self, stage: StageName) -> Split[Prompt]:
+        """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""
 
         def distinct(*kinds: list[Any]) -> list[Prompt]:
             return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
 
-        return _map_parts(distinct, self.examples, self.pairs, self.bare_prompts).required("ppo", "prompts")
+        return _map_parts(distinct, self.examples, self.pairs, self.bare_prompts).required(stage, "prompts")
 
 
 def load(run: Run) -> Corpus:
     """Read the recipe's data for a stage that has started, record its fingerprint, and compare it with the parents'.
 
-    Raises UserError for bad data and UserError when the stage's parents, or the run that it resumes, saw other data.
+    Raises UserError for bad data, and when the stage's parents, or the run that it resumes, saw other data.
     """
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"), distributed.main_first():

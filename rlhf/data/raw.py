@@ -224,7 +224,8 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
     table = csv.reader(texts(), delimiter=delimiter, strict=True)
     try:
         names = next(table)
-        if repeated := next((name for name in names if names.count(name) > 1), None):
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
             raise UserError(f"{path}:{started}: the column {repeated!r} is named twice; rename one of them")
         started = 0
         for cells in table:

@@ -1,5 +1,6 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
 from rlhf.errors import UserError
@@ -100,7 +101,8 @@ class RehearsedStep(TypedDict):
 PredictedStage = dict[str, PredictedPhase]  # by the phase's name; the first one, "", is the whole stage
 
 
-class StepOperations(NamedTuple):
+@dataclass(frozen=True)
+class StepOperations:
     """Operations of one decoding step, each at least one kernel."""
 
     per_layer: int

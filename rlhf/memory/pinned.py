@@ -1,11 +1,13 @@
 """predicted.json: what is predicted for a recipe, kept beside it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
+from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName
 
 FILE = "predicted.json"
@@ -39,13 +41,13 @@ def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, lis
     return step, [f"decoding step of {role}: {reason}" for role, n in operations.items() for reason in n.unsafe]
 
 
-def pin(directory: Path, peaks: Peaks, step: Step, effects: dict[str, Any] | None, needed: Needs) -> None:
+def pin(directory: Path, peaks: Peaks, step: Step, costs: Mapping[str, StrategyCost] | None, needed: Needs) -> None:
     """Write predicted.json into a recipe's folder.
 
-    `peaks` in bytes by component, the operations of a decoding `step`, the effects of the strategies if known, and what
+    `peaks` in bytes by component, the operations of a decoding `step`, the `costs` of the strategies if known, and what
     each phase `needed`.
     """
     content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
-    if effects:
-        content["strategies"] = effects
+    if costs:
+        content["strategies"] = {name: cost._asdict() for name, cost in costs.items()}
     (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

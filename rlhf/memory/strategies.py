@@ -77,6 +77,32 @@ def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe
     return {name: with_changes(off, keys) for name, keys in changes.items()}
 
 
+class StrategyCost(NamedTuple):
+    """A stage's learning phase with one strategy alone."""
+
+    peak_bytes: int
+    operations: float  # of a step, relative to those without any strategy
+
+
+def alone(
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+    loaded: PinnedRecipe,
+    stage: StageName,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, StrategyCost]:
+    """Return the cost of a stage with each strategy alone, without any ("none") and with all together ("combined").
+
+    `say` gets a line for each.
+    """
+    peaks, counts = {}, {}
+    for name, changed in one_by_one(loaded, stage).items():
+        say(f"rehearsing {stage} with strategies: {name}")
+        predicted = predict(changed, stage)
+        peaks[name] = predicted[STEP[stage]].peak_bytes
+        counts[name] = operations(changed, stage, predicted)
+    return {name: StrategyCost(peaks[name], counts[name] / counts["none"]) for name in peaks}
+
+
 def with_changes(loaded: PinnedRecipe, changes: dict[str, Any]) -> PinnedRecipe:
     return recipes.load(loaded.directory, loaded.overrides | changes, loaded.recipe.seed)
 

@@ -314,7 +314,11 @@ def fit_more(h: History) -> dict[str, Any]:
 
 def fit_less(h: History) -> dict[str, Any]:
     """Return remedies for a reward model that has learned its pairs by heart."""
-    return {"rm.num_train_epochs": h.recipe.rm.num_train_epochs / 2, "rm.center_rewards_coefficient": 0.01}
+    rm = h.recipe.rm
+    fewer_epochs = {"rm.num_train_epochs": rm.num_train_epochs / 2}
+    if rm.loss_type != "bradley_terry":  # the other loss refuses centred rewards
+        return fewer_epochs
+    return fewer_epochs | {"rm.center_rewards_coefficient": 2 * rm.center_rewards_coefficient or 0.01}
 
 
 def more_entropy(h: History) -> dict[str, Any]:

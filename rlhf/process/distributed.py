@@ -2,7 +2,7 @@
 
 All ranks hold the same adapter weights, the same random state and the same full batch; only the work on its rows is
 split. Rank 0 alone writes files and prints. Without a launcher there is one rank and the functions that communicate do
-nothing. The rest of PPO uses only these functions; TRL's trainers use accelerate themselves.
+nothing. PPO, RLOO and GRPO communicate through these functions only; TRL's trainers use accelerate themselves.
 """
 
 import os

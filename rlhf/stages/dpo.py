@@ -52,7 +52,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     free_memory()
 
     evaluation = heldout_sampling(recipe.evaluate)
-    prompts = corpus.prompts().heldout[: recipe.evaluate.max_samples]
+    prompts = corpus.prompts("dpo").heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
         roles: dict[AdapterName, Path] = {"policy": run.path, "reference": run.folder_of("sft")}

@@ -52,7 +52,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         for stage, options in recipe.online().items()
         if stage in trained and isinstance(options, Group)
     ]
-    all_prompts = corpus.prompts()
+    all_prompts = corpus.prompts("evaluate")
     for functions in rewards:
         all_prompts = functions.usable(all_prompts)
     prompts = all_prompts.heldout[: options.max_samples]

@@ -50,7 +50,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         base = load_base(run, device)
         check_sampling(base, codec)
         model = new_adapter(base, run)
-    prompts = corpus.prompts().heldout[:SAMPLES]
+    prompts = corpus.prompts("sft").heldout[:SAMPLES]
 
     def evaluate() -> dict[str, float]:
         value = perplexity(model, validation, codec.pad_id, batch)

@@ -17,13 +17,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf import recipe as recipes
 from rlhf.data import formats
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import pinned
-from rlhf.memory.cards import MEMORY
+from rlhf.memory.cards import MEMORY, size_in_bytes
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.phases import TRAINING_STAGES
-from rlhf.memory.plan import size
 from rlhf.memory.predict import Predictor, needed
 from rlhf.memory.strategies import micro_batch, with_changes
 from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe, PolicyName, StageName
@@ -102,31 +101,30 @@ class NewOptions(NamedTuple):
 
 
 def card_of(text: str) -> ChosenCard:
-    """Return the card that --card names: `4090`, `h100` or a size such as `24GB`. Raises UserError."""
+    """Return the card that --card names: `4090`, `h100` or a size such as `24GB`. Raises OptionError."""
     if text.lower() in KNOWN_CARDS:
         return KNOWN_CARDS[text.lower()]
-    try:
-        memory = size(text) / GB
-    except UserError:
+    size = size_in_bytes(text)
+    if size is None:
         cards = ", ".join(KNOWN_CARDS)
-        raise UserError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}") from None
-    return ChosenCard(re.sub(r"\s", "", text.lower()), round(memory, 2), "as given by --card")
+        raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}")
+    return ChosenCard(re.sub(r"\s", "", text.lower()), round(size / GB, 2), "as given by --card")
 
 
 def stages_of(text: str) -> tuple[PolicyName, ...]:
-    """Return the stages that --stages names: `ppo,dpo`. Raises UserError."""
+    """Return the stages that --stages names: `ppo,dpo`. Raises OptionError."""
     names = dict.fromkeys(part.strip() for part in text.split(","))
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
-        raise UserError(f"--stages {text}: {unknown[0] or 'an empty name'} is none of {', '.join(POLICIES)}")
+        raise OptionError(f"--stages {text}: {unknown[0] or 'an empty name'} is none of {', '.join(POLICIES)}")
     return tuple(name for name in names if name in POLICIES)
 
 
 def target_of(root: Path, options: NewOptions) -> Path:
-    """Return the folder of the new recipe. Raises UserError if it exists, or its name cannot be one."""
+    """Return the folder of the new recipe. Raises UserError if it exists, OptionError if its name cannot be one."""
     name = options.name or f"{options.card.name}-{_slug(options.model)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(f"--name {name}: letters, digits, points, hyphens and underscores only")
+        raise OptionError(f"--name {name}: letters, digits, points, hyphens and underscores only")
     target = root / name / "v1"
     if os.path.lexists(target):
         raise UserError(f"{target} exists already: choose another name with --name, or delete it")

@@ -95,7 +95,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     run.start(False, [], {"name": "cpu", "type": "cpu"})
     corpus = load.load(run)
     assert len(corpus.bare_prompts) == len(QUESTIONS) == content_of(run.path / "manifest.json")["data"]["prompts"]
-    assert len(corpus.prompts()) == 2 * len(QUESTIONS)
+    assert len(corpus.prompts("ppo")) == 2 * len(QUESTIONS)
     assert len(corpus.preferences("rm")) == len(corpus.demonstrations()) == len(QUESTIONS)
     assert not any("Tell me, please." in text for text in corpus.texts("hh").train)
 
@@ -109,7 +109,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
         with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without an answer"):
             rows()
-    assert len(corpus.prompts()) == len(QUESTIONS)
+    assert len(corpus.prompts("ppo")) == len(QUESTIONS)
 
 
 def test_ppo_trains_and_evaluation_works_where_most_prompts_have_no_answer(tmp_path):

@@ -168,7 +168,7 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
     run_stages(loaded, out, "ppo")
     run = Run(out, loaded, "ppo")
     monkeypatch.setattr(run, "describe", lambda **_: None)
-    prompts = load(run).prompts()
+    prompts = load(run).prompts("ppo")
     validation, test = tuple(prompts.validation[:8]), tuple(prompts.heldout[:8])
     assert asked == [
         ("reference", validation),

@@ -12,9 +12,9 @@ from bench import __main__ as bench
 from bench import ablation, compare, goals, steps
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import plan
+from rlhf.memory import claims
 from rlhf.memory.phases import PredictedPhase
-from rlhf.memory.strategies import one_by_one
+from rlhf.memory.strategies import StrategyCost, one_by_one
 from tests.conftest import RECIPE
 
 STAGE = {
@@ -196,7 +196,7 @@ def test_an_ablation_compares_what_it_measured():
     row = {"peak_vram_bytes": 63_750_000_000, "step_seconds": {"median": 2.5}}
     found = ablation.effect(row, none)
     assert found == {"memory_gb": -21.25, "memory_percent": -25, "time_factor": 1.25, "time_percent": 25}
-    said = plan.claims(loaded_of("h100-mistral-7b"), "gradient_checkpointing", found)
+    said = claims.of_strategy(loaded_of("h100-mistral-7b"), "gradient_checkpointing", found)
     assert said == ["memory_percent -30 – -20: reproduces", "time_percent 10 – 20: worse (+5 points)"]
 
 
@@ -246,7 +246,7 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
         return {"sft": row}
 
     monkeypatch.setattr(steps, "measure", measure)
-    monkeypatch.setattr(ablation, "ablation", lambda *_: defaultdict(lambda: {"peak_bytes": 3e9}))
+    monkeypatch.setattr(ablation, "alone", lambda *_: defaultdict(lambda: StrategyCost(3 * 10**9, 1.0)))
     file = tmp_path / "ablation.json"
     folder = str(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
     result = CliRunner().invoke(ablation.main, ["--recipe", folder, "--save", str(file)])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf.data import convert, formats
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from tests.conftest import rlhf
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -83,6 +83,17 @@ def test_a_converted_file_has_rows_of_one_kind(tmp_path):
     files = [write(tmp_path / f"{kind}.jsonl", ROWS[kind]) for kind in ("preference", "completion")]
     with pytest.raises(UserError, match=r"rows of different kinds: .*completion\.jsonl:1, .*preference\.jsonl:1; conv"):
         convert.convert(files, {})
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path):
+    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])], {})
+    assert convert.write(rows, tmp_path / "new" / "folder" / "b.jsonl") == 1
+
+
+def test_a_column_is_renamed_once():
+    assert convert.parse_names(["a=prompt", "b=text"]) == {"a": "prompt", "b": "text"}
+    with pytest.raises(OptionError, match="--rename a=text: a has the new name prompt already"):
+        convert.parse_names(["a=prompt", "a=text"])
 
 
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):

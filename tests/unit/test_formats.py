@@ -222,6 +222,7 @@ def test_tables(write, name, content):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        ("a.csv", "prompt,,\nHi,a,b\n", "a.csv:1: the column '' is named twice"),
         ("a.csv", "prompt,chosen,chosen\nHi,a,b\n", "a.csv:1: the column 'chosen' is named twice"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b", "response": "c"}\n', "a.jsonl:1: the key 'prompt' is given twice"),
         ("a.jsonl", '{"x": [{"b": 1, "b": 2}]}', "a.jsonl:1: the key 'b' is given twice"),

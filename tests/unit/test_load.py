@@ -93,7 +93,7 @@ def test_validation_rows_are_held_out_rows_of_other_conversations(tmp_path):
     prompts = [{pair.prompt for pair in rows} for rows in (apart.pairs.heldout, apart.pairs.validation)]
     assert not prompts[0] & prompts[1] and prompts[0] | prompts[1] == {pair.prompt for pair in whole.pairs.heldout}
     assert 20 <= len(apart.pairs.validation) <= 60 <= len(apart.pairs.heldout)
-    assert apart.prompts().validation == [pair.prompt for pair in apart.pairs.validation]
+    assert apart.prompts("ppo").validation == [pair.prompt for pair in apart.pairs.validation]
     assert len(apart.demonstrations().validation) == len(apart.pairs.validation)
     assert len(apart.pairs) == len(whole.pairs) == 400
 

@@ -1,17 +1,19 @@
 """What a plan adds to its tables."""
 
-from typing import Any
-
 from rich.console import Console
 
 from rlhf.cli import plan_tables as tables
+from rlhf.memory.plan import Plan, PlannedPhase, PlannedStage, StageTime
 from rlhf.observe import console
+from rlhf.recipe import StageName
+from tests.unit.plans import planned, planned_stage
 
 
-def made(needed: float, price: float | None = None) -> dict[str, Any]:
-    stage = {"needed_bytes": round(needed * 1e9), "in_memory_of": "cuda", "projected_hours": 2.0, "fits": True}
-    on_host = {"fits": None, "needed_bytes": 90 * 10**9, "in_memory_of": "host"}
-    return {"card_bytes": 25 * 10**9, "price_per_hour": price, "stages": {"sft": stage, "merge": on_host}}
+def made(needed: float, price: float | None = None, rm: PlannedStage | None = None) -> Plan:
+    stage = planned_stage(needed_bytes=round(needed * 1e9), time=StageTime(1.0, 2.0, (1.0, 3.0), None, None))
+    on_host = planned_stage(fits=None, needed_bytes=90 * 10**9, in_memory_of="host")
+    stages: dict[StageName, PlannedStage] = {"sft": stage, "merge": on_host}
+    return planned(stages | ({"rm": rm} if rm else {}), price=price)
 
 
 def test_a_card_that_is_far_from_full_is_said_to_have_room():
@@ -21,9 +23,8 @@ def test_a_card_that_is_far_from_full_is_said_to_have_room():
 
 
 def test_nothing_fits_where_one_stage_does_not():
-    plan = made(20.0)
-    plan["stages"]["rm"] = plan["stages"]["sft"] | {"fits": False}
-    assert not [line for line in tables.hints(plan) if "fits" in line]
+    too_large = planned_stage(fits=False, needed_bytes=20 * 10**9)
+    assert not [line for line in tables.hints(made(20.0, rm=too_large)) if "fits" in line]
 
 
 def test_the_price_is_asked_for_where_it_would_make_a_cost():
@@ -31,21 +32,21 @@ def test_the_price_is_asked_for_where_it_would_make_a_cost():
     assert not [line for line in tables.hints(made(20.0, price=2.5)) if "PRICE" in line]
 
 
-def full(**stage: Any) -> dict[str, Any]:
+def full(cost: float | None = None, fits: bool = False) -> Plan:
     """A plan with everything that the tables show: one stage with the longest of its cells."""
     sizes = dict.fromkeys(("peak_bytes", "needed_bytes", "reserved_bytes"), 20 * 10**9)
-    phase = {"peak_bytes": 10**9, "components": {"base": 10**9}}
-    larger = {"peak_bytes": 2 * 10**9, "components": {"base": 10**9}}
+    phase = PlannedPhase(10**9, None, None, 0, {"base": 10**9})
+    larger = PlannedPhase(2 * 10**9, None, None, 0, {"base": 10**9})
     phases = {"evaluate": larger, "evaluate/prefill": larger, "evaluate/decode": phase, "train": phase}
-    hours = {"limit_hours": 2.2, "projected_hours": 14.8, "projected_hours_range": [13.8, 17.6]}
-    judged = {"fits": False, "verdict": "worse", "budget_bytes": [22e9, 24e9], "in_memory_of": "cuda"}
-    plan = {"recipe": "r", "version": "v1", "modified": False, "cards": 1, "card_bytes": 10**9, "price_per_hour": None}
-    return plan | {"stages": {"sft": sizes | hours | judged | {"phases": phases} | stage}}
+    time = StageTime(2.2, 14.8, (13.8, 17.6), cost, None)
+    budget = (22 * 10**9, 24 * 10**9)
+    stage = planned_stage(**sizes, time=time, fits=fits, verdict="worse", budget_bytes=budget, phases=phases)
+    return planned({"sft": stage}, card_bytes=10**9)
 
 
 def test_80_columns_show_the_stage_table_whole(monkeypatch, capsys):
     monkeypatch.setattr(console, "OUT", Console(width=80, highlight=False))
-    tables.show(full(projected_cost=123.45), as_json=False)
+    tables.show(full(cost=123.45), as_json=False)
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if "DOES NOT FIT" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
@@ -57,7 +58,7 @@ def test_80_columns_show_the_stage_table_whole(monkeypatch, capsys):
 def test_a_wide_terminal_shows_all_columns_but_an_empty_one():
     columns, (row,) = tables.stage_table(full(), wide=True)
     assert columns == list(tables.STAGE_COLUMNS[:-1]) and len(row) == len(columns)
-    assert tables.stage_table(full(projected_cost=1.0), wide=True)[0] == list(tables.STAGE_COLUMNS)
+    assert tables.stage_table(full(cost=1.0), wide=True)[0] == list(tables.STAGE_COLUMNS)
 
 
 def test_a_phase_with_the_numbers_of_its_part_is_named_once():

@@ -12,7 +12,9 @@ from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks
 from rlhf.memory.phases import PredictedPhase
+from rlhf.memory.plan import RankTraffic, StageTime
 from rlhf.recipe import PinnedRecipe
+from tests.unit.plans import planned, planned_stage
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -101,6 +103,6 @@ def test_scaling_is_between_no_overlap_and_all():
 
 
 def test_the_table_is_for_several_cards_only():
-    told = {"gradient_bytes_per_step": 1e9, "weight_bytes_per_step": 0, "seconds_per_step": 0.5}
-    plan = {"stages": {"sft": {"between_ranks": told | {"projected_scaling": [0.5, 1.0]}}, "merge": {}}}
+    time = StageTime(1.0, 1.0, (1.0, 1.0), None, RankTraffic(10**9, 0, 1, 0.5, (0.5, 1.0)))
+    plan = planned({"sft": planned_stage(time=time), "merge": planned_stage()})
     assert between_rows(plan) == [("sft", "1.000", "-", "0.500 s", "50% to 100%")]

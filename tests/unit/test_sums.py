@@ -57,7 +57,7 @@ def test_no_question_is_on_both_sides(tmp_path):
     sums.write(tmp_path, seed=0, **SIZES)
     read = formats.read([tmp_path / name for name in sums.FILES])
     corpus: Corpus = _split_rows(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
-    prompts = corpus.prompts()
+    prompts = corpus.prompts("grpo")
     assert not {*prompts.train} & {*prompts.heldout}
     answers = corpus.answers()
     assert all(prompt in answers for prompt in (*prompts.train, *prompts.heldout))
@@ -73,7 +73,7 @@ def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     corpus: Corpus = _split_rows(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
-    prompts, answers = corpus.prompts(), corpus.answers()
+    prompts, answers = corpus.prompts("grpo"), corpus.answers()
     assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.heldout
     assert {answers[prompt] for prompt in (*prompts.train, *prompts.heldout)} == {line["answer"] for line in lines}
 

@@ -1,9 +1,10 @@
-"""What the live checks see in the logs of RLOO and GRPO, and that their remedies are keys of that stage."""
+"""What the live checks see in the logs of RLOO and GRPO, and that recipes accept their remedies."""
 
 import pytest
 
+from rlhf import recipe
 from rlhf.observe import watch
-from tests.conftest import grouped
+from tests.conftest import RECIPE, grouped
 
 ROWS = 2 * watch.FEW
 
@@ -50,3 +51,14 @@ def test_a_check_sees_what_is_planted_and_names_keys_of_the_stage(stage, check, 
 
     assert set(seen(planted)[check].remedies) == {f"{stage}.{key}" for key in remedies}
     assert check not in seen(healthy)
+
+
+@pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")
+def test_every_recipe_accepts_every_remedy(directory):
+    loaded = recipe.load(directory)
+    for check in watch.CHECKS:
+        for stage in check.stages:
+            if loaded.recipe.section(stage) is not None:
+                for key, value in check.remedies(watch.History(loaded.recipe, stage)).items():
+                    changed = recipe.load(directory, {key: value})
+                    assert changed.recipe != loaded.recipe, f"{check.name} of {stage}: {key} is {value} already"

@@ -179,7 +179,7 @@ class QualityReport:
             index = next(index for index, line in enumerate(lines) if line.name == "pairs")
             lines[index] = lines[index]._replace(hint=f"{advice[0].upper()}{advice[1:]}.", severity="note")
         if self.prompts and not self.examples + self.pairs:
-            hint = "PPO alone can use them; SFT and the reward model need rows with answers beside them."
+            hint = "Only PPO, RLOO and GRPO can use them; SFT and the reward model need rows with answers beside them."
             lines[-1] = lines[-1]._replace(hint=hint, severity="note")
         return lines or [Line("rows kept", "0", "Nothing is left to train on.", "error")]
 

@@ -62,7 +62,7 @@ class Session:
         self.reward_sum = (
             RewardSum(run.stage, options, corpus.answers(), self.codec) if isinstance(options, Group) else None
         )
-        self.split = corpus.prompts()
+        self.split = corpus.prompts(run.stage)
         if self.reward_sum is not None:
             self.split = self.reward_sum.usable(self.split)
         self.prompts = self.split.train[: options.max_samples]

@@ -1,0 +1,131 @@
+"""Published figures of a recipe beside what is predicted or projected for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlhf.memory.phases import ON_HOST
+from rlhf.memory.plan import Plan, PlannedPhase
+from rlhf.memory.strategies import StrategyCost
+from rlhf.observe import console
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import published as figures
+from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
+
+
+@dataclass(frozen=True)
+class ComparedFigure:
+    """A published figure and its prediction."""
+
+    figure: Figure
+    predicted: float | None  # None if only a run can tell
+    verdict: Verdict
+
+    @property
+    def basis(self) -> Literal["predicted", "projected"] | None:
+        """Return whether the value is predicted or projected; None without one."""
+        if self.predicted is None:
+            return None
+        return "projected" if self.figure.metric in ("hours", "cost_usd") else "predicted"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON's types."""
+        figure = self.figure
+        return {
+            "stage": figure.stage,
+            "name": figure.name,
+            "source": figure.source,
+            "metric": figure.metric,
+            "published": list(figure.printed),
+            "accepted": list(figure.accepted),
+            "unit": figure.unit,
+            "predicted": self.predicted,
+            "basis": self.basis,
+            "verdict": self.verdict.word,
+            "detail": self.verdict.detail,
+        }
+
+
+def compare(loaded: PinnedRecipe, plan: Plan, costs: Mapping[str, StrategyCost]) -> list[ComparedFigure]:
+    """Compare every published figure of the recipe with its plan, and with the `costs` of strategies on SFT."""
+    rows = []
+    for figure in loaded.targets:
+        value = None if figure.metric is None else predicted(plan, costs, figure.stage, figure.metric)
+        verdict = _unpredicted(figure, plan, costs) if value is None else verdict_of(figure, value)
+        rows.append(ComparedFigure(figure, value, verdict))
+    return rows
+
+
+def of_strategy(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, float] | None = None) -> list[str]:
+    """Return what is published about a strategy's effect, in its own units, with the verdict on what was `measured`.
+
+    Keys of `measured`: memory_gb, memory_percent, time_percent, time_factor.
+    """
+    texts = []
+    for figure in loaded.targets:
+        start, _, quantity = (figure.metric or "").rpartition(".")
+        if start == f"effect.{strategy}":
+            verdict = f": {verdict_of(figure, measured[quantity])}" if measured else ""
+            texts.append(f"{quantity} {console.span(*figure.printed)}{verdict}")
+    return texts
+
+
+def predicted(
+    plan: Plan, costs: Mapping[str, StrategyCost], stage: StageName | Literal["all"], metric: str
+) -> float | None:
+    """Return what is predicted or projected for a published figure's `metric`; None if only a run can tell.
+
+    `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`);
+    `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,
+    `merged_model_gb`; `effect.<strategy>.<memory_gb|memory_percent>`, of a strategy alone on SFT's step without any.
+    Its times (`time_percent`, `time_factor`) are not predicted: operations are counted, and they are not time.
+    """
+    stages = plan.stages
+    if metric == "peak_vram_gb":
+        return max(s.peak_bytes for name, s in stages.items() if stage in ("all", name) and name not in ON_HOST) / GB
+    if metric in ("hours", "cost_usd"):
+        times = [stages[name].time for name in (figures.CHAIN if stage == "all" else (stage,))]
+        known = [time for time in times if time is not None]
+        values = [time.projected_hours if metric == "hours" else time.projected_cost for time in known]
+        return _sum(values) if len(known) == len(times) else None
+    if metric.startswith("component_gb."):
+        assert stage != "all"
+        return _most(stages[stage].phases, metric.removeprefix("component_gb."))
+    if metric == "adapter_gb":
+        return _most(stages["sft"].phases, "adapters")
+    if metric in ("base_model_gb", "merged_model_gb"):
+        return _most(stages["merge"].phases, "base")
+    if metric.startswith("effect."):
+        _, strategy, quantity = metric.split(".")
+        return _effect(costs, strategy, quantity)
+    return None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _most(phases: Mapping[str, PlannedPhase], component: str) -> float:
+    return max(phase.components.get(component, 0) for phase in phases.values()) / GB
+
+
+def _effect(costs: Mapping[str, StrategyCost], strategy: str, quantity: str) -> float | None:
+    if strategy not in costs:
+        return None
+    before, after = costs["none"].peak_bytes, costs[strategy].peak_bytes
+    return {"memory_gb": (after - before) / GB, "memory_percent": 100 * (after / before - 1)}.get(quantity)
+
+
+def _unpredicted(figure: Figure, plan: Plan, costs: Mapping[str, StrategyCost]) -> Verdict:
+    """Return the verdict on a figure that has no prediction: why it cannot be compared, or what measures it."""
+    metric = figure.metric
+    if metric is None:
+        return verdict_of(figure, None)
+    if metric == "cost_usd" and plan.price_per_hour is None:
+        return Verdict(figures.NOT_MEASURED, "projected with --price")
+    if metric.startswith("effect."):
+        counted = costs.get(metric.split(".")[1])
+        operations = f"; {counted.operations:.2f} times the operations are counted" if counted else ""
+        return Verdict(figures.NOT_MEASURED, figures.why_not_measured(metric) + operations)
+    return Verdict(figures.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")

@@ -1,0 +1,58 @@
+"""The check before a stage starts: whether its predicted memory fits the card."""
+
+from collections.abc import Callable
+
+from rlhf.errors import UserError
+from rlhf.memory.phases import ON_HOST, TRAINING_STAGES, PredictedStage, PredictionError, gb
+from rlhf.memory.predict import needed, stages
+from rlhf.memory.strategies import effects
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml
+from rlhf.recipe.published import GB
+from rlhf.terminal import say
+
+
+def require_fit(
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+    loaded: PinnedRecipe,
+    stage: StageName,
+    options: str = "",
+) -> int | None:
+    """Return the bytes at the stage's predicted peak; None if nothing can be predicted.
+
+    Raises UserError, with what would help, when the stage needs more than the recipe's card has. `options` are those
+    of the command line that named the recipe.
+    """
+    hardware = loaded.recipe.hardware
+    on_card = hardware.device == "cuda" and stage in stages(loaded.recipe) and stage not in ON_HOST
+    if hardware.memory_gb is None or not on_card:
+        return None
+    try:
+        predicted = predict(loaded, stage)
+    except PredictionError as error:
+        say(f"{error}; going on without")
+        return None
+    card, need = hardware.memory_gb * GB, needed(predicted[""])
+    if need <= card:
+        return predicted[""].peak_bytes
+    named = options or f"--recipe {loaded.directory}"
+    raise UserError(
+        f"{stage} would need {gb(need)} GB ({gb(predicted[''].peak_bytes)} GB allocated) and the "
+        f"card has {gb(card)} GB; nothing was started.",
+        *_advice(predict, loaded, stage),
+        f"`rlhf plan {named} --fastest` looks for settings with which the chain fits",
+    )
+
+
+def _advice(
+    predict: Callable[[PinnedRecipe, StageName], PredictedStage], loaded: PinnedRecipe, stage: StageName
+) -> list[str]:
+    """Return a line for each change that would save memory, the most helpful first."""
+    if stage not in TRAINING_STAGES:
+        return []
+    lines = ["What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):"]
+    for effect in effects(predict, loaded, stage):
+        if effect.after is not None and effect.changes:
+            keys = " ".join(f"{key}={as_yaml(value)}" for key, value in effect.changes.items())
+            other = "; another result" if effect.strategy.changes_result else ""
+            lines.append(f"- {gb(effect.after)} GB  {effect.strategy.words}{other}: {keys}")
+    return lines
