@@ -32,8 +32,10 @@ Function = Callable[..., Sequence[float]]
 ARGUMENTS = ("prompts", "completions", "answer")
 SHOWN = 60  # characters of a prompt or a response in a message
 # 7, 1,234.50, .5, -1e3. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
-# a word or another point does not begin a number (v1.2.5, an ellipsis).
-NUMBER = re.compile(r"(?:(?<![\w)\]}])-)?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
+# a word or another point does not begin a number (v1.2.5, an ellipsis). A comma groups three digits, or separates
+# two numbers (3,4).
+WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+NUMBER = re.compile(rf"(?:(?<![\w)\]}}])-)?(?:{WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
 CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
