@@ -67,9 +67,10 @@ class Rollout:
     def sharded_by_length(self, size: int) -> list[Tensor]:
         """Return the row indices of this rank in parts of `size`, ordered as in `by_length`.
 
-        Every rank gets rows of every length.
+        Every rank gets rows of every length; without enough rows for all ranks, some get none.
         """
-        return list(distributed.own_rows(self._order()).split(size))
+        own = distributed.own_rows(self._order())
+        return list(own.split(size)) if len(own) else []  # the split of an empty tensor has one part
 
     def _order(self) -> Tensor:
         order = (self.prompt_length + self.response_length).argsort(stable=True)

@@ -33,6 +33,15 @@ def test_rows_are_as_wide_as_the_longest_among_them():
     assert BATCH.logp.shape == (3, 4), "the batch stays as it is"
 
 
+def test_with_fewer_rows_than_ranks_some_ranks_have_none(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    shares = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        shares.append([rows.tolist() for rows in ROLLOUT.sharded_by_length(2)])
+    assert shares == [[[0]], [[2]], [[1]], []]
+
+
 def test_tokens_and_their_predictors_follow_the_prompt_of_each_row():
     assert ROLLOUT.mask.sum(1).tolist() == [2, 4, 1]
     assert [row[real].tolist() for row, real in zip(ROLLOUT.tokens, ROLLOUT.mask, strict=True)] == [
