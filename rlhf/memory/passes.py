@@ -7,7 +7,7 @@ was run, because the replay of the allocator gets the events of all.
 """
 
 import copy
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
@@ -21,8 +21,7 @@ from rlhf.memory.replay import PASS
 from rlhf.memory.tracker import Tracker
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import AdapterName
-from rlhf.stages import groups, ppo
-from rlhf.stages.online.train_state import TrainState
+from rlhf.stages.online.train_state import TrainedRole, TrainState
 
 T = TypeVar("T")
 
@@ -108,15 +107,10 @@ def patches(tracker: Tracker) -> Iterator[Any]:
     repeats = Repeats(tracker)
     yield patch(torch.autograd, "backward", _marked(tracker, torch.autograd.backward))
     yield patch(SharedBase, "response_hidden", _states(repeats, _marked(tracker, SharedBase.response_hidden)))
-    yield patch(SharedBase, "score", _scores(repeats, _marked(tracker, SharedBase.score)))
+    yield patch(SharedBase, "scores_at", _scores(repeats, _marked(tracker, SharedBase.scores_at)))
     yield patch(SharedBase, "activate", _forgetting(repeats, SharedBase.activate))
     yield patch(TrainState, "updating", _updating(repeats, TrainState.updating))
-    for learner, method, role in (
-        (ppo.Learner, "_add_policy_gradient", "policy"),
-        (ppo.Learner, "_add_critic_gradient", "value"),
-        (groups.Learner, "_add_gradient", "policy"),
-    ):
-        yield patch(learner, method, _gradient(repeats, role, getattr(learner, method)))
+    yield patch(TrainState, "accumulate", _accumulating(repeats, TrainState.accumulate))
 
 
 def _marked(tracker: Tracker, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,12 +136,12 @@ def _states(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def score(self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
+    def scores_at(self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
         with self.active("reward"):
             key = ("score", self.base.training, ids.shape, ids.is_meta, lower_states is None)
             return repeats(key, lambda: run(self, ids, last, lower_states))
 
-    return score
+    return scores_at
 
 
 def _forgetting(
@@ -161,17 +155,28 @@ def _forgetting(
     return activate
 
 
-def _gradient(repeats: Repeats, role: str, run: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
-    """Return a learner's method that adds the gradient of a micro-batch, repeated for those that are equal."""
+def _accumulating(
+    repeats: Repeats, run: Callable[..., list[dict[str, float]]]
+) -> Callable[..., list[dict[str, float]]]:
+    """Return the method that adds gradients of micro-batches, which runs only one of equal ones."""
 
-    def add_gradient(self: Any, micro: TrainingBatch, *minibatch: Any) -> dict[str, float]:
-        shape = _shape(micro.rollout)
-        if shape is None:
-            return run(self, micro, *minibatch)
-        without = tuple(p.grad is None for parameters in self.state.parameters_of.values() for p in parameters)
-        return repeats(("update", role, shape, without), lambda: run(self, micro, *minibatch))
+    def accumulate(
+        self: TrainState,
+        role: TrainedRole,
+        batch: TrainingBatch,
+        micro_batches: Sequence[Tensor],
+        add_gradient: Callable[[TrainingBatch], dict[str, float]],
+    ) -> list[dict[str, float]]:
+        def add_or_repeat(micro: TrainingBatch) -> dict[str, float]:
+            shape = _shape(micro.rollout)
+            if shape is None:
+                return add_gradient(micro)
+            without = tuple(p.grad is None for parameters in self.parameters_of.values() for p in parameters)
+            return repeats(("update", role, shape, without), lambda: add_gradient(micro))
 
-    return add_gradient
+        return run(self, role, batch, micro_batches, add_or_repeat)
+
+    return accumulate
 
 
 def _updating(repeats: Repeats, run: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:

@@ -1,4 +1,4 @@
-"""One frozen base model for all roles of PPO, and a small adapter for each role.
+"""One frozen base model, and a small adapter for each role: in PPO four of them.
 
     policy     trainable, starts as a copy of SFT
     reference  frozen copy of SFT
@@ -7,7 +7,8 @@
                reward model, so that the critic begins by knowing what the score will be
 
 A role is made active before a forward pass and stays so until its backward pass: with gradient checkpointing the
-recomputation uses whatever adapter is active then. A backward pass under another role is refused.
+recomputation uses whatever adapter is active then. With the library's layers a backward pass under another role is
+refused. The lean trunk is told the role in each pass, and recomputes with the same one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -128,7 +129,7 @@ class SharedBase:
 
     def parameters(self, role: AdapterName) -> list[nn.Parameter]:
         """Return the adapter weights of one role, in a fixed order."""
-        return [p for name, p in self.peft.named_parameters() if f".{role}." in name]
+        return [p for name, p in self.peft.named_parameters() if _adapter_of(name) == role]
 
     def activate(self, role: AdapterName) -> None:
         """Make a role's adapter the active one; the role `base` switches all adapters off.
@@ -223,10 +224,10 @@ class SharedBase:
 
     def scores(self, rollout: Rollout) -> Tensor:
         """Return the reward model's raw scores (B,) float32 of prompts with their responses."""
-        return self.score(rollout.ids, rollout.last, rollout.lower_states)
+        return self.scores_at(rollout.ids, rollout.last, rollout.lower_states)
 
     @torch.no_grad()
-    def score(self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
+    def scores_at(self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
         """Return the reward model's raw scores (B,) float32 of right-padded sequences (B, T).
 
         last: the position (B,) of the last real token, at which the head reads; lower_states: as in `Rollout`.
@@ -285,6 +286,13 @@ class SharedBase:
         for module in self.peft.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+
+
+def _adapter_of(name: str) -> str | None:
+    """Return the adapter that a parameter belongs to: `x.lora_A.policy.weight` to `policy`; None for all others."""
+    parts = name.split(".")
+    matrix = next((i for i, part in enumerate(parts) if part.startswith("lora_")), None)
+    return None if matrix is None else parts[matrix + 1]
 
 
 def _head(weight: Tensor) -> nn.Linear:

@@ -7,11 +7,13 @@ importance ratio is of, and how tokens are weighted. Each choice is a function h
 Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, T response slots.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from rlhf.objectives.choices import LEVELS, LOSS_TYPES, SCALES, Level, LossType, Scale
-from rlhf.objectives.losses import Stats
+from rlhf.objectives.losses import clipped_surrogate
 from rlhf.objectives.masked import at_least_float32, check, masked_mean, zero_pads
 
 EPS = 1e-4  # added to a standard deviation before dividing by it, as TRL does
@@ -130,9 +132,16 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
     return zero_pads(each.expand(mask.shape), mask)
 
 
+class ClipSums(NamedTuple):
+    """Detached 0-dim sums over real tokens."""
+
+    clipped: Tensor  # tokens whose clipped term is the smaller, so that they give no gradient
+    ratio: Tensor
+
+
 def clipped_loss(
     log_ratio: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor, low: float, high: float
-) -> tuple[Tensor, Stats]:
+) -> tuple[Tensor, ClipSums]:
     """Return the clipped surrogate objective, negated, with a weight for each token (arXiv 1707.06347, eq. 7).
 
     loss = -sum_t w_t min(ratio_t A, clamp(ratio_t, 1 - low, 1 + high) A),   ratio = exp(log_ratio)
@@ -140,24 +149,16 @@ def clipped_loss(
     high above low is DAPO's "clip-higher" (2503.14476, section 3.1).
 
     Shapes: log_ratio, weights, mask (B, T); advantages (B,), one per response; mask bool, True on real tokens. Returns
-    a 0-dim loss and detached 0-dim stats, sums over real tokens (divide by their number):
-        clipfrac    tokens where the clipped term is the smaller, so that they give no gradient
-        ratio       ratio
-    Raises ValueError when shapes differ.
+    a 0-dim loss. Raises ValueError when shapes differ.
     """
     check(mask, log_ratio=log_ratio, weights=weights)
     if advantages.shape != mask.shape[:1]:
         raise ValueError(f"want one advantage per row of mask {tuple(mask.shape)}, got {tuple(advantages.shape)}")
     d = zero_pads(log_ratio, mask)
     ratio = d.exp()
-    a = at_least_float32(advantages).unsqueeze(1)
-    free, clipped = ratio * a, ratio.clamp(1 - low, 1 + high) * a
-    loss = -(zero_pads(weights, mask) * torch.minimum(free, clipped)).sum()
-    stats = {
-        "clipfrac": ((clipped < free) & mask).sum(),
-        "ratio": zero_pads(ratio.detach(), mask).sum(),
-    }
-    return loss, stats
+    objective, is_clipped = clipped_surrogate(ratio, at_least_float32(advantages).unsqueeze(1), low, high)
+    loss = -(zero_pads(weights, mask) * objective).sum()
+    return loss, ClipSums(clipped=(is_clipped & mask).sum(), ratio=zero_pads(ratio.detach(), mask).sum())
 
 
 def _group_size(rewards: Tensor) -> int:

@@ -15,7 +15,7 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
 
     With d = ref_logp - logp:
         k1 = -d                 unbiased; negative at single tokens, high variance
-        k2 = d^2 / 2            biased, small when the policies are close; never negative
+        k2 = d^2 / 2            biased, but little while the policies are close; never negative
         k3 = exp(d) - 1 - d     unbiased; never negative; unbounded where ref puts far more mass than pi
 
     Shapes: logp, ref_logp equal; returns that shape, elementwise. There is no mask: the content of a padded slot stays

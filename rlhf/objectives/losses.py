@@ -3,46 +3,59 @@
 The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf.objectives.masked import at_least_float32, check, masked_mean, zero_pads
 
-Stats = dict[str, Tensor]
+Stats = dict[str, Tensor]  # 0-dim tensors by the key under which they are logged
+
+
+class Clipping(NamedTuple):
+    """How an update relates to its clipping range: detached 0-dim means over real tokens."""
+
+    clipfrac: Tensor  # share of tokens whose clipped term is the smaller, so that they give no gradient
+    approxkl: Tensor  # mean((logp - old_logp)^2) / 2, the k2 estimate of how far this update has moved
+    ratio: Tensor  # mean(ratio), 1 in expectation
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Return min(ratio A, clamp(ratio, 1 - low, 1 + high) A) of each token, and where the clipped term is the smaller.
+
+    It is the objective of arXiv 1707.06347, eq. 7. Shapes: ratio (B, T), advantages (B, T) or (B, 1); returns (B, T).
+    """
+    free, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
+    return torch.minimum(free, clipped), clipped < free
 
 
 def ppo_policy_loss(
     logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip: float
-) -> tuple[Tensor, Stats]:
+) -> tuple[Tensor, Clipping]:
     """Return the clipped surrogate objective, negated (arXiv 1707.06347, eq. 7).
 
     loss = -mean(min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
 
-    Shapes: logp, old_logp, advantages, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss and
-    detached 0-dim stats, all means over real tokens:
-        clipfrac    share of tokens where the clipped term is the smaller, so that they give no gradient
-        approxkl    mean((logp - old_logp)^2) / 2, the k2 estimate of how far this update has moved
-        ratio       mean(ratio), 1 in expectation
-    Raises ValueError when shapes differ or no token is real.
+    Shapes: logp, old_logp, advantages, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss, 0 without
+    real tokens. Raises ValueError when shapes differ.
     """
     check(mask, logp=logp, old_logp=old_logp, advantages=advantages)
     log_ratio = zero_pads(logp, mask) - zero_pads(old_logp, mask)
     ratio = log_ratio.exp()
-    a = zero_pads(advantages, mask)
-    free, clipped = ratio * a, ratio.clamp(1 - clip, 1 + clip) * a
-    loss = -masked_mean(torch.minimum(free, clipped), mask)
-    stats = {
-        "clipfrac": masked_mean(clipped < free, mask),
-        "approxkl": masked_mean(log_ratio.detach() ** 2, mask) / 2,
-        "ratio": masked_mean(ratio.detach(), mask),
-    }
-    return loss, stats
+    objective, is_clipped = clipped_surrogate(ratio, zero_pads(advantages, mask), clip, clip)
+    clipping = Clipping(
+        clipfrac=masked_mean(is_clipped, mask),
+        approxkl=masked_mean(log_ratio.detach() ** 2, mask) / 2,
+        ratio=masked_mean(ratio.detach(), mask),
+    )
+    return -masked_mean(objective, mask), clipping
 
 
 def ppo_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
-) -> tuple[Tensor, Stats]:
+) -> tuple[Tensor, Tensor]:
     """Return the squared error of the critic, clipped around its rollout-time values.
 
     The critic cannot gain by moving further than `clip` from them.
@@ -50,16 +63,16 @@ def ppo_value_loss(
     loss = mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)) / 2;   clip None: mean((V - R)^2) / 2
     (openai/baselines ppo2; kept in arXiv 1909.08593's code.)
 
-    Shapes: values, old_values, returns, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss and
-    detached 0-dim stats: clipfrac, the share of real tokens where the clipped error is the larger (no gradient).
-    Raises ValueError when shapes differ or no token is real.
+    Shapes: values, old_values, returns, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss, and the
+    share of real tokens whose clipped error is the larger (they give no gradient); both 0 without real tokens.
+    Raises ValueError when shapes differ.
     """
     check(mask, values=values, old_values=old_values, returns=returns)
     v, old, r = (zero_pads(x, mask) for x in (values, old_values, returns))
     free = (v - r) ** 2
     clipped = free if clip is None else (v.clamp(old - clip, old + clip) - r) ** 2
     loss = masked_mean(torch.maximum(free, clipped), mask) / 2
-    return loss, {"clipfrac": masked_mean(clipped > free, mask)}
+    return loss, masked_mean(clipped > free, mask)
 
 
 def bradley_terry_loss(

@@ -30,20 +30,16 @@ def check(mask: Tensor, **tensors: Tensor) -> None:
 def masked_mean(x: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
     """Return the mean over real tokens: sum(x where mask) / count(mask), over all dimensions or over `dim`.
 
-    Shapes: x, mask equal. Returns a 0-dim tensor, or x's shape without `dim`; there a row without real tokens gives 0.
-    Raises ValueError on a CPU when `dim` is None and no token is real; on a GPU, where the host would wait for the
-    device in every micro-batch to know that, returns 0.
+    Without real tokens the mean is 0. Shapes: x, mask equal; returns a 0-dim tensor, or x's shape without `dim`.
     """
     check(mask, x=x)
-    if dim is None and mask.device.type == "cpu" and not mask.any():
-        raise ValueError("mask has no real token")
     return zero_pads(x, mask).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
 def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Return the variance over all n real tokens: sum((x - mean)^2) / (n - 1), or / n when not unbiased.
 
-    Shapes: x, mask equal; returns a 0-dim tensor. Raises ValueError without real tokens, or with one when unbiased.
+    Shapes: x, mask equal; returns a 0-dim tensor. Raises ValueError for one real token or none when unbiased.
     """
     mean = masked_mean(x, mask)
     squares = (zero_pads(x, mask) - mean) ** 2
@@ -76,6 +72,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     Shapes: values, returns, mask equal; returns a detached 0-dim tensor. Raises ValueError without real tokens.
     """
     check(mask, values=values, returns=returns)
+    if not mask.any():
+        raise ValueError("mask has no real token")
     v, r = zero_pads(values.detach(), mask), zero_pads(returns.detach(), mask)
     ev = 1 - masked_var(r - v, mask, unbiased=False) / masked_var(r, mask, unbiased=False)
     constant = r[mask].min() == r[mask].max()  # tested on R itself: the variance of equal numbers may round above 0

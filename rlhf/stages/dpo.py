@@ -104,11 +104,13 @@ def _fit(
         chosen, rejected = (sequence_logprobs(model, rows, codec.pad_id, batch) for rows in sides)
         return chosen, rejected
 
+    reference: tuple[torch.Tensor, torch.Tensor] | None = None
     if validation:
         with telemetry.phase("evaluate"):
             reference = logprobs()  # the policy is SFT before the first step and before a checkpoint is loaded
 
     def evaluate() -> dict[str, float]:
+        assert reference is not None
         chosen, rejected = logprobs()
         margins = recipe.dpo.beta * ((chosen - reference[0]) - (rejected - reference[1]))
         return {

@@ -89,7 +89,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
             shared.activate(role)
             perplexities[label] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
         micro = 2 * recipe.rm.per_device_train_batch_size
-        chosen, rejected = (scores_of([p[side] for p in encoded], shared.score, codec.pad_id, micro) for side in (0, 1))
+        chosen, rejected = (
+            scores_of([p[side] for p in encoded], shared.scores_at, codec.pad_id, micro) for side in (0, 1)
+        )
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
     details: dict[str, Any] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}

@@ -14,6 +14,7 @@ Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ class Rewarded:
 
 @dataclass(kw_only=True)
 class Batch(TrainingBatch):
-    """Responses of one step and their tensors: (B, R) unless noted, with 0 behind the end of a response."""
+    """Responses of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
     logp: Tensor  # under the policy that sampled
     ref_logp: Tensor | None  # under the reference; None where beta is 0
@@ -83,8 +84,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, Group)
     session = Session(run, device, options)
-    # A new run may first measure the mean and sd of the scores; a resumed one loads its checkpoint.
-    learner = session.start(lambda norm: Learner(run.stage, session.shared, options, norm))
+    norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    learner = Learner(run.stage, session.shared, options, norm)
+    session.restore(learner.state)  # where the run is resumed
     session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
@@ -111,11 +113,11 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
     """
     options = learner.options
 
-    def responses_to(prompt_ids: list[int]) -> Rewarded:
+    def responses_to(prompt_numbers: list[int]) -> Rewarded:
         with session.phase("rollout"):
-            rollout = session.sample(prompt_ids)
+            rollout = session.sample(prompt_numbers)
         with session.phase("score"):
-            return reward(session, learner, rollout, prompt_ids)
+            return reward(session, learner, rollout, prompt_numbers)
 
     result = responses_to(session.step_prompts(step))
     for attempt in range(options.resample_groups):
@@ -137,15 +139,14 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
 
 
 @torch.no_grad()
-def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_ids: list[int]) -> Rewarded:
+def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_numbers: list[int]) -> Rewarded:
     """Give every reward to the responses to training prompts."""
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.reward_sum is not None
-    size = options.score_rows
-    rollout = scoring.with_lower_states(shared, rollout, size)
-    scores = scoring.reward_scores(shared, rollout, size).cpu() if options.model_scores else None
-    prompts = [session.prompts[i] for i in prompt_ids for _ in range(options.num_generations)]
+    rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
+    scores = scoring.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
+    prompts = [session.prompts[i] for i in prompt_numbers for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
@@ -161,22 +162,21 @@ def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_ids: l
 
 @torch.no_grad()
 def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
-    """Take the rest of steps 2 to 4: log-probabilities, rewards with the KL, advantages."""
+    """Do the rest of steps 2 to 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     shared.base.eval()
-    size = options.score_rows
-    rollout = scoring.with_lower_states(shared, rewarded.rollout, size)
+    rollout = scoring.with_lower_states(shared, rewarded.rollout, options.score_rows)
     logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
 
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
         logp = zero_pads(rollout.logprobs, rollout.mask)
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, size, logprobs_of_tokens)
+        (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
     ref_logp, kl = None, None
     rewards = rewarded.rewards.to(shared.device)
     if options.beta:
-        (ref_logp,) = scoring.per_token(shared, "reference", rollout, size, logprobs_of_tokens)
+        (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprobs_of_tokens)
         kl = estimate_kl(logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
@@ -232,14 +232,11 @@ class Learner:
         return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
-        """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
+        """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
+        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
         token_count = batch.token_counts[mini_rows].sum()
-        with self.shared.role("policy"):
-            parts = [
-                self._add_gradient(batch.rows(rows), len(mini_rows), token_count)
-                for rows in self.state.micro_batch_rows(batch.rollout, mini_rows)
-            ]
-        return self.state.sum_of(parts)
+        add_gradient = partial(self._add_gradient, responses=len(mini_rows), token_count=token_count)
+        return self.state.sum_of(self.state.accumulate("policy", batch, micro_batches, add_gradient))
 
     def _add_gradient(self, micro: Batch, responses: int, token_count: Tensor) -> dict[str, float]:
         """Add the gradient of one micro-batch. Return its share of the statistics.
@@ -261,9 +258,9 @@ class Learner:
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_share,
-            "policy/clipfrac_avg": sums["clipfrac"] * per_token,
+            "policy/clipfrac_avg": sums.clipped * per_token,
             "policy/approxkl_avg": moved * per_token,
-            "val/ratio": sums["ratio"] * per_token,
+            "val/ratio": sums.ratio * per_token,
         }
         if micro.ref_logp is not None and options.kl_penalty == "loss":
             kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)

@@ -16,6 +16,7 @@ whole step independently.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,14 +40,14 @@ from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedRole, TrainState
 from rlhf.stages.result import Result
 
-# Where a critic of squashed scores starts: near 0 the sigmoid of a raw score s is about (s + 2) / 4, which is
+# A critic of squashed scores starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which is
 # (s - mean) / sd with these numbers. Recipes refuse `sigmoid_scores` together with `normalize_scores`.
 SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
 
 
 @dataclass(kw_only=True)
 class Batch(TrainingBatch):
-    """Rollouts of one step and their tensors: (B, R) unless noted, with 0 behind the end of a response."""
+    """Rollouts of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
     logp: Tensor  # under the policy that sampled
     ref_logp: Tensor  # under the reference
@@ -60,7 +61,7 @@ class Batch(TrainingBatch):
 
     @property
     def kl_per_token(self) -> float:
-        """Return the mean KL from the reference in nats per token, by which the controller of the KL steers."""
+        """Return the mean KL from the reference in nats per token, which `kl_target` is compared with."""
         return masked_mean(self.kl, self.rollout.mask).item()
 
 
@@ -71,8 +72,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.ppo
     session = Session(run, device, options)
-    # A new run first measures the mean and sd of the scores; a resumed one loads its checkpoint.
-    learner = session.start(lambda norm: Learner(session.shared, session.rm_dir, options, norm))
+    norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    learner = Learner(session.shared, session.rm_dir, options, norm)
+    session.restore(learner.state)  # where the run is resumed
     session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
@@ -83,7 +85,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             metrics = batch_metrics(batch, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
-            learner.state.advance(batch.kl_per_token if learner.policy_learns else None)
+            learner.advance(batch)
             session.end_step(learner.state, rollout, metrics, bar)
     return session.finish(learner.state)
 
@@ -93,7 +95,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 @torch.no_grad()
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
-    """Take steps 2 to 4. Every (B, R) tensor of the result is 0 behind the end of a response."""
+    """Do steps 2 to 4. Every (B, R) tensor of the result is 0 after the end of a response."""
     shared, options, mask = learner.shared, learner.options, rollout.mask
     shared.base.eval()
 
@@ -137,33 +139,32 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 
 def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Return log-probabilities under the policy that sampled and the critic's values, each (B, R)."""
-    shared, options = learner.shared, learner.options
+    shared, options, mask = learner.shared, learner.options, rollout.mask
     logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
     values_of_tokens = scoring.values_of_tokens(shared)
-    values = None
-    if options.old_logprobs == "rollout":
-        assert rollout.logprobs is not None
-        logp, values = zero_pads(rollout.logprobs, rollout.mask), rollout.values
-    elif learner.critic_shares_trunk:
+    if options.old_logprobs == "recompute" and learner.critic_shares_trunk:  # one forward pass gives both
         logp, values = scoring.per_token(
             shared, "policy", rollout, options.score_rows, logprobs_of_tokens, values_of_tokens
         )
-    else:
+        return logp, values
+    if options.old_logprobs == "recompute":
         (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
-    if values is None:  # the critic has a forward pass to itself
+    else:
+        assert rollout.logprobs is not None
+        logp = zero_pads(rollout.logprobs, mask)
+    if learner.critic_shares_trunk:
+        assert rollout.values is not None
+        values = zero_pads(rollout.values, mask)
+    else:
         (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
-    return logp, zero_pads(values, rollout.mask)
+    return logp, values
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
 
 
 class Learner:
-    """Policy and critic, their losses, and the state of their training.
-
-    The memory that a micro-batch takes depends on the lengths of its rows alone: for predictions rlhf/memory/passes.py
-    wraps `_add_policy_gradient` and `_add_critic_gradient`, and runs only one of equal ones.
-    """
+    """Policy and critic, their losses, and the state of their training."""
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: ScoreNorm):
         self.shared, self.options = shared, options
@@ -210,15 +211,19 @@ class Learner:
                     break  # these gradients are dropped at the end of the block
         return update.metrics()
 
+    def advance(self, batch: Batch) -> None:
+        """Go to the next step. The KL coefficient follows `kl_target`, but not while the policy does not learn."""
+        self.state.advance(batch.kl_per_token if self.policy_learns else None)
+
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
-        """Add the gradients of a minibatch, of all micro-batches in turn. Return its statistics."""
-        micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
+        """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
+        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
         token_count = batch.rollout.response_length[mini_rows].sum()
-        with self.shared.role("policy"):
-            parts = [self._add_policy_gradient(batch.rows(rows), token_count) for rows in micro_rows]
+        add_policy = partial(self._add_policy_gradient, token_count=token_count)
+        parts = self.state.accumulate("policy", batch, micro_batches, add_policy)
         if not self.critic_shares_trunk:
-            with self.shared.role("value"):
-                parts += [self._add_critic_gradient(batch.rows(rows), token_count) for rows in micro_rows]
+            add_critic = partial(self._add_critic_gradient, token_count=token_count)
+            parts += self.state.accumulate("value", batch, micro_batches, add_critic)
         return self.state.sum_of(parts)
 
     def _add_policy_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
@@ -226,7 +231,7 @@ class Learner:
 
         `token_count` is that of the minibatch. During `value_warmup_steps` the value head alone gets a gradient.
         """
-        share = micro.rollout.mask.sum() / token_count
+        share = micro.rollout.mask.sum() / token_count  # turns means over these tokens into parts of the minibatch's
         with torch.set_grad_enabled(self.policy_learns):
             hidden = self.shared.response_hidden(micro.rollout)
             policy_loss, stats = self._policy_loss(micro, hidden)
@@ -251,14 +256,14 @@ class Learner:
         entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
         logp, entropy = self.shared.logprobs(hidden, micro.rollout, options.temperature, entropy_mode)
         assert entropy is not None
-        loss, clip_stats = ppo_policy_loss(logp, micro.logp, micro.advantages, mask, options.cliprange)
+        loss, clipping = ppo_policy_loss(logp, micro.logp, micro.advantages, mask, options.cliprange)
         mean_entropy = masked_mean(entropy, mask)
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": mean_entropy,
-            "policy/clipfrac_avg": clip_stats["clipfrac"],
-            "policy/approxkl_avg": clip_stats["approxkl"],
-            "val/ratio": clip_stats["ratio"],
+            "policy/clipfrac_avg": clipping.clipfrac,
+            "policy/approxkl_avg": clipping.approxkl,
+            "val/ratio": clipping.ratio,
         }
         if options.kl_penalty == "loss":
             kl = masked_mean(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
@@ -271,10 +276,10 @@ class Learner:
     def _value_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss of the critic's values."""
         values = self.shared.values(hidden)
-        loss, clip_stats = ppo_value_loss(
+        loss, clipfrac = ppo_value_loss(
             values, micro.values, micro.returns, micro.rollout.mask, self.options.cliprange_value
         )
-        return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clip_stats["clipfrac"]}
+        return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clipfrac}
 
 
 def _weighted(stats: Stats, share: Tensor) -> dict[str, float]:

@@ -40,7 +40,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts = _encode(codec, demonstrations.train[: options.max_samples], options)
     heldout, heldout_counts = _encode(codec, demonstrations.heldout[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    scored, validation = _scored(heldout), list[tuple[list[int], int]]()
+    scored = _scored(heldout)
+    validation: list[tuple[list[int], int]] = []
     if options.eval_steps:
         validation = _scored(_encode(codec, demonstrations.validation[: options.max_eval_samples], options)[0])
     batch = options.per_device_train_batch_size

@@ -218,10 +218,7 @@ def _take_best(trainer: RunTrainer, run: Run) -> None:
 
 
 def free_memory() -> None:
-    """Free a trained model to which this package has no reference any more.
-
-    Libraries still refer to it, which would keep it on the device.
-    """
+    """Free a trained model that only libraries still refer to; they would keep it on the device."""
     bitsandbytes = sys.modules.get("bitsandbytes")
     if bitsandbytes is not None:  # its 8-bit optimizers register embeddings for 32 bits and never remove them
         bitsandbytes.optim.GlobalOptimManager.get_instance().module_weight_config_triple.clear()

@@ -165,7 +165,7 @@ class RewardModel:
             cut = {key: cut[key] + counts[key] for key in cut}
         scorable = [key for key in keys if encoded[key]]
         batch = 2 * self.options.per_device_train_batch_size
-        values = scores_of([encoded[key] for key in scorable], self.shared.score, self.codec.pad_id, batch)
+        values = scores_of([encoded[key] for key in scorable], self.shared.scores_at, self.codec.pad_id, batch)
         scores: dict[tuple[int, str], float | None] = dict(zip(scorable, values.tolist(), strict=True))
         return [
             ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})

@@ -52,6 +52,14 @@ def test_what_a_run_leaves(done):
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*"))[-1] == "step-000004"
 
 
+def test_normalised_scores_are_clipped(trained, tmp_path):
+    out = beside(trained, tmp_path, *PARENTS)
+    clipped = {"steps": 1, "score_clip": 1e-3, "missing_eos_penalty": 0.0}
+    run_stages(grouped("grpo", clipped), out, "grpo")
+    (row,) = read_lines(out / ROOT / "grpo" / "metrics.jsonl")
+    assert row["groups/reward_sd"] <= 2e-3 < abs(row["rewards/model"])
+
+
 def test_after_a_crash_it_ends_with_the_same_bytes(done, trained, tmp_path, monkeypatch):
     stage, whole = done
     out = beside(trained, tmp_path, *PARENTS)

@@ -98,7 +98,7 @@ def test_old_checkpoints_go_and_the_best_stays(trained, tmp_path, keep, limited,
     if limited:
         assert found["best_step"] is None is summary["metrics"]["best_step"]
         assert steps == [5]
-        assert "no checkpoint is within best_kl_limit" in capsys.readouterr().err
+        assert "no checkpoint has a finite score within best_kl_limit" in capsys.readouterr().err
         chosen = 5
     else:
         scores = {step: row["eval/score"] for step, row in rows.items()}

@@ -3,7 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm
-from rlhf.stages.online.session import resumed
+from rlhf.stages.online.train_state import read_state
 from tests.conftest import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, learner
 from tests.rollouts import made_up_rollout
@@ -138,12 +137,16 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, stage:
     """One step row by row, without padding, micro-batches or any of the project's formulas."""
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
 
-    def logp(i: int, role: Role) -> Tensor:
+    def distribution(i: int, role: Role) -> Tensor:
         p, n = spans[i]
         shared.activate(role)
         states = shared.base.model(input_ids=rollout.ids[i : i + 1, : p + n]).last_hidden_state[0]
         logits: Tensor = shared.base.lm_head(states[p - 1 : -1]) / o.temperature
-        return (logits - logits.logsumexp(-1, keepdim=True))[torch.arange(n), rollout.ids[i, p : p + n]]
+        return logits - logits.logsumexp(-1, keepdim=True)
+
+    def logp(i: int, role: Role) -> Tensor:
+        p, n = spans[i]
+        return distribution(i, role)[torch.arange(n), rollout.ids[i, p : p + n]]
 
     count = len(spans)
     with torch.no_grad():
@@ -173,6 +176,8 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, stage:
                     d = ref[i] - new
                     gain = torch.minimum(ratio * advantages[i], ratio.clamp(0.9, 1.3) * advantages[i])
                     gain = (gain - o.beta * ratio * (d.exp() - 1 - d)).sum() / tokens
+                everything = distribution(i, "policy")
+                gain = gain - o.entropy_coef * (everything.exp() * everything).sum() / tokens
                 (-gain).backward()
             norm = torch.cat([p.grad.flatten() for p in sgd.param_groups[0]["params"]]).norm().item()
             for p in sgd.param_groups[0]["params"]:
@@ -190,6 +195,7 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage):
         "max_grad_norm": 1e6,
         "epsilon": 0.1,
         "beta": 0.3,
+        "entropy_coef": 0.2,
     }
     changes |= {"epsilon_high": 0.3} if stage == "grpo" else {}
     moved = []
@@ -240,6 +246,20 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     assert "objective/kl_per_token" not in found and "loss/kl_avg" not in found
 
 
+def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout):
+    """Half the mean square of the change of a token's log-probability, before the last minibatch's step."""
+    made = learner(run, "grpo", num_iterations=1, num_mini_batches=1)
+    batch = make_batch(made, rewarded(rollout))
+    with torch.no_grad():
+        for weight in made.policy_parameters:
+            weight.add_(0.02 * torch.randn(weight.shape))
+    moved = make_batch(made, rewarded(rollout))
+    lengths = rollout.response_length.tolist()
+    pairs = zip(moved.logp.tolist(), batch.logp.tolist(), lengths, strict=True)
+    squares = [(a - b) ** 2 for new, old, n in pairs for a, b in zip(new[:n], old[:n], strict=True)]
+    assert made.update(batch)["policy/approxkl_avg"] == pytest.approx(sum(squares) / 2 / len(squares), rel=1e-3)
+
+
 def test_only_the_policy_moves(run, rollout):
     made = learner(run, "rloo")
     before = {name: p.detach().clone() for name, p in made.shared.peft.named_parameters()}
@@ -260,7 +280,9 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     made.update(make_batch(made, rewarded(rollout)))
 
     fresh = learner(run, stage)
-    again = resumed(partial(Learner, stage, fresh.shared, made.options), folder)
+    saved = read_state(folder)
+    again = Learner(stage, fresh.shared, made.options, ScoreNorm(*saved.norm))
+    again.state.restore(saved, folder / "state.pt")
     assert (again.state.step, again.state.norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rewarded(rollout)))

@@ -1,7 +1,7 @@
 """What must not change PPO's result, what must not change at all, and what must hold at its first update."""
 
+import math
 import random
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,10 @@ from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
-from rlhf.stages.online.scoring import score_norm
-from rlhf.stages.online.session import prompt_order, resumed, sampling_settings
-from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch
+from rlhf.stages.online.scoring import ScoreNorm, score_norm
+from rlhf.stages.online.session import prompt_order, sampling_settings
+from rlhf.stages.online.train_state import read_state
+from rlhf.stages.ppo import SIGMOID_NORM, Batch, Learner, batch_metrics, make_batch
 from tests.conftest import noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
 from tests.rollouts import made_up_rollout
@@ -198,8 +199,50 @@ def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
     for learns, expected in ((False, 0.2), (True, 0.2 * 0.9)):  # the policy is the reference: KL 0, below the target
         assert learner.policy_learns == learns
         batch = make_batch(learner, rollout)
-        learner.state.advance(batch.kl_per_token if learner.policy_learns else None)
+        learner.advance(batch)
         assert learner.state.kl_coef == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kl_penalty", ["reward", "loss"])
+def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
+    learner = new_learner(
+        run, kl_penalty=kl_penalty, kl_estimator="k2", kl_coef=0.3, num_ppo_epochs=1, num_mini_batches=1
+    )
+    with torch.no_grad():
+        for weight in learner.policy_parameters:
+            weight.add_(0.05 * torch.randn_like(weight))
+    batch = make_batch(learner, rollout)
+    found = batch_metrics(batch, learner)
+    lengths = rollout.response_length.tolist()
+    logp, ref = ([row[:n].tolist() for row, n in zip(x, lengths, strict=True)] for x in (batch.logp, batch.ref_logp))
+    kl = [[(a - b) ** 2 / 2 for a, b in zip(*rows, strict=True)] for rows in zip(logp, ref, strict=True)]
+    per_response, per_token = sum(map(sum, kl)) / len(kl), sum(map(sum, kl)) / sum(lengths)
+    shaped = batch.shaped_scores.mean().item()
+    in_reward = 0.3 * per_response if kl_penalty == "reward" else 0.0
+    expected = {
+        "objective/kl": per_response,
+        "objective/kl_per_token": per_token,
+        "objective/scores": batch.scores.mean().item(),
+        "objective/scores_shaped": shaped,
+        "objective/non_score_reward": -in_reward,
+        "objective/rlhf_reward": shaped - in_reward,
+        "objective/kl_coef": 0.3,
+        "policy/entropy_estimate": -sum(map(sum, logp)) / sum(lengths),
+        "response/length": sum(lengths) / len(lengths),
+        "response/eos_rate": sum(rollout.ended.tolist()) / len(lengths),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    stats = learner.update(batch)  # its one minibatch is the batch, before the policy has moved
+    logged = {"loss/kl_avg": per_token} if kl_penalty == "loss" else {}
+    assert {name: value for name, value in stats.items() if "kl_avg" in name and "approx" not in name} == (
+        pytest.approx(logged, rel=1e-4)
+    )
+
+
+def test_a_critic_of_squashed_scores_starts_as_the_sigmoid_s_tangent():
+    for score in (-0.1, 0.0, 0.1):
+        start = (score - SIGMOID_NORM.mean) / SIGMOID_NORM.sd
+        assert start == pytest.approx(1 / (1 + math.exp(-score)), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
@@ -357,7 +400,9 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, rollout))
 
-    again = resumed(partial(Learner, roles(run), run.require_parent("rm"), learner.options), tmp_path / "step-000001")
+    saved = read_state(tmp_path / "step-000001")
+    again = Learner(roles(run), run.require_parent("rm"), learner.options, ScoreNorm(*saved.norm))
+    again.state.restore(saved, tmp_path / "step-000001" / "state.pt")
     assert (again.state.step, again.state.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rollout))

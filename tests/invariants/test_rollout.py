@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.data.batch import Rollout
-from rlhf.objectives.logprobs import token_logprobs
 from rlhf.rollout import engine
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.engine import Window, sample
 from rlhf.rollout.responses import Sampling, draw_tokens
 from tests.decoding_models import activated, adapted
+from tests.oracle.dense import token_logprobs
 
 VOCAB, EOS, PAD = 50, 2, 0
 KV = ("keys", "values")

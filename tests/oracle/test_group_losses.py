@@ -102,10 +102,10 @@ def test_a_clipped_token_worked_by_hand():
     weights = token_weights(mask, "dapo", 1, 3, 3)
     up, stats = clipped_loss(ratio.log(), f64(2.0), weights, mask, 0.2, 0.3)
     assert up.item() == pytest.approx(-(2.6 + 1.0 + 2.2) / 3)
-    assert stats["clipfrac"].item() == 1 and stats["ratio"].item() == pytest.approx(3.1)
+    assert stats.clipped.item() == 1 and stats.ratio.item() == pytest.approx(3.1)
     down, stats = clipped_loss(ratio.log(), f64(-2.0), weights, mask, 0.2, 0.3)
     assert down.item() == pytest.approx((3.0 + 1.6 + 2.2) / 3)
-    assert stats["clipfrac"].item() == 1
+    assert stats.clipped.item() == 1
 
 
 def loops(batch, level, loss_type, low=0.2, high=0.28, max_length=10):

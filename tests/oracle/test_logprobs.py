@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlhf.objectives.logprobs import entropy, linear_token_logprobs, token_logprobs
+from rlhf.objectives.logprobs import linear_token_logprobs
 from tests.conftest import gradient
+from tests.oracle.dense import entropy, token_logprobs
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 

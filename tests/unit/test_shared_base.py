@@ -134,7 +134,7 @@ def test_after_a_block_the_role_before_it_is_active_again(shared):
 def test_scoring_leaves_the_active_role_as_it_was(shared):
     for role in ("policy", "reward", "base"):
         shared.activate(role)
-        shared.score(IDS, torch.tensor([4, 2]))
+        shared.scores_at(IDS, torch.tensor([4, 2]))
         assert shared._active == role
 
 

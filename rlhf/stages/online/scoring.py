@@ -26,15 +26,15 @@ class ScoreNorm(NamedTuple):
     sd: float = 1.0
 
 
-def per_token(shared: SharedBase, role: Role, rollout: Rollout, size: int, *fns: TokenFn) -> list[Tensor]:
-    """Run `role` over the rollout, `size` rows at a time, and each function over its hidden states.
+def per_token(shared: SharedBase, role: Role, rollout: Rollout, rows_at_once: int, *fns: TokenFn) -> list[Tensor]:
+    """Run `role` over the rollout, `rows_at_once`, and each function over its hidden states.
 
     Return one (B, R) float32 tensor per function, 0 in masked slots. Each process works on its share of the rows.
     """
     mask = rollout.mask
     results = [torch.zeros(mask.shape, device=mask.device) for _ in fns]
     with shared.role(role):
-        for rows in rollout.sharded_by_length(size):
+        for rows in rollout.sharded_by_length(rows_at_once):
             micro_batch = rollout.rows(rows)
             hidden = shared.response_hidden(micro_batch)
             for result, fn in zip(results, fns, strict=True):
@@ -44,17 +44,17 @@ def per_token(shared: SharedBase, role: Role, rollout: Rollout, size: int, *fns:
 
 
 @torch.no_grad()
-def with_lower_states(shared: SharedBase, rollout: Rollout, size: int) -> Rollout:
+def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Rollout:
     """Return a rollout with `lower_states`, which the passes of all roles and the update then share.
 
     The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
-    process computes its share of the rows, `size` at a time.
+    process computes its share of the rows, `rows_at_once`.
     """
     if shared.lean_trunk is None or rollout.lower_states is not None or not shared.lean_trunk.first_adapted_layer:
         return rollout
     hidden_size, dtype = shared.base.config.hidden_size, dtype_of(shared.base)
     lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
-    for rows in rollout.sharded_by_length(size):
+    for rows in rollout.sharded_by_length(rows_at_once):
         ids = rollout.rows(rows).ids
         lower[rows, : ids.shape[1]] = shared.lean_trunk.lower_states(ids)
     distributed.all_sum(lower)
@@ -71,11 +71,11 @@ def values_of_tokens(shared: SharedBase) -> TokenFn:
     return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
 
 
-def reward_scores(shared: SharedBase, rollout: Rollout, size: int) -> Tensor:
+def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
     """Return the reward model's raw scores (B,). Each process scores its share of the rows."""
     scores = torch.zeros(len(rollout.ids), device=shared.device)
     with shared.role("reward"):
-        for rows in rollout.sharded_by_length(size):
+        for rows in rollout.sharded_by_length(rows_at_once):
             scores[rows] = shared.scores(rollout.rows(rows))
     distributed.all_sum(scores)
     return scores

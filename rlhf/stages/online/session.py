@@ -1,11 +1,11 @@
 """One run of a stage that learns from its own samples: data, models, sampling, evaluation and log files."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
@@ -29,20 +29,11 @@ from rlhf.stages.online import scoring
 from rlhf.stages.online.checkpoints import choose_online_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scoring import ScoreNorm
-from rlhf.stages.online.train_state import TrainState, read_state
+from rlhf.stages.online.train_state import SavedState, TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
 LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
-
-
-class HasState(Protocol):
-    """A learner: what is trained, with the state of its training."""
-
-    state: TrainState
-
-
-L = TypeVar("L", bound=HasState)
 
 
 class Session:
@@ -53,51 +44,77 @@ class Session:
     """
 
     def __init__(self, run: Run, device: torch.device, options: OnlineOptions):
-        recipe = run.loaded.recipe
-        self.run, self.device, self.recipe, self.options = run, device, recipe, options
+        self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
         self.telemetry = Telemetry(device)
-
-        corpus = load.load(run)
-        self.codec = load_codec(run)
-        self.reward_sum = (
-            RewardSum(run.stage, options, corpus.answers(), self.codec) if isinstance(options, Group) else None
-        )
-        self.split = corpus.prompts(run.stage)
-        if self.reward_sum is not None:
-            self.split = self.reward_sum.usable(self.split)
-        self.prompts = self.split.train[: options.max_samples]
-        self.encoded, cut = self.codec.encode_prompts(self.prompts, options.max_prompt_length)
-        run.describe(cuts={"prompts_cut": cut})
-        self.validation = self.split.validation[: options.max_eval_samples]
-
-        sft, self.rm_dir = run.folder_of("sft"), run.folder_of("rm")
+        self.rm_dir = run.folder_of("rm")
         self.sampling = sampling_settings(options)
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
-        torch.manual_seed(recipe.seed)
+        self._read_prompts()
+        torch.manual_seed(self.recipe.seed)
         with self.phase("load"):
-            roles: dict[AdapterName, Path] = {"policy": sft, "reference": sft}
-            lean = recipe.hardware.trunk == "lean"
-            self.shared = SharedBase(load_base(run, device), roles, trainable=("policy",), lean=lean)
-            if options.gradient_checkpointing:
-                self.shared.base.activation_checkpointing_enable()
-                self.shared.base.enable_input_require_grads()
-            if options.model_scores:
-                self.shared.add_reward(self.rm_dir)
-            check_sampling(self.shared.base, self.codec)
+            self.shared = self._load_models()
         self.telemetry.loaded()
         self.reference_samples = self.evaluate("reference")
         self.policy_samples: PolicySamples | None = None
+        self._saved = self._read_checkpoint()
 
-    def start(self, make: Callable[[ScoreNorm], L]) -> L:
-        """Return the learner that `make` makes from the norm of the scores, or a resumed run's from its checkpoint."""
-        checkpoint, norm = self.run.resumed_from, ScoreNorm()
-        if checkpoint:
+    def _read_prompts(self) -> None:
+        """Read the prompts for training, for choosing checkpoints and for reporting, and the rewards of functions."""
+        corpus, options = load.load(self.run), self.options
+        self.codec = load_codec(self.run)
+        self.split, self.reward_sum = corpus.prompts(self.run.stage), None
+        if isinstance(options, Group):
+            self.reward_sum = RewardSum(self.run.stage, options, corpus.answers(), self.codec)
+            self.split = self.reward_sum.usable(self.split)
+        self.prompts = self.split.train[: options.max_samples]
+        self.encoded, cut = self.codec.encode_prompts(self.prompts, options.max_prompt_length)
+        self.run.describe(cuts={"prompts_cut": cut})
+        self.validation = self.split.validation[: options.max_eval_samples]
+
+    def _load_models(self) -> SharedBase:
+        """Return the base with the roles that all methods need; a learner adds a critic."""
+        run, sft = self.run, self.run.folder_of("sft")
+        roles: dict[AdapterName, Path] = {"policy": sft, "reference": sft}
+        lean = self.recipe.hardware.trunk == "lean"
+        shared = SharedBase(load_base(run, self.device), roles, trainable=("policy",), lean=lean)
+        if self.options.gradient_checkpointing:
+            shared.base.activation_checkpointing_enable()
+            shared.base.enable_input_require_grads()
+        if self.options.model_scores:
+            shared.add_reward(self.rm_dir)
+        check_sampling(shared.base, self.codec)
+        return shared
+
+    def _read_checkpoint(self) -> SavedState | None:
+        """Return the state that a resumed run continues from; None in a new run."""
+        checkpoint = self.run.resumed_from
+        if checkpoint is None:
+            return None
+        with with_resume_advice(checkpoint):
+            return read_state(checkpoint)
+
+    def score_norm(self) -> ScoreNorm:
+        """Return the mean and sd by which scores are normalised: measured, or those of the checkpoint of a resumed run.
+
+        Raises UserError for a damaged checkpoint, and for scores that do not differ.
+        """
+        if self._saved is not None:
+            return ScoreNorm(*self._saved.norm)
+        if not self.options.normalize_scores:
+            return ScoreNorm()
+        with self.phase("evaluate"):
+            return scoring.score_norm(self.shared, self.sample_step, self.options)
+
+    def restore(self, state: TrainState) -> None:
+        """Continue from the checkpoint of a resumed run; in a new run do nothing.
+
+        Raises UserError when the checkpoint is damaged, or of another version or other settings.
+        """
+        checkpoint, saved = self.run.resumed_from, self._saved
+        if checkpoint is not None and saved is not None:
             with with_resume_advice(checkpoint):
-                return resumed(make, checkpoint)
-        if self.options.normalize_scores:
-            with self.phase("evaluate"):
-                norm = scoring.score_norm(self.shared, self.sample_step, self.options)
-        return make(norm)
+                state.restore(saved, checkpoint / "state.pt")
+            self._saved = None  # frees its tensors
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Measure time and memory of a block under this name."""
@@ -180,8 +197,9 @@ class Session:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
         best = distributed.from_main(lambda: choose_online_checkpoints(run, options))
         if options.adapter == "best" and best is None:
-            limit = f"best_kl_limit: {options.best_kl_limit} nats/token"
-            say(f"{run.stage}: no checkpoint is within {limit}; the result is the last")
+            limit = options.best_kl_limit
+            within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"
+            say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
         elif options.adapter == "best" and best is not None and best != state.step:
             state.take_policy(run.checkpoint(best))
             self.policy_samples = None
@@ -194,17 +212,6 @@ class Session:
             after = self.evaluate("policy")
         metrics = gains_over_sft(before, after) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after, run.stage))
-
-
-def resumed(make: Callable[[ScoreNorm], L], folder: Path) -> L:
-    """Return the learner that continues from a checkpoint.
-
-    Raises UserError when the checkpoint is damaged, or of another version or other settings.
-    """
-    saved = read_state(folder)
-    learner = make(ScoreNorm(*saved.norm))
-    learner.state.restore(saved, folder / "state.pt")
-    return learner
 
 
 def sampling_settings(options: OnlineOptions) -> Sampling:

@@ -1,16 +1,16 @@
 """Training state of online stages, saved in checkpoints: trainable parameters, optimizer, schedule, random state."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.errors import UserError
 from rlhf.models.adapters import save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
@@ -27,6 +27,7 @@ from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, OptimizerState, Record, SchedulerState
 from rlhf.stages.online.scoring import ScoreNorm
 
+BatchT = TypeVar("BatchT", bound=TrainingBatch)
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
 RATE_KEYS: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORM_KEYS: dict[TrainedRole, str] = {
@@ -103,10 +104,21 @@ class TrainState:
             self.optimizer.zero_grad()
         self.shared.gather()  # not after an error, when other processes would not take part
 
-    def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
-        """Return the rows of the batch that form each micro-batch of a minibatch, of this process."""
+    def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
+        """Return the rows of the batch that form each of this process's micro-batches of a minibatch."""
         size = self.options.per_device_train_batch_size
         return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
+
+    def accumulate(
+        self,
+        role: TrainedRole,
+        batch: BatchT,
+        micro_batches: Sequence[Tensor],
+        add_gradient: Callable[[BatchT], dict[str, float]],
+    ) -> list[dict[str, float]]:
+        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return what it returns."""
+        with self.shared.role(role):
+            return [add_gradient(batch.rows(rows)) for rows in micro_batches]
 
     def sum_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all processes."""
