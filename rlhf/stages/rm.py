@@ -55,21 +55,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         base = load_base(run, device, head="score")
         base.config.pad_token_id = codec.pad_id
         model = reward_from_sft(base, run, run.folder_of("sft"))
-    margin = {"margin": options.margin} if options.loss_type == "bradley_terry" and options.margin else {}
-    trainer = (_Trainer if options.loss_type == "bradley_terry" else _MarginRankingTrainer)(
-        model=model,
-        args=arguments(
-            RewardConfig,
-            run,
-            options,
-            max_length=None,  # TRL would drop longer pairs silently; they are cut and counted above
-            center_rewards_coefficient=options.center_rewards_coefficient or None,
-        ),
-        train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in training]),
-        processing_class=codec.tokenizer,
-    )
-    if isinstance(trainer, _MarginRankingTrainer):
-        trainer.margin = options.margin
+    trainer = _new_trainer(run, model, codec, training)
 
     def scores(rows: list[tuple[Encoded, Encoded]]) -> tuple[torch.Tensor, torch.Tensor]:
         score = _scorer(model)
@@ -90,11 +76,12 @@ def run_stage(run: Run, device: torch.device) -> Result:
     save_adapter(model, run, run.path / "adapter", weights=weights)
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
         chosen, rejected = scores(heldout)
+    both = torch.cat([chosen, rejected])
     metrics = {
         "accuracy": accuracy(chosen - rejected),
         "margin": (chosen - rejected).mean().item(),
-        "score_mean": torch.cat([chosen, rejected]).mean().item(),
-        "score_sd": torch.cat([chosen, rejected]).std().item(),
+        "score_mean": both.mean().item(),
+        "score_sd": both.std().item(),
         "train_pairs": len(training),
         "heldout_pairs": len(heldout),
         **counts,
@@ -106,6 +93,28 @@ def run_stage(run: Run, device: torch.device) -> Result:
     rows = zip(kept_pairs, chosen.tolist(), rejected.tolist(), strict=True)
     run.log_samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
+
+
+def _new_trainer(run: Run, model: Model, codec: Codec, pairs: list[tuple[Encoded, Encoded]]) -> "_Trainer":
+    """Return TRL's trainer with the recipe's loss, for the training pairs."""
+    options = run.loaded.recipe.rm
+    ranking = options.loss_type == "margin_ranking"
+    margin = {"margin": options.margin} if options.margin and not ranking else {}
+    trainer = (_MarginRankingTrainer if ranking else _Trainer)(
+        model=model,
+        args=arguments(
+            RewardConfig,
+            run,
+            options,
+            max_length=None,  # TRL would drop longer pairs silently; they are cut and counted already
+            center_rewards_coefficient=options.center_rewards_coefficient or None,
+        ),
+        train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in pairs]),
+        processing_class=codec.tokenizer,
+    )
+    if isinstance(trainer, _MarginRankingTrainer):
+        trainer.margin = options.margin
+    return trainer
 
 
 def _scorer(model: Model) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -49,47 +49,66 @@ def execute(
     """
     cuda.set_environment(loaded.recipe)
     run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
-    if loaded.recipe.section(stage) is None:
-        raise UserError(_no_section(stage, loaded))
-    limit = endings.memory_limit()
-    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
-        minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
-        raise UserError(
-            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
-        )
+    _check_possible(run)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
             follow_base(run.root, stage)
             return summary, None, run.path
         with launching.joined(loaded, stage):
-            needed = parents(loaded.recipe, stage)
-            for parent in needed:
-                run.require_parent(parent)
-            policies = run.trained_policies() if stage == "evaluate" else []
-            for policy in policies:
-                verified(run.folder_of(policy).parent, policy)
-            for finished in (*needed, *policies) if run.is_main else ():
-                follow_base(run.folder_of(finished).parent, finished)
+            _check_parents(run)
             tracking.check(report_to)
             with quiet_libraries():
-                stage_module = import_stage(stage)
-                from rlhf.models.loading import device_of, set_up_torch
-                from rlhf.observe.telemetry import device_facts
-
-                device_of(loaded.recipe)  # without a GPU no prediction is needed
-                predicted = distributed.from_main(preflight)
-                device = set_up_torch(loaded.recipe)
-                devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
-                run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
-                run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
-                project = f"{loaded.name}-{loaded.version}"
-                reporters = report_to if run.is_main else ()
-                with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
-                    checks = LiveChecks(run, stop_on)
-                    run.on_metrics, run.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
-                    result: Result = stage_module.run_stage(run, device)
+                result, predicted = _run_stage(run, resume, report_to, preflight, stop_on)
             return run.finish(result.metrics, result.costs, predicted), result, run.path
+
+
+def _check_possible(run: Run) -> None:
+    """Raise UserError for a stage that the recipe does not have, and where memory is too short for the libraries."""
+    if run.loaded.recipe.section(run.stage) is None:
+        raise UserError(_no_section(run.stage, run.loaded))
+    limit = endings.memory_limit()
+    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
+        minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
+        raise UserError(
+            f"{run.stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
+        )
+
+
+def _check_parents(run: Run) -> None:
+    """Raise UserError unless all stages that this one reads are finished, unchanged and from the same settings."""
+    needed = parents(run.loaded.recipe, run.stage)
+    for parent in needed:
+        run.require_parent(parent)
+    policies = run.trained_policies() if run.stage == "evaluate" else []
+    for policy in policies:
+        verified(run.folder_of(policy).parent, policy)
+    for finished in (*needed, *policies) if run.is_main else ():
+        follow_base(run.folder_of(finished).parent, finished)
+
+
+def _run_stage(
+    run: Run, resume: bool, report_to: Sequence[str], preflight: Callable[[], int | None], stop_on: Sequence[str]
+) -> tuple[Result, int | None]:
+    """Run the stage's own code. Return its result and the predicted bytes of its peak."""
+    stage_module = import_stage(run.stage)
+    from rlhf.models.loading import device_of, set_up_torch
+    from rlhf.observe.telemetry import device_facts
+
+    loaded = run.loaded
+    device_of(loaded.recipe)  # without a GPU no prediction is needed
+    predicted = distributed.from_main(preflight)
+    device = set_up_torch(loaded.recipe)
+    devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
+    run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
+    run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
+    project = f"{loaded.name}-{loaded.version}"
+    reporters = report_to if run.is_main else ()
+    with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
+        checks = LiveChecks(run, stop_on)
+        run.on_metrics, run.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
+        result: Result = stage_module.run_stage(run, device)
+    return result, predicted
 
 
 def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
