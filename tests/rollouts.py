@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import Codec
-from rlhf.rollout.engine import collate
 
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]  # tokens of the responses
 

@@ -1,5 +1,6 @@
 """Prompts with their responses as one batch of token ids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Self
@@ -7,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rlhf.data.tokenize import pad_right
 from rlhf.process import distributed
 
 
@@ -80,6 +82,44 @@ class Rollout:
         """Return the positions (B, R) of the tokens; those of unused slots are in bounds."""
         slots = torch.arange(self.longest_response, device=self.ids.device)
         return (self.prompt_length[:, None] + slots).clamp(max=self.ids.shape[1] - 1)
+
+
+def collate(
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[int]],
+    pad_id: int,
+    eos_id: int,
+    device: torch.device | None = None,
+) -> Rollout:
+    """Join prompts and responses into a batch; every response has at least one token."""
+    return Rollout(
+        ids=pad_right([p + r for p, r in zip(prompts, responses, strict=True)], pad_id).to(device),
+        prompt_length=torch.tensor([len(p) for p in prompts], device=device),
+        response_length=torch.tensor([len(r) for r in responses], device=device),
+        ended=torch.tensor([r[-1] == eos_id for r in responses], device=device),
+    )
+
+
+def joined(first: Rollout, second: Rollout) -> Rollout:
+    """Concatenate the rows of two rollouts, without `lower_states`, `groups` and what only one of them has."""
+
+    def wide(x: Tensor, width: int) -> Tensor:
+        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
+
+    parts = (first, second)
+    width, longest = (max(x.shape[1] for x in xs) for xs in ([p.ids for p in parts], [p.mask for p in parts]))
+    logprobs, values = (
+        None if any(x is None for x in xs) else torch.cat([wide(x, longest) for x in xs if x is not None])
+        for xs in ([p.logprobs for p in parts], [p.values for p in parts])
+    )
+    return Rollout(
+        torch.cat([wide(p.ids, width) for p in parts]),
+        torch.cat([p.prompt_length for p in parts]),
+        torch.cat([p.response_length for p in parts]),
+        torch.cat([p.ended for p in parts]),
+        logprobs,
+        values,
+    )
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.profiler import record_function
 from transformers import Cache
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import sliding_window
@@ -57,44 +57,6 @@ class Window:
 # On a CPU nothing is captured. On CUDA the memory-efficient attention kernel uses a mask directly if its rows are a
 # multiple of 16 long, and pads a copy of it in every layer otherwise.
 WINDOW_BY_DEVICE = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
-
-
-def collate(
-    prompts: Sequence[list[int]],
-    responses: Sequence[list[int]],
-    pad_id: int,
-    eos_id: int,
-    device: torch.device | None = None,
-) -> Rollout:
-    """Join prompts and responses into a batch; every response has at least one token."""
-    return Rollout(
-        ids=pad_right([p + r for p, r in zip(prompts, responses, strict=True)], pad_id).to(device),
-        prompt_length=torch.tensor([len(p) for p in prompts], device=device),
-        response_length=torch.tensor([len(r) for r in responses], device=device),
-        ended=torch.tensor([r[-1] == eos_id for r in responses], device=device),
-    )
-
-
-def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Concatenate the rows of two rollouts, without `lower_states`, `groups` and what only one of them has."""
-
-    def wide(x: Tensor, width: int) -> Tensor:
-        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
-
-    parts = (first, second)
-    width, longest = (max(x.shape[1] for x in xs) for xs in ([p.ids for p in parts], [p.mask for p in parts]))
-    logprobs, values = (
-        None if any(x is None for x in xs) else torch.cat([wide(x, longest) for x in xs if x is not None])
-        for xs in ([p.logprobs for p in parts], [p.values for p in parts])
-    )
-    return Rollout(
-        torch.cat([wide(p.ids, width) for p in parts]),
-        torch.cat([p.prompt_length for p in parts]),
-        torch.cat([p.response_length for p in parts]),
-        torch.cat([p.ended for p in parts]),
-        logprobs,
-        values,
-    )
 
 
 Phase = Callable[[str], AbstractContextManager[Any]]

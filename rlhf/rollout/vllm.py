@@ -26,10 +26,9 @@ from typing import Any
 
 import torch
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
-from rlhf.rollout.engine import collate
 from rlhf.rollout.responses import Sampling
 from rlhf.terminal import one_line
 

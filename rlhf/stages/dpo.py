@@ -11,6 +11,7 @@ import torch
 from trl import DPOConfig, DPOTrainer
 
 from rlhf.data import amount, load
+from rlhf.data.batch import collate
 from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import sequence_logprobs
@@ -23,7 +24,6 @@ from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import AdapterName
-from rlhf.rollout.engine import collate
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.result import Result

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout, TrainingBatch
+from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
     clipped_loss,
@@ -37,7 +37,6 @@ from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo, StageName
-from rlhf.rollout.engine import joined
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName

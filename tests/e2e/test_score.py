@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rlhf.data import load
+from rlhf.data.batch import collate
 from rlhf.files import read_lines
 from rlhf.recipe import as_yaml
-from rlhf.rollout.engine import collate
 from rlhf.use import score
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
 

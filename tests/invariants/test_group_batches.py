@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, joined
 from rlhf.models.layouts import SharedPrompts
 from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Role
-from rlhf.rollout.engine import joined, sample
+from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch

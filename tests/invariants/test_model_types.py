@@ -8,11 +8,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, collate
 from rlhf.models.architecture import TESTED, check_model, has_fused_experts, sliding_window
 from rlhf.models.model import Model
 from rlhf.models.shared_base import SharedBase
-from rlhf.rollout.engine import collate, sample
+from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from tests import models
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from bench.memory.measure import measure
+from rlhf.data.batch import collate, joined
 from rlhf.errors import UserError
 from rlhf.memory.rehearse import Rehearsals, shortened
 from rlhf.models.trunk import Trunk
 from rlhf.models.weights import adapter_weights
 from rlhf.observe.console import quiet_libraries
 from rlhf.process import distributed
-from rlhf.rollout.engine import collate, joined
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Rewarded
 from rlhf.stages.groups import make_batch as collect_groups

@@ -34,10 +34,10 @@ def test_rows_are_as_wide_as_the_longest_among_them():
 
 
 def test_with_fewer_rows_than_ranks_some_ranks_have_none(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
     shares = []
     for rank in range(4):
-        monkeypatch.setenv("RANK", str(rank))
+        for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 4)):
+            monkeypatch.setenv(name, str(value))
         shares.append([rows.tolist() for rows in ROLLOUT.sharded_by_length(2)])
     assert shares == [[[0]], [[2]], [[1]], []]
 

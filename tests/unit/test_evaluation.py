@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, collate
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
 from rlhf.evaluation.policies import PolicySamples, exact_kl, further_metrics, gains_over_base, gains_over_sft, win_rate
-from rlhf.rollout.engine import collate
 
 PAD, EOS = 0, 2
 

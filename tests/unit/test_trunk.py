@@ -19,12 +19,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from rlhf.data.batch import collate
 from rlhf.errors import UserError
 from rlhf.models import fused_linear
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.trunk import SUPPORTED, Trunk
 from rlhf.recipe.schema_model import LEAN_TYPES
-from rlhf.rollout.engine import collate
 from tests.conftest import not_none
 from tests.decoding_models import SIZES, hidden
 from tests.trunk_models import ALL, KINDS, adapted, distance
