@@ -319,7 +319,9 @@ class Run:
         self.path.rename(aside)
         unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
         back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
-        advice = f". To continue it: stop, `{back}`, then --resume (make: RESUME=1)" if unfinished else ""
+        advice = (
+            f". To continue it instead: stop this run, `{back}`, then --resume (make: RESUME=1)" if unfinished else ""
+        )
         say(f"{self.stage}: the earlier directory was moved to {aside}{advice}")
 
     # -- details ---------------------------------------------------------------------------------------------------

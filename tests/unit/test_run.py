@@ -156,7 +156,7 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     started(tmp_path)
     assert read_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
     said = capsys.readouterr().err
-    (command,) = re.findall(r"To continue it: stop, `(.*)`, then --resume \(make: RESUME=1\)", said)
+    (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", said)
     subprocess.run(command, shell=True, check=True)
     assert Run(tmp_path, small(), "sft").checkpoint_steps() == [1]
 
