@@ -109,12 +109,21 @@ $(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `
 # A switch with a misspelt value would be off.
 $(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): 1, yes or true switches it on; 0, no, false or nothing leaves it off)))
 
+# `make judge` would install before it missed these.
+$(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge needs URL=http://HOST:PORT/v1 and MODEL=NAME, the judging model's)))
+
+# `make serve` would merge before it refused a port.
+ifneq ($(PORT),8000)
+$(if $(shell awk -v port='$(PORT)' 'BEGIN {print (port ~ /^[0-9]+$$/ && port >= 1 && port <= 65535) ? "a port" : ""}'),,$(error PORT=$(PORT): a whole number from 1 to 65535))
+endif
+
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
 ifneq ($(RECIPE),)
 $(if $(filter command,$(firstword $(origin HW))),$(error HW=$(HW) and RECIPE=$(RECIPE) both choose a recipe; leave one of them out))
 recipe_file := $(wildcard $(RECIPE:/=)/recipe.yaml)
-no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as recipes/cpu-tiny/v1
+versions    := $(shell ls -d '$(RECIPE:/=)'/v*/recipe.yaml 2>/dev/null | sort -V)
+no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as $(patsubst %/recipe.yaml,%,$(or $(lastword $(versions)),recipes/cpu-tiny/v2))
 else
 recipe_dirs := $(or $(RLHF_RECIPES),recipes)
 recipe_file := $(firstword $(shell grep -lE '\bname: *"?$(HW)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null))
@@ -127,6 +136,11 @@ on_cpu           := $(filter cpu,$(lastword $(device_of_recipe) $(device_in_set)
 local  = $(filter local,$(RUNTIME))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
 $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
+# Extras that stamps newer than the pins say are installed; a target that needs no others installs nothing.
+stamps    := $(shell find $(VENV) -maxdepth 1 -name '.ready-*' -newer pyproject.toml -newer requirements/cpu.txt 2>/dev/null)
+installed := $(subst $(comma),$(space),$(patsubst $(VENV)/.ready-%,%,$(stamps)))
+missing    = $(filter-out $(installed),$(subst $(comma),$(space),$(EXTRAS)))
+stamp      = $(VENV)/.ready-$(EXTRAS)
 # Commands that need no GPU take the newest environment that has at least a CPU's extras, so that HW=4090 installs none.
 no_gpu := $(or $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1),setup)
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
@@ -157,7 +171,7 @@ help-all: ## list all targets and variables
 	@$(call list_targets,)
 	@echo; echo 'Variables [default]'
 	@$(call list_variables,)
-setup: $(VENV)/.ready-$(EXTRAS) ## create .venv with the pinned packages; other targets do it when needed
+setup: $(if $(missing)$(filter $(stamp),$(stamps)),$(stamp)) ## create .venv with the pinned packages; other targets do it when needed
 recipes: $(no_gpu) ## list the recipes
 	@$(VENV)/bin/rlhf recipes
 fetch: $(ready) ## download the pinned model and data of a recipe and check them; afterwards stages run offline

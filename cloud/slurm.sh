@@ -4,7 +4,7 @@
 #   sbatch cloud/slurm.sh ppo HW=h100
 #   sbatch --time=12:00:00 --partition=gpu cloud/slurm.sh dpo HW=4090 OUT=/scratch/$USER/runs
 #
-# Packages and downloads come first, where there is network: make setup EXTRAS=gpu; make fetch HW=h100 RUNTIME=local.
+# Packages and downloads come first, where there is network: make setup HW=h100; make fetch HW=h100 RUNTIME=local.
 # Two minutes before its time is up the job is told to stop; it is queued again and goes on from the last checkpoint.
 #SBATCH --job-name=rlhf
 #SBATCH --gpus=1
@@ -35,6 +35,6 @@ trap stop INT
 
 export HF_HUB_OFFLINE=1 # compute nodes often have no network; `make fetch` was here before
 set -m                  # a process group of its own, not deaf to SIGINT
-make "$@" RUNTIME=local EXTRAS=gpu RESUME=1 &
+make "$@" RUNTIME=local RESUME=1 &
 job=$!
 wait "$job"

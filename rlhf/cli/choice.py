@@ -193,7 +193,11 @@ def pair_options(command: Command) -> Command:
     options = (
         chooses_recipe(out=True),
         click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
-        click.option("--b", metavar="POLICY", help="Policy whose wins are counted. [default: ppo, or dpo without ppo]"),
+        click.option(
+            "--b",
+            metavar="POLICY",
+            help="Policy whose wins are counted. [default: the first of ppo, rloo, grpo, dpo that was trained]",
+        ),
         click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
     )
     for option in reversed(options):

@@ -31,14 +31,16 @@ def data_group() -> None:
     metavar="FILE",
     help="Check leakage into this file, instead of within FILES. May be repeated.",
 )
-@click.option("--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the split, as in training.")
+@click.option(
+    "--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the split: that of the run."
+)
 @click.option(
     "--heldout-fraction",
     "fraction",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.1,
     show_default=True,
-    help="Share of held-out conversations, as in training.",
+    help="Share of held-out conversations: data.heldout_fraction of the recipe that trains.",
 )
 @click.option(
     "--tokenizer", metavar="DIR", help="Count lengths in tokens of this local tokenizer, instead of in words."
@@ -138,12 +140,10 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     chosen, total, searched = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
         console.OUT.print(show.render(row))
-    with_flaw = f" with {only}" if only else ""
     order = "the first" if first else f"drawn with --seed {seed}"
-    of_all = f" among {counted(searched, 'row')}" if only else ""
-    message = f"{len(chosen)} of {counted(total, 'row')}{with_flaw}{of_all}" + (
-        f", {order}" if len(chosen) < total else ""
-    )
+    shown = f"{len(chosen)} of {counted(total, 'row')}" if total else "no row"
+    flaw = f" with {only} among {counted(searched, 'row')}" if only else ""
+    message = f"{shown}{flaw}" + (f", {order}" if len(chosen) < total else "")
     console.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
 
 
@@ -162,6 +162,8 @@ def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows
 
     Answers that are labelled good or bad one by one (prompt, completion, label) become preference pairs.
     """
-    rows = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
-    count = convert.write(rows, to)
-    console.OUT.print(f"{rows.report.summary()}; {counted(count, 'row')} written to {to}", markup=False)
+    converted = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
+    count = convert.write(converted.rows, to)
+    for pairing in converted.pairings:
+        console.OUT.print(pairing.in_words(), markup=False)
+    console.OUT.print(f"{converted.rows.report.summary()}; {counted(count, 'row')} written to {to}", markup=False)

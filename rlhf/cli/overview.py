@@ -28,7 +28,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "results": ("rlhf results runs/seeds/cpu-tiny-v2.json",),
     "report": ("rlhf report --hw cpu", "rlhf report runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2 --to both.html"),
     "chat": ("rlhf chat --hw cpu --stage dpo",),
-    "compare": ("rlhf compare runs/cpu-tiny/v1 runs/cpu-tiny/v2",),
+    "compare": (
+        "rlhf compare runs/cpu-tiny/v2 runs/cpu-tiny/v2 --stage dpo --stage-b ppo",
+        "rlhf compare runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2",
+    ),
     "score": (
         "rlhf score --hw cpu my-pairs.jsonl --to scores.jsonl",
         'rlhf score --hw cpu --prompt "What is the capital of France?" --response "It is Paris."',

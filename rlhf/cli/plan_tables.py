@@ -185,7 +185,8 @@ def show(plan: Plan, as_json: bool) -> None:
     console.rows_table(f"{name}: predicted memory in GB, time{card}", shown, stages, whole=True)
     for column in (column for column in shown if column in EXPLAINED):
         console.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim", markup=False)
-    console.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
+    if any(planned.in_memory_of == "cuda" for planned in plan.stages.values()):
+        console.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
     for line in hints(plan):  # the verdict is the last line, where a terminal stands
         console.OUT.print(line, markup=False)
 

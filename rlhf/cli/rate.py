@@ -103,7 +103,11 @@ def ratings_group() -> None:
 @ratings_group.command("export")
 @click.argument("root", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
-@click.option("--b", metavar="POLICY", help="Second policy, as for `rlhf ab`. [default: ppo, or dpo without ppo]")
+@click.option(
+    "--b",
+    metavar="POLICY",
+    help="Second policy, as for `rlhf ab`. [default: the first of ppo, rloo, grpo, dpo that was trained]",
+)
 @click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater. May be repeated.")
 @click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [default: left out]")
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")

@@ -96,6 +96,7 @@ def run(
         return
 
     if with_parents:
+        _refuse_other_settings(loaded, stage, out, reuse)
         _run_parents(loaded, stage, out, reuse, more_data)
     this_run = Run(out, loaded, stage, reuse)
     if if_needed and _report_done(this_run):
@@ -158,6 +159,12 @@ def _report_done(run: Run) -> bool:
     if path:
         console.OUT.print(f"{run.stage}: done ({path})", markup=False)
     return path is not None
+
+
+def _refuse_other_settings(loaded: PinnedRecipe, stage: recipe.StageName, out: Path, reuse: Path | None) -> None:
+    """Raise UserError if `stage`, or one before it, is finished with other settings, before any of them is trained."""
+    for name in (*recipe.stages_before(loaded.recipe, stage), stage):
+        Run(out, loaded, name, reuse).done()
 
 
 def _run_parents(

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf.data import formats, raw
 from rlhf.data.parsing import label_of, quoted_keys
@@ -25,27 +25,51 @@ from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import OnBadRow
+from rlhf.terminal import counted
 
 RawRow = tuple[str, object]  # source and row
 
 
-def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> formats.Rows:
+class Pairing(NamedTuple):
+    """The numbers of a file's labelled answers, and of the pairs that were made of them."""
+
+    file: str
+    answers: int
+    pairs: int
+
+    def in_words(self) -> str:
+        """Return one line: `kto.jsonl: 4 answers: 1 pair, 2 answers without a partner`."""
+        alone = counted(self.answers - 2 * self.pairs, "answer")
+        return (
+            f"{self.file}: {counted(self.answers, 'answer')}: {counted(self.pairs, 'pair')}, {alone} without a partner"
+        )
+
+
+class Converted(NamedTuple):
+    """The rows of all files, and one pairing for each file of labelled answers."""
+
+    rows: formats.Rows
+    pairings: list[Pairing]
+
+
+def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> Converted:
     """Read files and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
         raise OptionError("--rename gives two columns the same name; give each another name")
     sources = []
+    pairings: list[Pairing] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
         first = next(rows, None)
         rows = itertools.chain([] if first is None else [first], rows)
         if first is not None and _is_labelled(first[1]):
-            rows = _pair_labelled(str(file), rows)
+            rows = _pair_labelled(str(file), rows, pairings)
         sources.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in parsed.all}
     if len(kinds) > 1:
         raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
-    return parsed
+    return Converted(parsed, pairings)
 
 
 def write(rows: formats.Rows, file: Path) -> int:
@@ -77,7 +101,9 @@ def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterato
             missing = [old for old in names if old not in row]
             existing = [new for old, new in names.items() if new in row and new not in names]
             if missing or existing:
-                problem = f"no column {missing[0]!r} to rename" if missing else f"a column {existing[0]!r} besides"
+                problem = (
+                    f"no column {missing[0]!r} to rename (--rename)" if missing else f"a column {existing[0]!r} besides"
+                )
                 yield source, Malformed(f"{problem}; it has {quoted_keys(row)}")
                 continue
             row = {names.get(key, key): value for key, value in row.items()}
@@ -88,8 +114,11 @@ def _is_labelled(row: object) -> bool:
     return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
 
 
-def _pair_labelled(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
-    """Yield preference rows from labelled answers. Raises UserError when no prompt has both kinds of answers."""
+def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -> Iterator[RawRow]:
+    """Yield preference rows from labelled answers and add their numbers to `pairings`.
+
+    Raises UserError when no prompt has both kinds of answers.
+    """
     answers: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     prompts: dict[str, Any] = {}
     for source, row in rows:
@@ -100,14 +129,15 @@ def _pair_labelled(name: str, rows: Iterable[RawRow]) -> Iterator[RawRow]:
         key = json.dumps(row["prompt"], sort_keys=True)
         prompts[key] = row["prompt"]
         answers[key][not label_of(row)].append(row.get("completion", row.get("response")))
-    any_pair = False
+    pairs = 0
     for key, (good, bad) in answers.items():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):
-            any_pair = True
+            pairs += 1
             source = f"{name}: pair {number} of prompt {prompts[key]!r:.40}"
             yield source, {"prompt": prompts[key], "chosen": chosen, "rejected": rejected}
-    if not any_pair:
+    if not pairs:
         raise UserError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
+    pairings.append(Pairing(name, sum(len(good) + len(bad) for good, bad in answers.values()), pairs))
 
 
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:

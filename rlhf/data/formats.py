@@ -13,6 +13,7 @@ and leaked row here names, and they do not read transcripts as turns.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
 from rlhf.recipe.names import is_commit
+
+PEEKED = 1000  # rows behind a bad one that are looked at for the advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,10 @@ class Rows:
         return [*self.documents, *self.examples, *self.pairs, *self.prompts]
 
 
+class UnknownColumns(Malformed):
+    """A row of no known kind; the message says how to rename its columns."""
+
+
 class Advice(NamedTuple):
     """Ways out that an error about malformed rows names; they depend on who reads the rows."""
 
@@ -92,7 +99,7 @@ RECIPE_ADVICE = Advice(
     'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip")',
     "Name it (--set data.format=...) or repair the file",
 )
-CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "Repair the file")
+CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "Repair the file, or correct --rename")
 CHECK_ADVICE = Advice("Repair the row", "Repair the file")
 
 
@@ -192,7 +199,8 @@ class _Reader:
         kind: RowKind | None = None if self.format == "auto" else self.format
         count = 0
         bad: list[tuple[str, str]] = []
-        for source, value in rows:
+        remaining = iter(rows)
+        for source, value in remaining:
             count += 1
             try:
                 row = row_object(value)
@@ -200,7 +208,8 @@ class _Reader:
                 outcome = parse_row(row, kind, source)
             except Malformed as problem:
                 if self.on_bad_row == "stop":
-                    raise UserError(f"{source}: {str(problem).removesuffix('.')}. {self.advice.skip}") from None
+                    way_out = self._way_out(problem, remaining) if count == 1 else [self.advice.skip]
+                    raise UserError(". ".join((f"{source}: {str(problem).removesuffix('.')}", *way_out))) from None
                 bad.append((source, str(problem)))
             else:
                 if isinstance(outcome, str):
@@ -217,14 +226,31 @@ class _Reader:
         self.malformed += bad
         self.files.append(FileReport(name, sha256(), kind, count))
 
+    def _way_out(self, problem: Malformed, later: Iterator[tuple[str, object]]) -> list[str]:
+        """Return advice on a bad first row. It may be left out only if one of the rows behind it can be used."""
+        peeked = list(itertools.islice(later, PEEKED))
+        if any(self._usable(value) for _, value in peeked):
+            return [self.advice.skip]
+        same = [f"The next {len(peeked):,} rows are malformed too"] if len(peeked) > 1 else []
+        return same if isinstance(problem, UnknownColumns) else [*same, self.advice.format]
+
+    def _usable(self, value: object) -> bool:
+        """Return whether a row can be read."""
+        try:
+            row = row_object(value)
+            parse_row(row, self._checked_kind(row, None if self.format == "auto" else self.format), "")
+        except Malformed:
+            return False
+        return True
+
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
         """Return the file's kind, which its first row of any known kind decides."""
         row_kind = kind_of(row)
         if kind is None:
             if row_kind is None:
-                kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items() if name != "prompt")
+                kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
                 hint = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
-                raise Malformed(
+                raise UnknownColumns(
                     f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
                     f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{hint}"
                 )

@@ -53,8 +53,8 @@ class PairedAnswers(NamedTuple):
 def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
     """Pair two policies' answers of the evaluation in the run directory `<out>/<recipe>/<version>`.
 
-    The policies are sft and ppo (or dpo) by default. Raises UserError without a finished evaluation, without such
-    policies, and if all answers are equal.
+    The policies are sft and the first trained one of POLICIES by default. Raises UserError without a finished
+    evaluation, without such policies, and if all answers are equal.
     """
     folder = root / "evaluate"
     if not (folder / "summary.json").is_file():

@@ -14,6 +14,7 @@ import fcntl
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -317,7 +318,10 @@ class Run:
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
         unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
-        advice = "; --resume (make: RESUME=1) would have continued it" if unfinished else ""
+        back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
+        advice = (
+            f". To continue it instead: stop this run, `{back}`, then --resume (make: RESUME=1)" if unfinished else ""
+        )
         say(f"{self.stage}: the earlier directory was moved to {aside}{advice}")
 
     # -- details ---------------------------------------------------------------------------------------------------

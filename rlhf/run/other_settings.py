@@ -16,9 +16,11 @@ DATA = ("data.source", "data.files", "data.format")  # keys that --data sets
 def in_words(keys: Sequence[str], made: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """Return the differing keys with both values: `ppo.kl_coef 0.1 (asked for: 0.11)`.
 
-    `made` and `asked` are nested settings, as `rlhf.recipe.settings` returns them.
+    `made` and `asked` are nested settings, as `rlhf.recipe.settings` returns them. A section that only one of them has
+    comes last, without its values.
     """
-    differing = [f"{key} {_text(made, key)} (asked for: {_text(asked, key)})" for key in keys[:MOST]]
+    ordered = sorted(keys, key=lambda key: _is_section(made, key) or _is_section(asked, key))
+    differing = [_difference(key, made, asked) for key in ordered[:MOST]]
     more = f" and {len(keys) - MOST} more keys" if len(keys) > MOST else ""
     return ", ".join(differing) + more
 
@@ -44,6 +46,18 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         inner = inner.get(name) if isinstance(inner, Mapping) else None
     return inner
+
+
+def _difference(key: str, made: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    if _is_section(made, key):
+        return f"a section {key} (asked for: none)"
+    if _is_section(asked, key):
+        return f"no section {key} (asked for: one)"
+    return f"{key} {_text(made, key)} (asked for: {_text(asked, key)})"
+
+
+def _is_section(settings: Mapping[str, Any], key: str) -> bool:
+    return isinstance(value(settings, key), Mapping)
 
 
 def _text(settings: Mapping[str, Any], key: str) -> str:

@@ -118,6 +118,18 @@ def test_stages_before_the_one_asked_for_are_taken_or_made(trained, tmp_path, mo
     assert not (tmp_path / ROOT).exists()
 
 
+def test_other_settings_are_refused_before_a_stage_runs_that_they_need(trained, tmp_path, monkeypatch, capsys):
+    beside(trained, tmp_path, "pretrain", "rm")
+    other = [*SETS, "--set", "rm.learning_rate=0.5"]
+    command = ["--with-parents", "--recipe", str(RECIPE), "--out", str(tmp_path), *other]
+    for stage in ("rm", "ppo"):
+        code, _, err = rlhf(monkeypatch, capsys, "run", stage, *command)
+        said = " ".join(err.split())
+        assert code == 1 and "rm was made with rm.learning_rate 0.0015 (asked for: 0.5)" in said
+        assert "choose another --out (make: OUT=…), or move that directory away" in said
+        assert not (tmp_path / ROOT / "sft").exists(), "nothing was trained before"
+
+
 def test_a_root_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
     command = ["run", "ppo", "--recipe", str(RECIPE), "--out", str(tmp_path), "--reuse", "nowhere"]
     code, _, err = rlhf(monkeypatch, capsys, *command)

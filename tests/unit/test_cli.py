@@ -11,15 +11,18 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 import rlhf as package
 from rlhf import cli, recipe
+from rlhf.cli import overview
 from rlhf.errors import UserError
 from rlhf.observe import console, tracking
 from rlhf.process import distributed
+from rlhf.recipe import POLICIES
 from rlhf.use import reproduce
 from tests.conftest import RECIPE, SMALL, beside, noted, rlhf, summary_of
 
@@ -461,6 +464,18 @@ def test_each_line_of_help_stands_alone(name, command):
 def test_the_version_is_printed(command):
     code, out, _ = command("--version")
     assert code == 0 and out.strip().endswith(package.__version__)
+
+
+def test_the_examples_of_compare_are_runs_of_one_recipe_on_the_same_data():
+    for example in overview.EXAMPLES["compare"]:
+        a, b = (Path(word) for word in shlex.split(example)[2:4])
+        assert a.parts[-2:] == b.parts[-2:]
+
+
+@pytest.mark.parametrize("words", [("ab",), ("judge",), ("ratings", "export")])
+def test_the_help_of_b_names_the_policies_in_the_order_of_the_choice(command, words):
+    code, out, _ = command(*words, "--help")
+    assert code == 0 and f"first of {', '.join(POLICIES)}" in " ".join(out.split())
 
 
 def test_the_help_lists_every_command_once_in_the_order_of_use(command):

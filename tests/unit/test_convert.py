@@ -33,7 +33,7 @@ def content(rows: formats.Rows) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_converted_file_holds_the_same_rows(tmp_path, kind):
-    before = convert.convert([write(tmp_path / "a.jsonl", ROWS[kind], ROWS[kind])], {})
+    before = convert.convert([write(tmp_path / "a.jsonl", ROWS[kind], ROWS[kind])], {}).rows
     assert convert.write(before, tmp_path / "b.jsonl") == 2
     assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
 
@@ -43,10 +43,10 @@ def test_columns_are_renamed(tmp_path):
     with pytest.raises(UserError, match=r"unknown columns: .* --rename problem=prompt"):
         convert.convert([file], {})
     names = convert.parse_names(["riddle=prompt", "answer=completion"])
-    (example,) = convert.convert([file], names).examples
+    (example,) = convert.convert([file], names).rows.examples
     assert (example.prompt[0].content, example.response) == ("Capital of Peru?", "Lima.")
     for names, reason in (
-        ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename; it has 'riddle'"),
+        ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename \(--rename\); it has 'riddle'"),
         ({"riddle": "id"}, "a column 'id' besides"),
         ({"riddle": "prompt", "answer": "prompt"}, "two columns the same name"),
     ):
@@ -62,20 +62,25 @@ def test_labelled_answers_become_pairs(tmp_path):
         return {"prompt": prompt, "completion": completion, "label": label}
 
     rows = [row("A?", "a1", True), row("B?", "b", True), row("A?", "a2", False), row("A?", "a3", True)]
-    pairs = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).pairs
+    pairs = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
     assert [(pair.prompt[0].content, pair.chosen, pair.rejected) for pair in pairs] == [("A?", "a1", "a2")]
     with pytest.raises(UserError, match=r"one\.jsonl: no prompt has a good and a bad answer"):
         convert.convert([write(tmp_path / "one.jsonl", *rows[:2])], {})
     table = tmp_path / "kto.csv"
     table.write_text("prompt,completion,label\nA?,a1,True\nA?,a2,false\n")
-    (pair,) = convert.convert([table], {}).pairs
+    (pair,) = convert.convert([table], {}).rows.pairs
     assert (pair.chosen, pair.rejected) == ("a1", "a2")
     with pytest.raises(UserError, match="labelled good or bad by itself"):
         formats.read([table])
+    listed = convert.convert([write(tmp_path / "again.jsonl", *rows), table], {})
+    assert [pairing.in_words().split("/")[-1] for pairing in listed.pairings] == [
+        "again.jsonl: 4 answers: 1 pair, 2 answers without a partner",
+        "kto.csv: 2 answers: 1 pair, 0 answers without a partner",
+    ]
     mixed = write(tmp_path / "mixed.jsonl", rows[0], ROWS["text"], rows[2])
     with pytest.raises(UserError, match=r"mixed\.jsonl:2: no 'prompt' with a 'label'"):
         convert.convert([mixed], {})
-    found = convert.convert([mixed], {}, "skip")
+    found = convert.convert([mixed], {}, "skip").rows
     assert (len(found.pairs), len(found.report.malformed)) == (1, 1)
 
 
@@ -86,7 +91,7 @@ def test_a_converted_file_has_rows_of_one_kind(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path):
-    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])], {})
+    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])], {}).rows
     assert convert.write(rows, tmp_path / "new" / "folder" / "b.jsonl") == 1
 
 
@@ -99,7 +104,7 @@ def test_a_column_is_renamed_once():
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     file = write(tmp_path / "a.jsonl", ROWS["text"])
     with pytest.raises(UserError, match="is there already and is not overwritten"):
-        convert.write(convert.convert([file], {}), file)
+        convert.write(convert.convert([file], {}).rows, file)
     assert file.read_text()
 
 
@@ -118,7 +123,18 @@ def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):
     code, _, err = rlhf(monkeypatch, capsys, "data", "convert", file, "--to", tmp_path / "b.jsonl")
     assert code == 1 and "Leave such rows out with --skip-bad-rows" in err
     assert "on_bad_row" not in err and ".." not in err.replace("...", "")
+    typed = ("data", "convert", file, "--rename", "typo=text", "--to", tmp_path / "b.jsonl")
+    code, _, err = rlhf(monkeypatch, capsys, *typed)
+    assert code == 1 and "--skip-bad-rows" not in err, "no row has that column"
+    assert "The next 2 rows are malformed too. Repair the file, or correct --rename" in err
     most = write(tmp_path / "c.jsonl", {"id": 1}, {"id": 2}, ROWS["text"])
     for words in (("data", "check", most), ("data", "show", most)):
         code, _, err = rlhf(monkeypatch, capsys, *words)
         assert code == 1 and "likely the wrong format. Repair the file; the first is" in err
+
+
+def test_the_command_counts_labelled_answers_that_find_no_partner(tmp_path, monkeypatch, capsys):
+    rows = [{"prompt": "A?", "completion": text, "label": text == "a"} for text in ("a", "b", "c", "d")]
+    file = write(tmp_path / "kto.jsonl", *rows)
+    code, out, _ = rlhf(monkeypatch, capsys, "data", "convert", file, "--to", tmp_path / "b.jsonl")
+    assert code == 0 and "4 answers: 1 pair, 2 answers without a partner" in " ".join(out.split())

@@ -592,6 +592,11 @@ def test_unknown_columns_name_what_was_found_and_what_is_known(write):
         "a.jsonl:1: unknown columns: 'riddle', 'answer'. Rename them to those of a known kind: text"
     )
     assert "instruction (instruction, output); preference (prompt, chosen, rejected)" in message
+    assert message.count("prompt (prompt)") == 1 and "skip" not in message, "there is no other row"
+    two = write("c.jsonl", lines({"riddle": "a"}, {"riddle": "b"}, {"riddle": "c"}))
+    assert refusal([two]).endswith("The next 2 rows are malformed too")
+    later = write("d.jsonl", lines({"riddle": "a"}, {"riddle": "b"}, TEXT))
+    assert "leave such rows out: --set data.on_bad_row=skip" in refusal([later])
     assert "unknown columns: no keys" in refusal([write("b.jsonl", lines({}))])
 
 

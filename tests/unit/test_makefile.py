@@ -273,7 +273,7 @@ def test_targets_with_the_same_first_letter_are_named():
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_target_is_taken_for_a_file_of_that_name(target, files):
-    result = make("-n", target, f"DATA={files[0]}")
+    result = make("-n", target, f"DATA={files[0]}", "URL=http://127.0.0.1:8000/v1", "MODEL=some/model")
     assert result.returncode == 0, result.stderr
     assert "Nothing to be done" not in result.stdout or target == "setup"
 
@@ -319,6 +319,31 @@ def test_setup_installs_the_pinned_package_once(fake):
 
     assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
     assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+
+
+@pytest.mark.parametrize("target", ["bench-gpu", "test", "setup", "ppo", "plan"])
+def test_a_target_installs_nothing_when_all_that_it_needs_is_installed(target, fake):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
+    assert make("setup", *variables, "HW=4090").returncode == 0
+    log(fake)
+    assert make(target, *variables).returncode == 0
+    assert not [line for line in log(fake) if line.startswith("pip")]
+
+    (stamp,) = (fake / "venv").glob(".ready-*")
+    os.utime(stamp, (0, 0))
+    assert make(target, *variables).returncode == 0
+    assert [line for line in log(fake) if line.startswith("pip")], "older than its pins"
+
+
+def test_what_was_installed_at_several_times_counts_together(fake):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
+    for extras in ("gpu,dev", "tracking,report,serve"):
+        assert make("setup", *variables, f"EXTRAS={extras}").returncode == 0
+    log(fake)
+    assert make("setup", *variables, "HW=4090").returncode == 0
+    assert log(fake) == []
+    assert make("setup", *variables, "REPORT_TO=trackio").returncode == 0
+    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve,trackio]" in log(fake)
 
 
 @pytest.mark.parametrize("target", ["plan", "recipes", "report", "data-check", "data-show"])
@@ -418,6 +443,12 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),
         ("RESUME=y", "RESUME=y: 1, yes or true switches it on; 0, no, false or nothing leaves it off"),
         ("SUMMARY=on", "SUMMARY=on: 1, yes or true"),
+        ("RECIPE=recipes/cpu-tiny", "the folder of a version, such as recipes/cpu-tiny/v2.  Stop"),
+        ("PORT=abc", "PORT=abc: a whole number from 1 to 65535"),
+        ("PORT=70000", "PORT=70000: a whole number from 1 to 65535"),
+        ("PORT=", "PORT=: a whole number"),
+        ("judge", "judge needs URL=http://HOST:PORT/v1 and MODEL=NAME"),
+        ("judge URL=http://127.0.0.1:8000/v1", "judge needs URL=http://HOST:PORT/v1 and MODEL=NAME"),
     ],
 )
 def test_what_make_would_ignore_is_refused_before_anything_is_built(variable, expected):

@@ -1,5 +1,6 @@
 """What a plan adds to its tables."""
 
+import pytest
 from rich.console import Console
 
 from rlhf.cli import plan_tables as tables
@@ -72,3 +73,9 @@ def test_the_stage_table_follows_the_phases_and_the_verdict_is_the_last_line(cap
     out = capsys.readouterr().out
     assert out.index("predicted peak of each phase") < out.index("predicted memory in GB")
     assert out.splitlines()[-1].startswith("fits the card: sft needs most")
+
+
+@pytest.mark.parametrize(("place", "mentioned"), [("cuda", True), ("cpu", False)])
+def test_a_plan_for_a_cpu_does_not_mention_gpus(place, mentioned, capsys):
+    tables.show(planned({"sft": planned_stage(in_memory_of=place)}), as_json=False)
+    assert ("No GPU of ours" in capsys.readouterr().out) == mentioned

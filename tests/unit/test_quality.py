@@ -53,7 +53,7 @@ def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
     asked = tuple(PromptOnly((Message("user", f"question {i} of all"),), f"p:{i}") for i in range(50))
     report = check(replace(rows(), prompts=asked))
     assert (report.prompts, report.repeated_prompts, report.severity) == (50, 0, "note")
-    assert "PPO alone" in hints(report)["prompts without an answer"]
+    assert "Only PPO, RLOO and GRPO" in hints(report)["prompts without an answer"]
     both = check(replace(rows(pairs=distinct(1000)), prompts=asked))
     assert "prompts without an answer" not in hints(both) and "words per prompt" in [line.name for line in both.table()]
 
@@ -61,7 +61,7 @@ def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
 def test_the_last_line_names_what_is_wrong_and_what_leaves_it_out():
     said = commands.verdict(check(rows(pairs=distinct(1000) + distinct(200))))
     assert said.startswith("1 warning (duplicates)")
-    assert said.endswith("; SET=data.drop=[duplicates] leaves such rows out of training")
+    assert said.endswith("; --set data.drop=[duplicates] (make: SET=…) leaves such rows out of training")
     assert commands.verdict(check(rows(pairs=distinct(1000)))) == "nothing wrong was found"
 
 
@@ -236,7 +236,10 @@ def test_label_noise_by_hand():
     assert label_noise([pair("d", "x", "y"), pair("d", "y", "x")]).noise == 0.5
     both_ways = [pair(f"q {n}", *answers) for n in range(60) for answers in (("x", "y"), ("y", "x"))]
     assert severities(check(rows(pairs=both_ways)))["label noise"] == "warning"
-    assert "label noise" not in severities(check(rows(pairs=both_ways[:40])))  # 20 are too few for a verdict
+    few = check(rows(pairs=both_ways[:58]))
+    assert "label noise" not in severities(few)
+    line = next(line for line in few.table() if line.name == "label noise")
+    assert line.value == "too few to tell: 29 labelled more than once, fewer than 30"
 
 
 def test_without_second_labels_the_noise_is_unknown():

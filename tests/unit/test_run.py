@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rlhf.errors import ParentMissing, UserError
 from rlhf.files import read_json, read_lines, write_json
 from rlhf.observe import console
 from rlhf.rating.store import current_ratings
+from rlhf.run import other_settings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from rlhf.run.follower import Follower
@@ -104,6 +106,13 @@ def test_many_differing_settings_are_not_listed(tmp_path):
         Run(tmp_path, small(**other), "evaluate").require_parent("sft")
 
 
+def test_sections_that_only_one_run_has_are_named_last_and_without_their_values():
+    made = {"seed": 0, "dpo": None, "ppo": {"steps": 8}, "merge": {"stage": "ppo"}}
+    asked = {"seed": 0, "dpo": {"beta": 0.1}, "ppo": None, "merge": {"stage": "dpo"}}
+    words = other_settings.in_words(["dpo", "merge.stage", "ppo"], made, asked)
+    assert words == "merge.stage ppo (asked for: dpo), no section dpo (asked for: one), a section ppo (asked for: none)"
+
+
 def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
     own = small(data__source="files", data__files=["/d/a b.jsonl", "/d/c.jsonl"], seed=7)
     started(tmp_path, loaded=own).finish({}, COSTS)
@@ -146,7 +155,10 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     checkpoint(again, 1)
     started(tmp_path)
     assert read_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
-    assert "sft.before-1; --resume" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", said)
+    subprocess.run(command, shell=True, check=True)
+    assert Run(tmp_path, small(), "sft").checkpoint_steps() == [1]
 
 
 def test_checkpoints_are_never_thrown_away(tmp_path):

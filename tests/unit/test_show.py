@@ -95,6 +95,8 @@ def test_the_command(monkeypatch, capsys, file):
     assert "2 of 40 rows, the first" in out and "1 malformed" in out
     code, out, _ = rlhf(monkeypatch, capsys, "data", "show", file, "--only", "one_word")
     assert code == 0 and "question 30" in out and "1 of 1 row with one_word among " in out
+    code, out, _ = rlhf(monkeypatch, capsys, "data", "show", file, "--only", "mojibake")
+    assert code == 0 and "no row with mojibake among 40 rows; " in out
     code, _, err = rlhf(monkeypatch, capsys, "data", "show", file.with_name("none.jsonl"))
     assert code == 1 and err.startswith("error: ") and "no such file" in err
     assert rlhf(monkeypatch, capsys, "data", "show", file, "--only", "dull")[0] == 2

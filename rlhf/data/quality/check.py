@@ -234,7 +234,7 @@ class QualityReport:
             return [
                 Line("leaked", f"not looked for: {leakage.training:,} rows for training, {leakage.heldout:,} held out")
             ]
-        hint = "Held-out rows that training shows flatter the evaluation. Leave its likes out: data.drop: [leaked]"
+        hint = "Held-out rows that training shows flatter the evaluation. data.drop: [leaked] leaves their likes out."
         line = self._flaw("leaked", leakage.heldout, hint, below="note")
         kinds = [kind for kind in LEAK_KINDS if getattr(leakage, kind)]
         counts = ", ".join(f"{kind.replace('_', ' ')} {getattr(leakage, kind):,}" for kind in kinds)
@@ -384,8 +384,11 @@ def _noise_line(noise: LabelNoise) -> Line:
     if noise.low is None:
         hint = "evaluating a reward model bounds it"
         return Line("label noise", f"nothing is labelled twice, so the file alone cannot tell; {hint}")
-    value = f"{_percent(noise.noise, noise.low, noise.high)}, from {noise.disagreement.total:,} labelled more than once"
-    if noise.low <= NOISY or noise.disagreement.total < TWICE:
+    twice = noise.disagreement.total
+    if twice < TWICE:
+        return Line("label noise", f"too few to tell: {twice} labelled more than once, fewer than {TWICE}")
+    value = f"{_percent(noise.noise, noise.low, noise.high)}, from {twice:,} labelled more than once"
+    if noise.low <= NOISY:
         return Line("label noise", value)
     return Line("label noise", value, "Labels contradict each other often; ask more annotators for each.", "warning")
 
