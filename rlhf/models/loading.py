@@ -25,10 +25,10 @@ from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models import weights as stored
 from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
+from rlhf.models.lean.trunk import Trunk
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, random_base
-from rlhf.models.trunk import Trunk
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
 from rlhf.recipe import shape

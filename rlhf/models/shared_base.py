@@ -23,9 +23,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlhf.data.batch import Rollout
 from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
+from rlhf.models.lean.trunk import RoleTrunk, Trunk
 from rlhf.models.model import computes_in_bfloat16, mixed_precision
 from rlhf.models.output_layer import response_statistics
-from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.models.weights import (
     ADAPTER_FILE,
     adapter_config,
@@ -44,7 +44,7 @@ from rlhf.recipe.choices import CriticKind
 class SharedBase:
     """Roles over one base model: `base` without an adapter, and one role for each of `adapters` (role -> its stage).
 
-    Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/trunk.py and not from the library.
+    Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/lean/ and not from the library.
     Raises UserError for a base that the lean trunk does not support.
     """
 

@@ -21,8 +21,8 @@ from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import sliding_window
+from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.model import Model, dtype_of, mixed_precision
-from rlhf.models.trunk import RoleTrunk
 from rlhf.process import distributed
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.responses import Responses, Sampling, ValueFn

@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from rlhf.errors import UserError
-from rlhf.models import fused_linear
+from rlhf.models.lean import fused_linear
+from rlhf.models.lean.trunk import SUPPORTED, Trunk
 from rlhf.models.matmul import round_to_few_sizes
-from rlhf.models.trunk import SUPPORTED, Trunk
 from rlhf.recipe.schema_model import LEAN_TYPES
 from rlhf.rollout.engine import collate
 from tests.conftest import not_none
