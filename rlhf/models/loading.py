@@ -22,7 +22,7 @@ from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
-from rlhf.models import folders
+from rlhf.models import folders, records
 from rlhf.models import weights as stored
 from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
 from rlhf.models.lean.trunk import Trunk
@@ -32,7 +32,7 @@ from rlhf.models.random_base import AutoModel, random_base
 from rlhf.observe.console import install_command
 from rlhf.process import cuda, distributed
 from rlhf.recipe import shape
-from rlhf.run import reader, records
+from rlhf.run import reader
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
 from rlhf.terminal import reason
