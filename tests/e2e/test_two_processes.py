@@ -168,6 +168,7 @@ from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf.process import distributed
 from rlhf.errors import UserError
+from rlhf.models.sharding import keep_layers_whole, shard_layers
 
 PartialState(cpu=True)
 me = distributed.rank()
@@ -193,14 +194,14 @@ ids = torch.arange(12).view(2, 6)
 before = model(input_ids=ids).logits
 kept = model.model.layers[0].self_attn.q_proj.weight
 whole = kept.numel()
-distributed.shard(model.model, {kept})
+shard_layers(model.model, {kept})
 other = model.model.layers[1].self_attn.q_proj.weight
 assert kept.numel() == whole and other.to_local().numel() == whole // 2
 assert torch.equal(model(input_ids=ids).logits, before)
-distributed.keep_layers_whole(model, whole=True)
+keep_layers_whole(model, whole=True)
 if me == 0:  # a rank goes through a gathered base alone
     assert torch.equal(model(input_ids=ids).logits, before)
-distributed.keep_layers_whole(model, whole=False)
+keep_layers_whole(model, whole=False)
 assert model.model.layers[1].self_attn.q_proj.weight.to_local().numel() == whole // 2
 PartialState().destroy_process_group()
 """
