@@ -74,8 +74,8 @@ def execute(
             tracking.check(report_to)
             with quiet_libraries():
                 stage_module = import_stage(stage)
-                from rlhf.models.loading import device_of, set_up_torch
                 from rlhf.observe.telemetry import device_facts
+                from rlhf.process.torch_setup import device_of, set_up_torch
 
                 device_of(loaded.recipe)  # without a GPU no prediction is needed
                 predicted = distributed.from_main(preflight)

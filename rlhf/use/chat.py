@@ -25,8 +25,9 @@ class Speaker:
     def __init__(self, loaded: PinnedRecipe, out: Path, stage: ChatStage):
         """Load the model. Raises UserError if the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
-        from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
+        from rlhf.models.loading import load_base, load_codec, load_merged
         from rlhf.models.weights import attach_adapter
+        from rlhf.process.torch_setup import set_up_torch
 
         run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
         self.options = loaded.recipe.evaluate

@@ -125,8 +125,9 @@ class RewardModel:
     def __init__(self, loaded: PinnedRecipe, out: Path):
         """Load the model. Raises UserError if a stage that it needs is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
-        from rlhf.models.loading import load_base, load_codec, set_up_torch
+        from rlhf.models.loading import load_base, load_codec
         from rlhf.models.shared_base import SharedBase
+        from rlhf.process.torch_setup import set_up_torch
 
         run = Run(out, loaded, "evaluate")
         if loaded.recipe.pretrain:

@@ -463,7 +463,7 @@ def test_a_bad_size_is_a_mistake_in_the_command(command, small):
 def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, narrow, tmp_path, monkeypatch):
     """With what would help, best first; the keys work as they are printed."""
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("rlhf.models.loading.device_of", lambda recipe: torch.device("cpu"))
+    monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda recipe: torch.device("cpu"))
     with pytest.raises(UserError, match="nothing was started") as caught:
         require_fit(predict, recipe.load(narrow), "sft")
     code, out, err = command("run", "sft", "--recipe", narrow)
@@ -491,7 +491,7 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, 
 
 
 def test_the_refusal_s_way_out_keeps_what_was_given(command, narrow, monkeypatch):
-    monkeypatch.setattr("rlhf.models.loading.device_of", lambda recipe: torch.device("cpu"))
+    monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda recipe: torch.device("cpu"))
     _, _, err = command("run", "sft", "--recipe", narrow, "--set", "lora.r=3")
     assert f"`rlhf plan --recipe {narrow} --set lora.r=3 --fastest`" in err
 
