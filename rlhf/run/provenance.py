@@ -11,7 +11,7 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "t
 
 def package_versions() -> dict[str, str]:
     """Return the versions of those installed packages that can change results."""
-    return {name: version for name in PACKAGES if (version := _version(name))}
+    return {name: version for name in PACKAGES if (version := package_version(name))}
 
 
 def code_version() -> dict[str, Any]:
@@ -36,7 +36,7 @@ def code_version() -> dict[str, Any]:
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     """Return a package's version, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)

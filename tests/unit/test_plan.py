@@ -25,8 +25,9 @@ from rlhf.memory.phases import (
     PredictionError,
     StepOperations,
 )
-from rlhf.memory.predict import CONTEXT, PREDICTED_STAGES, Predictor, needed, reserved
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.preflight import require_fit
+from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
@@ -175,8 +176,8 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predict, narrow):
     row = made.stages["sft"]
     assert made.card_bytes == 2_000_000_000
     sizes = [(phase.peak_bytes, phase.needed_bytes or 0, phase.reserved_bytes or 0) for phase in row.phases.values()]
-    assert row.reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT
-    assert row.needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT
+    assert row.reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT_BYTES
+    assert row.needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT_BYTES
     assert all(peak <= needed <= reserved for peak, needed, reserved in sizes)
     assert row.fits is False
     assert (made.stages["merge"].fits, made.stages["merge"].in_memory_of) == (None, "host")
