@@ -22,7 +22,14 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models import folders, records
 from rlhf.models import weights as stored
-from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
+from rlhf.models.architecture import (
+    add_classifier,
+    check_lengths,
+    check_model,
+    config_of,
+    shape_differences,
+    unsupported,
+)
 from rlhf.models.lean.trunk import Trunk
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
@@ -32,7 +39,7 @@ from rlhf.recipe import shape
 from rlhf.run import reader
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
-from rlhf.terminal import reason
+from rlhf.terminal import message_of
 
 ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
@@ -223,7 +230,7 @@ def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) 
 def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
     """Describe why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
-        return reason(error)
+        return message_of(error)
     way_out = "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 
@@ -246,7 +253,7 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
 def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     expected = architecture.config_keys()
-    for key, value in differences(architecture, config).items():
+    for key, value in shape_differences(architecture, config).items():
         if key == "model_type":
             raise UserError(f"{name} is a {value} model: {shape.way_out()}")
         raise UserError(f"{name} has {key} {value}, the recipe says {expected[key]}: correct model.architecture.{key}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.observe.console import install_command
-from rlhf.terminal import reason, say
+from rlhf.terminal import message_of, say
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 Log = Callable[[int, Mapping[str, float]], None]
@@ -47,7 +47,7 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             try:
                 tracker.init(project=project, name=folder.name, config=dict(config), **directory)
             except Exception as error:  # each service has its own errors
-                raise UserError(f"--report-to {name}: {reason(error)}") from error
+                raise UserError(f"--report-to {name}: {message_of(error)}") from error
             logs.append(partial(_record, tracker))
             closing.append(tracker.finish)
     try:

@@ -94,7 +94,7 @@ class QualityLine(Record):
     hint: str
 
 
-class Lengths(Record):
+class LengthCounts(Record):
     """A histogram of lengths: counts up to each limit."""
 
     upto: list[Number]
@@ -107,7 +107,7 @@ class Quality(Record):
     made_from: dict[str, Any]
     unit: str
     table: list[QualityLine]
-    lengths: dict[str, Lengths]
+    lengths: dict[str, LengthCounts]
 
 
 class Prediction(Record):

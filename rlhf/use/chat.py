@@ -12,7 +12,7 @@ from rlhf.errors import ParentMissing, UserError
 from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.run.directory import Run
-from rlhf.terminal import harmless, reason
+from rlhf.terminal import harmless, message_of
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
@@ -82,7 +82,7 @@ class Speaker:
             yield harmless(piece)
         thread.join()
         if errors:
-            raise UserError(f"chat: {reason(errors[0])}") from errors[0]
+            raise UserError(f"chat: {message_of(errors[0])}") from errors[0]
 
 
 def finished_stage(run: Run, stage: StageName, command: str) -> Path:

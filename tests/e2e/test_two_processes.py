@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.recipe import PinnedRecipe, as_yaml, with_random_weights
 from rlhf.stages import runner
 from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
@@ -45,7 +45,7 @@ def run_two(stage: str, out: Path, changes: Mapping[str, object], recipe: Path =
 
 def compare(one: Path, two: Path, steps: int, adapter: str = "adapter") -> None:
     """Every number that was logged, and the adapter, agree but for the rounding of float32."""
-    rows, others = read_lines(one / "metrics.jsonl")[:steps], read_lines(two / "metrics.jsonl")
+    rows, others = read_intact_lines(one / "metrics.jsonl")[:steps], read_intact_lines(two / "metrics.jsonl")
     assert len(rows) == len(others) == steps
     for row, other in zip(rows, others, strict=True):
         assert row.keys() == other.keys()
@@ -145,7 +145,7 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     line = command("ppo", out, PPO | {"hardware.count": 2})
     started = subprocess.Popen([sys.executable, "-m", *line], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
-    while len(read_lines(folder / "metrics.jsonl")) < 25:
+    while len(read_intact_lines(folder / "metrics.jsonl")) < 25:
         assert started.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     ranks = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()

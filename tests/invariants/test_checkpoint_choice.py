@@ -10,7 +10,7 @@ from rlhf.data.load import load
 from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import measure
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.run.directory import Run
 from rlhf.stages import rm
 from rlhf.stages import supervised as trainer
@@ -28,7 +28,7 @@ def evaluated(stage, **changes):
 
 def rows_of(folder):
     """Logged rows of the training, and of the evaluation."""
-    rows = read_lines(folder / "metrics.jsonl")
+    rows = read_intact_lines(folder / "metrics.jsonl")
     return [row for row in rows if "eval/loss" not in row], [row for row in rows if "eval/loss" in row]
 
 
@@ -48,7 +48,7 @@ def test_evaluation_changes_nothing_that_is_trained(done):
     _, plain, with_evaluation = done
     assert (with_evaluation / ADAPTER).read_bytes() == (plain / ADAPTER).read_bytes()
     training, evaluation = rows_of(with_evaluation)
-    assert training == read_lines(plain / "metrics.jsonl")
+    assert training == read_intact_lines(plain / "metrics.jsonl")
     assert [row["step"] for row in evaluation] == [2, 4, 6, 8]
     assert not (plain / "checkpoints/best.json").exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import ParentMissing, UserError
-from rlhf.files import read_json, read_lines, write_json
+from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe import console
 from rlhf.rating.store import current_ratings
 from rlhf.run.checkpoints import checkpoint_problem
@@ -140,12 +140,12 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     first = started(tmp_path)
     first.log(1, {"loss": 1.0})
     again = started(tmp_path)
-    assert read_lines(again.path / "metrics.jsonl") == [] and not capsys.readouterr().err
+    assert read_intact_lines(again.path / "metrics.jsonl") == [] and not capsys.readouterr().err
     assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
     again.log(1, {"loss": 1.0})
     checkpoint(again, 1)
     started(tmp_path)
-    assert read_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
+    assert read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
     assert "sft.before-1; --resume" in capsys.readouterr().err
 
 
@@ -178,7 +178,7 @@ def test_unfinished_files_are_not_set_aside(tmp_path):
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
     run = started(tmp_path)
     run.log(1, {"loss": float("nan"), "other": 1.0})
-    assert read_lines(run.path / "metrics.jsonl") == [{"step": 1, "loss": None, "other": 1.0}]
+    assert read_intact_lines(run.path / "metrics.jsonl") == [{"step": 1, "loss": None, "other": 1.0}]
     assert run.finish({"perplexity": float("inf")}, COSTS).metrics == {"perplexity": None}
 
 
@@ -191,7 +191,7 @@ def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
     again = started(tmp_path, resume=True)
     assert again.resumed_from is not None
     assert again.resumed_from.name == "step-000002"
-    assert [row["step"] for row in read_lines(again.path / "metrics.jsonl")] == [1, 2]
+    assert [row["step"] for row in read_intact_lines(again.path / "metrics.jsonl")] == [1, 2]
 
 
 def test_resume_forgets_what_the_checkpoint_s_own_step_logged_after_it(tmp_path):
@@ -201,14 +201,14 @@ def test_resume_forgets_what_the_checkpoint_s_own_step_logged_after_it(tmp_path)
     run.log_samples(1, [{"prompt": "b"}])  # as a stage does after its last step
     run.log(1, {"loss": 1.0})
     again = started(tmp_path, resume=True)
-    assert read_lines(again.path / "samples.jsonl") == [{"step": 1, "prompt": "a"}]
-    assert read_lines(again.path / "metrics.jsonl") == []
+    assert read_intact_lines(again.path / "samples.jsonl") == [{"step": 1, "prompt": "a"}]
+    assert read_intact_lines(again.path / "metrics.jsonl") == []
     record = content_of(again.checkpoint(1) / "checkpoint.json")
     del record["log_lines"]  # as checkpoints of earlier versions
     write_json(again.checkpoint(1) / "checkpoint.json", record)
     again.log_samples(1, [{"prompt": "b"}])
     third = started(tmp_path, resume=True)
-    assert [row["prompt"] for row in read_lines(third.path / "samples.jsonl")] == ["a", "b"]
+    assert [row["prompt"] for row in read_intact_lines(third.path / "samples.jsonl")] == ["a", "b"]
 
 
 def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp_path, monkeypatch):
@@ -427,7 +427,7 @@ def test_json_is_replaced_whole_and_lines_cut_by_a_crash_are_left_out(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
     assert read_json(tmp_path / "none.json") is None
     (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
-    assert read_lines(tmp_path / "m.jsonl") == [{"step": 1}]
+    assert read_intact_lines(tmp_path / "m.jsonl") == [{"step": 1}]
 
 
 def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, capsys):
@@ -513,18 +513,18 @@ def test_ends_of_lines_that_only_text_knows_end_no_line(tmp_path):
     file.write_text(
         "".join(json.dumps({"step": i, "response": s}, ensure_ascii=False) + "\n" for i, s in enumerate(said))
     )
-    assert [row["response"] for row in read_lines(file)] == said
+    assert [row["response"] for row in read_intact_lines(file)] == said
     with open(file, "ab") as handle:
         handle.write(b'{"step": 3, "response": "caf' + b"\xc3")
-    assert len(read_lines(file)) == 3
+    assert len(read_intact_lines(file)) == 3
     file.write_text('{"step": 1}\n[1, 2]\n')
-    assert read_lines(file) == [{"step": 1}]
+    assert read_intact_lines(file) == [{"step": 1}]
 
 
 def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('{"a": 1}\n' + "[" * 200_000)
-    assert read_json(file) is None and read_lines(file) == [{"a": 1}]
+    assert read_json(file) is None and read_intact_lines(file) == [{"a": 1}]
     (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
     with pytest.raises(UserError, match=r"ratings.jsonl:1: not a rating; take that line out"):
         current_ratings(tmp_path / "ratings.jsonl")
