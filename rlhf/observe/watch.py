@@ -421,7 +421,7 @@ class LiveChecks:
         for finding in findings(self.history, step):
             if finding.check not in self.reported:
                 self.reported.add(finding.check)
-                self.run.log_finding(step, finding._asdict())
+                self.run.logs.finding(step, finding._asdict())
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
                 raise UserError(

@@ -19,7 +19,6 @@ from rlhf.process.libraries import import_bitsandbytes, without_collections
 from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified
-from rlhf.run.follower import Follower
 from rlhf.run.records import Summary
 from rlhf.stages.result import Result
 
@@ -40,15 +39,16 @@ def execute(
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
     parents_root: Path | None = None,
-) -> tuple[Summary, Result | None, Path]:
+) -> tuple[Summary | None, Result | None, Path]:
     """Run one stage unless it is done already. Return its summary, its result and its directory.
 
-    The result is None if the stage was done already. `preflight` predicts the bytes of the stage's peak, or raises
-    UserError, before anything is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the
-    stage; `all` for any. `parents_root`: another root, whose finished stages are used where `out` has none.
+    The result is None if the stage was done already; the summary is None on a rank that did not write it. `preflight`
+    predicts the bytes of the stage's peak, or raises UserError, before anything is loaded. `stop_on`: names of checks
+    (rlhf/observe/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root, whose finished
+    stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
-    run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
+    run = Run(out, loaded, stage, parents_root, is_main=not distributed.rank())
     if loaded.recipe.section(stage) is None:
         raise UserError(_no_section(stage, loaded))
     limit = endings.memory_limit()
@@ -87,7 +87,7 @@ def execute(
                 reporters = report_to if run.is_main else ()
                 with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
                     checks = LiveChecks(run, stop_on)
-                    run.on_metrics, run.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
+                    run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
                     result: Result = stage_module.run_stage(run, device)
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
@@ -117,12 +117,12 @@ def progress(run: Run) -> str:
     try:
         if (run.path / "summary.json").exists():
             return f"{run.stage} is finished"
-        steps = run.checkpoint_steps()
+        steps = run.checkpoints.steps()
     except (OSError, ValueError):
         steps = []
     if not steps:
         return f"{run.stage} has no checkpoint yet and begins anew"
-    return f"{run.checkpoint(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
+    return f"{run.checkpoints.of(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
 
 
 @contextmanager

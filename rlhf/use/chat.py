@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.data.rows import Message
-from rlhf.errors import ParentMissing, UserError
+from rlhf.errors import UserError
 from rlhf.process import cuda
-from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
-from rlhf.run.directory import Run
+from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName
+from rlhf.run.directory import Run, finished_stage
 from rlhf.terminal import harmless, message_of
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
@@ -83,20 +83,6 @@ class Speaker:
         thread.join()
         if errors:
             raise UserError(f"chat: {message_of(errors[0])}") from errors[0]
-
-
-def finished_stage(run: Run, stage: StageName, command: str) -> Path:
-    """Return the directory of a finished stage, for a command that is not a stage.
-
-    Raises UserError with the stage to run first.
-    """
-    try:
-        return run.require_parent(stage)
-    except ParentMissing as error:
-        raise UserError(
-            f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
-            f"(make: {error.parent})"
-        ) from None
 
 
 def greeting(loaded: PinnedRecipe, stage: ChatStage, temperature: float) -> str:

@@ -18,10 +18,9 @@ from rlhf.files import write_output
 from rlhf.observe import console
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run
+from rlhf.run.directory import Run, finished_stage
 from rlhf.run.finished import read_summary
 from rlhf.terminal import counted, harmless
-from rlhf.use.chat import finished_stage
 
 PAIR = ("chosen", "rejected")
 ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under which an answer is plain text

@@ -92,7 +92,7 @@ def test_a_damaged_best_checkpoint_is_refused(trained, tmp_path, monkeypatch):
     out = beside(trained, tmp_path, "pretrain")
 
     def damage(run):
-        (run.checkpoint(4) / ADAPTER[8:]).write_bytes(b"")
+        (run.checkpoints.of(4) / ADAPTER[8:]).write_bytes(b"")
         return 4
 
     monkeypatch.setattr(trainer, "choose_checkpoint", damage)
@@ -116,8 +116,8 @@ def test_after_a_crash_the_evaluation_goes_on_with_the_same_bytes(done, trained,
 def test_of_equal_losses_the_earliest_wins_and_one_that_is_not_finite_never(tmp_path, losses, best):
     run = Run(tmp_path, small(), "sft")
     for step, loss in zip((10, 20, 30), losses, strict=False):
-        run.checkpoint(step).mkdir(parents=True)
-        run.log(step, {"eval/loss": loss})
+        run.checkpoints.of(step).mkdir(parents=True)
+        run.logs.metrics(step, {"eval/loss": loss})
     (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     assert trainer.choose_checkpoint(run) == best
 
