@@ -16,7 +16,7 @@ from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, launching
 from rlhf.process.libraries import import_bitsandbytes, without_collections
-from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
+from rlhf.recipe import GROUPS, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified
 from rlhf.run.records import Summary
@@ -50,7 +50,7 @@ def execute(
     cuda.set_environment(loaded.recipe)
     run = Run(out, loaded, stage, parents_root, is_main=not distributed.rank())
     if loaded.recipe.section(stage) is None:
-        raise UserError(_no_section(stage, loaded))
+        raise UserError(no_section(stage, loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
         minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
@@ -90,16 +90,6 @@ def execute(
                     run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
                     result: Result = stage_module.run_stage(run, device)
             return run.finish(result.metrics, result.costs, predicted), result, run.path
-
-
-def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
-    """Return the message for a stage that a recipe does not have."""
-    if stage not in GROUPS:
-        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
-    root = default_root()
-    alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
-    hint = f", or use --recipe {' or '.join(alternatives)}" if alternatives else ""
-    return f"{stage}: {loaded.directory} has no such stage; add a section {stage} (docs/groups.md){hint}"
 
 
 def import_stage(stage: StageName) -> ModuleType:

@@ -206,13 +206,13 @@ def _card(card: ChosenCard) -> str:
 
 
 def _data(names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the data that --data names: files that can be read, or a pinned set. Raises UserError."""
+    """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError."""
     if len(names) == 1 and names[0] in DATA_SETS:
         return DATA_SETS[names[0]]._asdict() | {"files": []}
     for file in names:
         if not Path(file).exists():
             sets = " or ".join(DATA_SETS)
-            raise UserError(f"--data {file}: there is no such file; {sets} names a set of the hub")
+            raise OptionError(f"--data {file}: there is no such file; {sets} names a set of the hub")
     files = [str(Path(file).resolve()) for file in names]
     rows = formats.read(files, on_bad_row="skip", advice=formats.CHECK_ADVICE)
     if not rows.pairs:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlhf import recipe
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.memory.phases import PredictedStage
 from rlhf.memory.strategies import with_changes
 from rlhf.process.cuda import CONTEXT_BYTES
@@ -233,7 +233,7 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line(checkpoints, tmp_
 )
 def test_options_that_cannot_be_are_refused(checkpoints, tmp_path, options, message):
     given = {"model": str(checkpoints / "Tiny_llama")} | options
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(OptionError) as caught:
         make(tmp_path / "recipes", **given)
     assert message in str(caught.value)
 

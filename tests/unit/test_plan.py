@@ -458,6 +458,11 @@ def test_a_bad_size_is_a_mistake_in_the_command(command, small):
     assert "hardware.memory_gb is not given" in err
 
 
+def test_a_stage_that_the_recipe_lacks_has_a_way_out(command, small):
+    code, _, err = command("plan", "--recipe", small, "--stage", "grpo")
+    assert code == 1 and f"grpo: {small} has no such stage; add a section grpo (docs/groups.md)" in err
+
+
 # -- the preflight -----------------------------------------------------------------------------------------------------
 
 
