@@ -205,7 +205,7 @@ class Codec:
             return response
         return text[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
 
-    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/seams.py replaces it
         if not texts:
             return []
         encoded: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]

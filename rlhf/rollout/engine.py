@@ -171,7 +171,7 @@ def _decode(phase: Phase, start: "Callable[[], _Decoding | TrunkDecoding]") -> l
         return decoding.run()
 
 
-class _Decoding(Responses):
+class _Decoding(Responses):  # rlhf/memory/seams.py replaces __init__ in a rehearsal
     """Responses of a model that transformers runs, with a cache that is read through a window."""
 
     def __init__(
