@@ -127,7 +127,7 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     found = new.search(predict, before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
     assert len(found.changes) > 5
     expected = with_changes(before, found.changes).recipe
-    after = new._write_recipe(draft, new.with_changed_keys(content, found.changes))
+    after = new._write_recipe(draft, content.with_changed_keys(found.changes))
     assert after.recipe == expected != before.recipe
 
 
