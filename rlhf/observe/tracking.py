@@ -25,14 +25,14 @@ def check(report_to: Sequence[str]) -> None:
 
 
 @contextmanager
-def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, Any]) -> Iterator[list[Log]]:
+def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, object]) -> Iterator[list[Log]]:
     """Open each tracker for one stage. Yields functions (step, values).
 
     TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises UserError if a
     tracker does not start, for example W&B without a key.
     """
     logs: list[Log] = []
-    closing: list[Callable[[], Any]] = []
+    closing: list[Callable[[], object]] = []
     for name in report_to:
         if name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter

@@ -15,6 +15,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def all_sum(*tensors: "Tensor") -> None:
             distributed.all_reduce(tensor)
 
 
-def sum_of(numbers: Mapping[str, float], device: Any) -> dict[str, float]:
+def sum_of(numbers: Mapping[str, float], device: "torch.device | str") -> dict[str, float]:
     """Return the sum over ranks of each number. Every rank gives the same names in the same order."""
     if world() == 1:
         return dict(numbers)
@@ -126,7 +127,7 @@ def from_main(make: Callable[[], T]) -> T:
     return value
 
 
-def agree(name: str, value: Any) -> None:
+def agree(name: str, value: object) -> None:
     """Raise Disagreement on every rank if the value of any rank is not that of rank 0."""
     if world() == 1:
         return

@@ -175,7 +175,7 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def as_yaml(value: Any) -> str:
+def as_yaml(value: object) -> str:
     """Return a value as it is written after `--set KEY=`."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value) and parse(value, "") == value:
         return value

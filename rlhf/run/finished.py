@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
@@ -145,7 +144,7 @@ def data_file(root: Path, name: str) -> Path:
     return below_root if below_root.exists() else Path(name)
 
 
-def _json_text(config: Mapping[str, Any]) -> str:
+def _json_text(config: Mapping[str, object]) -> str:
     """Return a configuration as the text of its file."""
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 

@@ -41,7 +41,7 @@ class Logs:
         for receive in self.on_samples if self.writes else ():
             receive([row["response"] for row in lines if "response" in row])
 
-    def finding(self, step: int, values: Mapping[str, Any]) -> None:
+    def finding(self, step: int, values: Mapping[str, object]) -> None:
         """Append a finding of rlhf/observe/watch.py to findings.jsonl."""
         self._append("findings.jsonl", step, [values])
 
@@ -60,6 +60,6 @@ class Logs:
             lines = None if line_counts is None else line_counts.get(name, 0)
             keep_lines_until(self.folder / name, kind, step, lines)
 
-    def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _append(self, name: str, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         if self.writes:
             append(self.folder / name, [{"step": step, **row} for row in rows])

@@ -13,7 +13,7 @@ LONGEST = 100  # characters of a value
 DATA = ("data.source", "data.files", "data.format")  # keys that --data sets
 
 
-def in_words(keys: Sequence[str], made: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def in_words(keys: Sequence[str], made: Mapping[str, object], asked: Mapping[str, object]) -> str:
     """Return the differing keys with both values: `ppo.kl_coef 0.1 (asked for: 0.11)`.
 
     `made` and `asked` are nested settings, as `rlhf.recipe.settings` returns them.
@@ -23,7 +23,7 @@ def in_words(keys: Sequence[str], made: Mapping[str, Any], asked: Mapping[str, A
     return ", ".join(differing) + more
 
 
-def way_back(keys: Sequence[str], made: Mapping[str, Any], path: Path) -> str:
+def way_back(keys: Sequence[str], made: Mapping[str, object], path: Path) -> str:
     """Return the options with which a command asks for the settings that the stage in `path` was made with."""
     if len([key for key in keys if key not in DATA]) > MOST:
         return f"{path}/manifest.json has its command (argv)"
@@ -38,7 +38,7 @@ def way_back(keys: Sequence[str], made: Mapping[str, Any], path: Path) -> str:
     return shlex.join(words)
 
 
-def value(settings: Mapping[str, Any], key: str) -> Any:
+def value(settings: Mapping[str, object], key: str) -> Any:
     """Return the value of a dotted key; None where a section on the way is absent."""
     inner: Any = settings
     for name in key.split("."):
@@ -46,5 +46,5 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
     return inner
 
 
-def _text(settings: Mapping[str, Any], key: str) -> str:
+def _text(settings: Mapping[str, object], key: str) -> str:
     return shortened(as_yaml(value(settings, key)), LONGEST)

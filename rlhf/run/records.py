@@ -289,4 +289,4 @@ class FindingLine(LogLine):
     check: str
     seen: str
     cause: str
-    remedies: dict[str, Any]
+    remedies: dict[str, object]

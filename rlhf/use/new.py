@@ -309,12 +309,12 @@ def four_bit_changes(stages: Sequence[StageName]) -> dict[str, Any]:
     return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
 
 
-def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, Any]:
+def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, object]:
     """Return the changes with which stages need the least memory: one row at a time, recomputed.
 
     With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for stage in stages:
         if stage in TRAINING_STAGES:
             changes |= {f"{stage}.gradient_checkpointing": True} | micro_batch(loaded, stage, 1)

@@ -138,7 +138,7 @@ def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str
     return keys
 
 
-def parameters(section: Mapping[str, Any]) -> int:
+def parameters(section: Mapping[str, object]) -> int:
     """Return the number of parameters of an architecture. Raises UserError for a model that is not supported."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -152,7 +152,7 @@ def parameters(section: Mapping[str, Any]) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def _end_ids(*configs: Mapping[str, Any]) -> set[int]:
+def _end_ids(*configs: Mapping[str, object]) -> set[int]:
     """Return the ids with which a model ends a text, by its config.json and generation_config.json."""
     ids: set[int] = set()
     for config in configs:
